@@ -1,0 +1,68 @@
+"""Reefknot: the two ends of a language model, and how to tie them.
+
+    import reefknot as rk
+
+    words = rk.WordTable(10_000, 200)
+    model = rk.LanguageModel(rk.Lookup(words), rk.LSTM(200, 200), rk.Softmax(rk.Plain(words)))   # one table: tied
+    model.loss(tokens).mean().backward()
+
+Names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DataError": "errors",
+    "LSTM": "encoders.lstm",
+    "LanguageModel": "models.language_model",
+    "Lookup": "inputs.lookup",
+    "NonFiniteError": "errors",
+    "Plain": "outputs.labels.plain",
+    "Projected": "outputs.labels.projected",
+    "ReefknotError": "errors",
+    "ResourceError": "errors",
+    "SettingsError": "errors",
+    "Softmax": "outputs.softmax",
+    "Stopped": "errors",
+    "WordTable": "tables",
+    "linear_cross_entropy": "kernels.linear_cross_entropy",
+    "load_recipe": "recipe",
+    "open_dataset": "text.dataset",
+    "open_run": "experiments",
+}
+
+__all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from reefknot.encoders.lstm import LSTM as LSTM
+    from reefknot.errors import DataError as DataError
+    from reefknot.errors import NonFiniteError as NonFiniteError
+    from reefknot.errors import ReefknotError as ReefknotError
+    from reefknot.errors import ResourceError as ResourceError
+    from reefknot.errors import SettingsError as SettingsError
+    from reefknot.errors import Stopped as Stopped
+    from reefknot.experiments import open_run as open_run
+    from reefknot.inputs.lookup import Lookup as Lookup
+    from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from reefknot.models.language_model import LanguageModel as LanguageModel
+    from reefknot.outputs.labels.plain import Plain as Plain
+    from reefknot.outputs.labels.projected import Projected as Projected
+    from reefknot.outputs.softmax import Softmax as Softmax
+    from reefknot.recipe import load_recipe as load_recipe
+    from reefknot.tables import WordTable as WordTable
+    from reefknot.text.dataset import open_dataset as open_dataset
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'reefknot' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"reefknot.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,51 @@
+"""`reefknot generate`: text from a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from reefknot.cli.options import AsJson, Device, Run, emit
+
+EXAMPLES = """\b
+Examples:
+  reefknot generate runs/demo/tied/seed0
+  reefknot generate runs/demo/tied/seed0 --prompt "this function" --temperature 0.7 --top-p 0.9 --seed 3
+"""
+
+
+def generate(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="Words to begin with; none is the start of a line.")] = "",
+    length: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to write.")] = 60,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Below 1 safer, above 1 wilder; 0 takes the best.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among the k best words.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=1e-9, max=1.0, help="Among the best that reach p.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random choices.")] = 0,
+    unknown: Annotated[bool, typer.Option("--unknown", help="Let <unk> be chosen.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Write text with a run's best weights."""
+    from reefknot.evaluation.generation import generate as write
+    from reefknot.experiments import open_run
+
+    trained = open_run(run, device)
+    vocabulary = trained.vocabulary
+    words = prompt.split()
+    ids = vocabulary.encode(words)
+    if vocabulary.eos is not None:
+        ids = [vocabulary.eos, *ids]
+    elif not ids:
+        ids = [0]
+    never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
+    written = write(
+        trained.model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed
+    )
+    tokens = vocabulary.decode(written)
+    strange = [word for word in words if word not in vocabulary]
+    if strange:
+        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
+    text = " ".join([*words, *tokens]).replace(" <eos> ", "\n").replace("<eos>", "")
+    emit({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)

@@ -1,0 +1,93 @@
+"""`reefknot VERB`: finds the verb, turns errors into sentences and exit codes.
+
+Exit codes: 0 done, 2 bad settings, 3 bad data, 4 non-finite, 5 out of disk or memory, 75 stopped and resumable.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import NoReturn
+
+import click
+import typer
+
+from reefknot.cli import (
+    compare,
+    evaluate,
+    generate,
+    ls,
+    neighbors,
+    params,
+    report,
+    score,
+    table,
+    train,
+    validate,
+)
+from reefknot.errors import ReefknotError, ResourceError
+
+EXAMPLES = """\b
+Examples:
+  reefknot table demo                     train every row of a recipe, compare, report
+  reefknot train press2017/table6 --row "Small + WT" --data DIR
+  reefknot generate runs/demo/tied/seed0 --prompt "this function"
+"""
+
+app = typer.Typer(
+    name="reefknot",
+    help="The two ends of a language model: how words go in, how words come out, and how to tie them.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (train, table, evaluate, compare, report, generate, score, neighbors, params, validate, ls):
+    name = verb.__name__.rpartition(".")[2]
+    app.command(name, epilog=verb.EXAMPLES)(getattr(verb, name))
+
+
+def main() -> NoReturn:
+    """Run one command and leave with its exit code."""
+    try:
+        app(standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as leaving:
+        code = leaving.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except ReefknotError as error:
+        code = _complain(error)
+    except BrokenPipeError:
+        # The reader of our output has left, as `| head` does; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (MemoryError, OSError, RuntimeError) as error:
+        code = _complain(_resource_error(error))
+    sys.exit(code)
+
+
+def _complain(error: ReefknotError) -> int:
+    print(f"reefknot: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _resource_error(error: MemoryError | OSError | RuntimeError) -> ResourceError:
+    """A full disk or memory as a sentence; anything else is a bug of ours and keeps its traceback."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"the disk is full ({error.filename or 'while writing'}); make room and run the same command"
+        )
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+        return ResourceError(
+            "out of memory; try a larger training.accumulate, a smaller training.batch or training.steps, "
+            "or a smaller vocabulary (vocabulary.max_size)"
+        )
+    raise error

@@ -1,0 +1,50 @@
+"""`reefknot score`: log-probability of sentences, word by word."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from reefknot.cli.options import AsJson, Device, Run, emit
+
+EXAMPLES = """\b
+Examples:
+  reefknot score runs/demo/tied/seed0 "return a list of strings"
+  reefknot score runs/demo/tied/seed0 --json < sentences.txt
+"""
+
+
+def _words(sentence: str) -> list[str]:
+    """Cut as a corpus would be, so that a sentence scores as it would inside one."""
+    from reefknot.text.lines import read_text
+
+    return [word for line in read_text(sentence, "the sentence") for word in line.words]
+
+
+def score(
+    run: Run,
+    sentences: Annotated[
+        list[str] | None, typer.Argument(help="Sentences; without any, lines of standard input.")
+    ] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Score sentences with a run's best weights, each on its own, words separated by spaces."""
+    from dataclasses import asdict
+
+    from reefknot.evaluation.sentences import score_sentence
+    from reefknot.experiments import open_run
+
+    trained = open_run(run, device)
+    lines = sentences or [line.rstrip("\n") for line in sys.stdin]
+    scored = []
+    told = []
+    for line in lines:
+        words = score_sentence(trained.model, _words(line), trained.vocabulary)
+        total = sum(word.log_prob for word in words)
+        scored.append({"sentence": line, "log_prob": total, "words": [asdict(word) for word in words]})
+        told.append(f"{total:10.3f}  {line}")
+        told += [f"{w.log_prob:10.3f}    {w.word}{'  (unknown)' if w.unknown else ''}" for w in words]
+    emit(scored, "\n".join(told), as_json)

@@ -1,0 +1,54 @@
+"""`reefknot train`: one row of a recipe, or of several seeds of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reefknot.cli.options import Data, Device, Overrides, Recipe
+
+EXAMPLES = """\b
+Examples:
+  reefknot train demo --row tied
+  reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
+  reefknot train demo --row tied --seeds 3
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied
+"""
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    row: Annotated[str | None, typer.Option(help="Row to train; needed when there are several.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/RECIPE/ROW/seedN]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train seeds 0 to N-1, one run each.")] = 1,
+    data: Data = None,
+    device: Device = "auto",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+) -> None:
+    """Train one row of a recipe. A folder that exists is resumed where it stands."""
+    from reefknot.cli.jobs import Job, run_jobs
+    from reefknot.experiments import choose_device, default_folder
+    from reefknot.experiments import train as train_row
+    from reefknot.recipe import load_recipe
+    from reefknot.training.display import Silent, open_display
+    from reefknot.training.distributed import join_world
+
+    loaded = load_recipe(recipe, overrides or [])
+    chosen = loaded.row(row)
+    if seeds > 1:
+        folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]
+        jobs = [
+            Job(recipe, chosen.name, seed, folder, tuple(overrides or []), data, device, tensorboard)
+            for seed, folder in enumerate(folders)
+        ]
+        run_jobs(jobs, at_once=1)
+        return
+    with join_world(choose_device(device)) as world:
+        display = open_display() if world.first else Silent()
+        try:
+            train_row(loaded, chosen, out, data=data, world=world, display=display, track=tensorboard)
+        finally:
+            display.close()

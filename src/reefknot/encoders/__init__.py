@@ -1,0 +1,1 @@
+"""Encoders: vectors -> hidden states. `contract.py` has what each of them promises."""

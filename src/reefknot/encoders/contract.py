@@ -1,0 +1,49 @@
+"""What every encoder promises, so that the model, training and resuming need to know none of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+"""What an encoder carries from one window to the next. Streams are dimension 1, as in torch's recurrent layers."""
+
+
+class Encoded(NamedTuple):
+    output: Tensor
+    """h_BTD after the encoder's last dropout: what the output end reads."""
+    raw: Tensor
+    """h_BTD before it: penalties on activations need both."""
+    state: State
+
+
+class Encoder(nn.Module):
+    """Vectors to hidden states, with a state that can be carried, saved and cut by stream."""
+
+    dim: int
+    """Width of the hidden states."""
+
+    def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+        raise NotImplementedError
+
+
+def select_streams(state: State, streams: slice) -> State:
+    """The state of some of the streams."""
+    return {name: tensor[:, streams] for name, tensor in state.items()}
+
+
+def join_streams(states: list[State]) -> State:
+    """The states of several groups of streams, as one."""
+    if len(states) == 1:
+        return states[0]
+    return {name: torch.cat([state[name] for state in states], dim=1) for name in states[0]}
+
+
+def detach(state: State) -> State:
+    """Cut the state from the graph: backpropagation through time ends at the window's edge."""
+    return {name: tensor.detach() for name, tensor in state.items()}

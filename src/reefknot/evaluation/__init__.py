@@ -1,0 +1,1 @@
+"""What a trained model is worth: perplexity, its breakdowns, and honest comparisons."""

@@ -1,0 +1,199 @@
+"""Is one system better than another? A paired bootstrap over pieces of text and over training runs.
+
+The tokens of a text are correlated: a plain test over tokens takes them for independent and calls almost
+any difference real. Here whole units of text (documents, or blocks of neighbouring tokens) are drawn with
+replacement, the same ones for both systems, and so are the runs of a system that was trained several times.
+
+Shapes: S runs (seeds) of a system, U units of text, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reefknot.errors import DataError
+
+BLOCK = 500  # tokens; dependence between neighbouring blocks of this length is small
+FEWEST_UNITS = 20
+FEW_SEEDS = 5
+_CHUNK = 2_000_000  # drawn counts held in memory at once
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """System B against system A on the same tokens.
+
+    The difference is B - A in mean negative log-likelihood per token (nats): below zero, B is better. With
+    several runs of a system, its perplexity is the exponential of their mean.
+    """
+
+    perplexity_a: float
+    perplexity_b: float
+    difference: float
+    interval: tuple[float, float]
+    level: float
+    tokens: int
+    units: int
+    seeds_a: int
+    seeds_b: int
+    notes: tuple[str, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity of B over perplexity of A."""
+        return _exp(self.difference)
+
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        return _exp(self.interval[0]), _exp(self.interval[1])
+
+    @property
+    def seen(self) -> bool:
+        """Whether the interval leaves out zero."""
+        low, high = self.interval
+        return not low <= 0.0 <= high
+
+    @property
+    def half_width(self) -> float:
+        """About the smallest difference these runs and this text could have shown, in nats per token."""
+        return (self.interval[1] - self.interval[0]) / 2
+
+    @property
+    def verdict(self) -> str:
+        """One sentence, and a note for everything that limits it."""
+        return ". ".join([self._finding(), *self.notes])
+
+    def _finding(self) -> str:
+        low, high = self.ratio_interval
+        range_ = f"ratio B/A {self.ratio:.4f}, {100 * self.level:g} % interval {low:.4f} to {high:.4f}"
+        if self.seen:
+            lower = 1 - _exp(-abs(self.difference))
+            return f"{'B' if self.difference < 0 else 'A'} is better: {lower:.1%} lower perplexity ({range_})"
+        width = self.half_width
+        return (
+            f"no difference seen ({range_}): one under about {width:.4f} nats per token, "
+            f"{_exp(width) - 1:.1%} of perplexity, would not have shown"
+        )
+
+
+def blocks(tokens: int, length: int = BLOCK) -> NDArray[np.int64]:
+    """Boundaries of blocks of `length` tokens, or fewer where a short text would not give 20 of them."""
+    if tokens < 1:
+        raise DataError("there are no tokens to compare")
+    length = max(1, min(length, tokens // FEWEST_UNITS))
+    return np.append(np.arange(0, tokens, length, dtype=np.int64), tokens)
+
+
+def compare(
+    a: list[Array],
+    b: list[Array],
+    boundaries: Array,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two systems by the negative log-likelihood of every token, one array per run.
+
+    `boundaries` are the ends of the units: 0, ..., number of tokens. The same seed gives the same interval.
+    """
+    counts_U = _unit_lengths(boundaries)
+    starts = np.cumsum(counts_U) - counts_U
+    tokens = int(counts_U.sum())
+    sums_a = _unit_sums("A", a, starts, tokens)
+    sums_b = _unit_sums("B", b, starts, tokens)
+    drawn_R = _bootstrap(sums_a, sums_b, counts_U, resamples, np.random.default_rng(seed))
+    tail = (1 - level) / 2
+    low, high = np.quantile(drawn_R, [tail, 1 - tail])
+    mean_a, mean_b = (sums.mean(axis=0).sum() / tokens for sums in (sums_a, sums_b))
+    return Comparison(
+        perplexity_a=_exp(mean_a),
+        perplexity_b=_exp(mean_b),
+        difference=float(mean_b - mean_a),
+        interval=(float(low), float(high)),
+        level=level,
+        tokens=tokens,
+        units=len(counts_U),
+        seeds_a=len(a),
+        seeds_b=len(b),
+        notes=tuple(_notes(counts_U, min(len(a), len(b)))),
+    )
+
+
+def _exp(value: float) -> float:
+    """A model that has diverged has an infinite perplexity, not an overflow."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))
+
+
+def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
+    ends = np.asarray(boundaries)
+    if ends.ndim != 1 or ends.dtype.kind not in "iu" or len(ends) < 2 or ends[0] != 0 or (np.diff(ends) < 0).any():
+        raise DataError("the boundaries of the units must be whole numbers that rise from 0")
+    lengths: NDArray[np.int64] = np.diff(ends).astype(np.int64)
+    lengths = lengths[lengths > 0]  # an empty document says nothing
+    if len(lengths) < 2:
+        raise DataError("the text is one single unit: nothing can be resampled; compare on a longer text")
+    return lengths
+
+
+def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int) -> NDArray[np.float64]:
+    """Sum of the negative log-likelihoods per run and unit, (S, U)."""
+    if not runs:
+        raise DataError(f"system {side} has no scores to compare")
+    for number, nll in enumerate(runs, start=1):
+        if nll.shape != (tokens,):
+            raise DataError(
+                f"run {number} of system {side} scored {nll.size:,} tokens where {tokens:,} are compared; "
+                "both systems must score the same tokens"
+            )
+        if not np.isfinite(nll).all():
+            raise DataError(f"run {number} of system {side} has a score that is not a finite number")
+    return np.stack([np.add.reduceat(nll.astype(np.float64), starts) for nll in runs])
+
+
+def _bootstrap(
+    sums_a: NDArray[np.float64],
+    sums_b: NDArray[np.float64],
+    counts_U: NDArray[np.int64],
+    resamples: int,
+    rng: np.random.Generator,
+) -> NDArray[np.float64]:
+    """The difference in each of `resamples` worlds that might have been: other text, other training runs."""
+    units = len(counts_U)
+    rows = max(1, _CHUNK // units)
+    drawn = []
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        times_RU = rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
+        sum_a = _resample_runs(times_RU @ sums_a.T, rng)
+        sum_b = _resample_runs(times_RU @ sums_b.T, rng)
+        drawn.append((sum_b - sum_a) / (times_RU @ counts_U))
+    return np.concatenate(drawn)
+
+
+def _resample_runs(sums_RS: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """The mean over runs drawn with replacement, afresh for each resample."""
+    resamples, runs = sums_RS.shape
+    times_RS = rng.multinomial(runs, np.full(runs, 1 / runs), size=resamples)
+    mean_R: NDArray[np.float64] = (times_RS * sums_RS).sum(axis=1) / runs
+    return mean_R
+
+
+def _notes(counts_U: NDArray[np.int64], fewest_runs: int) -> Iterator[str]:
+    if fewest_runs == 1:
+        yield "Trained once: the interval speaks of the text, not of training again"
+    elif fewest_runs < FEW_SEEDS:
+        yield f"Trained {fewest_runs} times: the interval is rough and rather too narrow"
+    if len(counts_U) < FEWEST_UNITS:
+        yield f"Only {len(counts_U)} units of text: the interval is rough"
+    length = int(counts_U[0])
+    if length < BLOCK and (counts_U[:-1] == length).all():
+        yield f"Blocks of {length} tokens, the text being short: dependence over a longer span is not covered"

@@ -1,0 +1,137 @@
+"""Perplexity that says what it is: every token scored once, however the text is cut into windows and streams.
+
+Shapes: B streams, T steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reefknot.errors import NonFiniteError
+from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.models.language_model import LanguageModel
+from reefknot.text.dataset import Split
+from reefknot.text.vocabulary import Vocabulary
+
+LOGITS_AT_ONCE = 2**25
+"""Scores computed in one window, all streams together: bounds the memory, never the result."""
+
+
+def perplexity(nll: float) -> float:
+    """exp of a mean loss, kept finite: a model this bad is bad enough."""
+    return math.exp(min(nll, 700.0))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Losses of a text's tokens, in the text's order, and what they were measured over."""
+
+    nll: NDArray[np.float32]
+    """One per scored token."""
+    first: int
+    """The first token of the text that was scored: 0, or 1 where nothing could stand before it."""
+    words: int
+    bytes: int
+    definition: str
+
+    @property
+    def mean(self) -> float:
+        return float(self.nll.mean(dtype=np.float64))
+
+    def summary(self) -> dict[str, Any]:
+        """What result.json keeps."""
+        total = float(self.nll.sum(dtype=np.float64))
+        return {
+            "perplexity": perplexity(self.mean),
+            "word_perplexity": perplexity(total / self.words),
+            "bits_per_byte": total / math.log(2) / self.bytes,
+            "nll": self.mean,
+            "tokens": len(self.nll),
+            "words": self.words,
+            "bytes": self.bytes,
+            "definition": self.definition,
+        }
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    *,
+    streams: int = 1,
+    window: int | None = None,
+    precision: str = "float32",
+) -> Score:
+    """Score a text.
+
+    Arguments:
+        streams: contiguous parts scored side by side, each from an empty state; more are faster, with less context.
+        window: tokens per stream computed at once. Changes time and memory only.
+        precision: `float32`, or `bfloat16` for autocast.
+    """
+    ids = np.asarray(split.ids, dtype=np.int64)
+    if vocabulary.eos is None:
+        context, targets = ids[:-1], ids[1:]
+    else:
+        context, targets = np.concatenate([[vocabulary.eos], ids[:-1]]), ids
+    streams = max(1, min(streams, len(targets)))
+    x_BT, y_BT = _fold(context, streams, 0), _fold(targets, streams, IGNORE)
+    window = window or max(1, min(1024, LOGITS_AT_ONCE // (len(vocabulary) * streams)))
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    pieces = []
+    state = model.initial_state(streams)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        for start in range(0, x_BT.shape[1], window):
+            x, y = (t[:, start : start + window].to(device) for t in (x_BT, y_BT))
+            logp, state = model.target_log_probs(x, y, state)
+            pieces.append(-logp.float().cpu())
+    model.train(was_training)
+    nll_BT = torch.cat(pieces, dim=1)
+    nll = nll_BT[y_BT != IGNORE].numpy()
+    if not np.isfinite(nll).all():
+        raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
+    definition = _definition(split, vocabulary, len(nll), streams, precision)
+    first = split.tokens - len(nll)
+    words = split.words - first + (0 if vocabulary.eos is None else split.lines)
+    return Score(nll, first, words, split.bytes, definition)
+
+
+def _fold(ids: NDArray[np.int64], streams: int, filler: int) -> Tensor:
+    """Contiguous parts as rows, in order; lengths differ by one at most and the short ones are filled up."""
+    parts = np.array_split(ids, streams)
+    folded = np.full((streams, len(parts[0])), filler, dtype=np.int64)
+    for row, part in zip(folded, parts, strict=True):
+        row[: len(part)] = part
+    return torch.from_numpy(folded)
+
+
+def _definition(split: Split, vocabulary: Vocabulary, scored: int, streams: int, precision: str) -> str:
+    if vocabulary.eos is None:
+        start = "an empty state; its first token, which has nothing before it, is not scored"
+        line_ends = "line ends are no tokens"
+    else:
+        start = "an empty state and <eos>; nothing is dropped"
+        line_ends = "every line ends with the token <eos>, which is scored"
+    cut = "one stream" if streams == 1 else f"{streams} contiguous streams, each from an empty state"
+    unknown = "none in this text" if not split.unknown else f"{split.unknown:,} here, scored as the token <unk>"
+    return "\n".join(
+        [
+            "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
+            f"tokens: {scored:,} scored once each, of {split.tokens:,} in the {split.name} text",
+            f"context: {cut}; the state is carried through all of it, beginning with {start}",
+            f"unknown words: {unknown}; end of line: {line_ends}",
+            f"word perplexity: the same total over {split.words:,} words and the line ends; "
+            f"bits per byte: over {split.bytes:,} bytes of UTF-8 text",
+            f"computed in {precision}; independent of how the text is cut into windows",
+        ]
+    )

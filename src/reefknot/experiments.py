@@ -1,0 +1,246 @@
+"""An experiment from its settings to its result: open the text, build, train, score the best weights, write it down.
+
+Also the way back: a run folder opened as a model with its words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.evaluation.frequency import loss_by_frequency
+from reefknot.evaluation.generation import generate
+from reefknot.evaluation.neighbors import examples, nearest
+from reefknot.evaluation.perplexity import Score, score
+from reefknot.models.language_model import LanguageModel
+from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
+from reefknot.runs.environment import capture, peak_memory_bytes
+from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.text.dataset import Dataset, open_dataset
+from reefknot.text.streams import Streams
+from reefknot.text.vocabulary import Vocabulary
+from reefknot.training.display import Display
+from reefknot.training.distributed import World
+from reefknot.training.generators import seed_everything, set_determinism
+from reefknot.training.loop import Trainer
+from reefknot.training.signals import stopping_at_once
+from reefknot.training.state import Progress, load_weights
+from reefknot.training.trackers import tensorboard
+
+RESULT_FORMAT = 1
+
+
+def default_folder(recipe: Recipe, row: Row, seed: int) -> Path:
+    """Where a row's run lies unless the user says otherwise."""
+    return Path("runs") / recipe.name / row.slug / f"seed{seed}"
+
+
+def choose_device(name: str) -> str:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("--device cuda: torch sees no GPU here; use --device cpu")
+    if name not in ("cpu", "cuda"):
+        raise SettingsError(f"--device {name}: must be auto, cpu or cuda")
+    return name
+
+
+def train(
+    recipe: Recipe,
+    row: Row,
+    out: Path | None = None,
+    *,
+    data: Path | None = None,
+    world: World,
+    display: Display,
+    track: bool = False,
+) -> dict[str, Any] | None:
+    """Train a row in its folder, or go on where it stands. Returns result.json (None but in the first process)."""
+    experiment = recipe.experiments[row.name]
+    seed = experiment.training.seed
+    out = out or default_folder(recipe, row, seed)
+    name = f"{row.name}, seed {seed}" if seed else row.name
+    with stopping_at_once("stopped before the first step; the same command begins again"):
+        dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
+        set_determinism(experiment.training.determinism)
+        seed_everything(seed)
+        model = build_model(experiment, len(dataset.vocabulary))
+        _check_parameters(model, row)
+        # Ranks build the same weights and drop other units.
+        seed_everything(seed, world.rank)
+        config = _config(recipe, row, experiment, dataset)
+        run = _enter(out, config, world)
+    with run:
+        if run.result is not None:
+            display.say(f"{name}  done already: {out}")
+            return run.result
+        display.say(f"{name}  {out}")
+        if world.first:
+            dataset.vocabulary.save(run.vocabulary_path)
+            run.write_environment(capture())
+        progress = _train(model, dataset, experiment, run, world, display, name, track)
+        if not world.first:
+            return None
+        with stopping_at_once("stopped while scoring the trained model; the same command scores it"):
+            display.update(f"{name}  scoring the best weights")
+            result = _finish(model, dataset, experiment, run, progress, row, world)
+        display.say(f"{name}  test perplexity {result['test']['perplexity']:,.2f}")
+        return result
+
+
+def _check_parameters(model: LanguageModel, row: Row) -> None:
+    total = sum(model.parameter_counts().values())
+    if row.parameters is not None and total != row.parameters:
+        raise SettingsError(f'row "{row.name}" should have {row.parameters:,} parameters but the model has {total:,}')
+
+
+def _config(recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
+    """What config.json holds: equal configs give equal runs, so the text is part of it."""
+    return {
+        "recipe": recipe.name,
+        "row": row.name,
+        "corpus": dataset.fingerprint,
+        "settings": experiment.model_dump(mode="json"),
+    }
+
+
+def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
+    run = RunFolder.open_for_training(out, config) if world.first else None
+    world.wait()
+    return run or RunFolder.open(out)
+
+
+def _train(
+    model: LanguageModel,
+    dataset: Dataset,
+    experiment: Experiment,
+    run: RunFolder,
+    world: World,
+    display: Display,
+    name: str,
+    track: bool,
+) -> Progress:
+    settings = experiment.training
+    streams = Streams(dataset.splits["train"].ids, settings.batch, settings.steps).slice(world.rank, world.size)
+
+    def validate() -> float:
+        return _score(model, dataset, experiment, "valid").mean
+
+    trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
+    trainer = Trainer(
+        model, streams, validate, settings, run, world=world, display=display, name=name, trackers=trackers
+    )
+    return trainer.train()
+
+
+def _score(model: LanguageModel, dataset: Dataset, experiment: Experiment, split: str) -> Score:
+    return score(
+        model,
+        dataset.splits[split],
+        dataset.vocabulary,
+        streams=experiment.evaluation.streams,
+        precision=experiment.training.precision,
+    )
+
+
+def _finish(
+    model: LanguageModel,
+    dataset: Dataset,
+    experiment: Experiment,
+    run: RunFolder,
+    progress: Progress,
+    row: Row,
+    world: World,
+) -> dict[str, Any]:
+    """Score the best weights and write everything a report or a comparison reads."""
+    peak = peak_memory_bytes(world.device)
+    load_weights(model, best_weights(run))
+    scores = {split: _score(model, dataset, experiment, split) for split in ("valid", "test")}
+    run.write_scores({split: torch.from_numpy(each.nll) for split, each in scores.items()})
+    environment = run.environment or {}
+    gpus = environment.get("gpus") or ["GPU"]
+    result = {
+        "format": RESULT_FORMAT,
+        **{key: run.config[key] for key in ("recipe", "row")},
+        "seed": experiment.training.seed,
+        **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
+        "config_hash": config_hash(run.config),
+        "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
+        "parameters": {
+            "total": sum(model.parameter_counts().values()),
+            "parts": model.parameter_counts(),
+            "expected": row.parameters,
+        },
+        "paper": row.paper,
+        **{split: each.summary() for split, each in scores.items()},
+        "best": {"step": progress.best_step, "epoch": progress.best_epoch},
+        "training": {
+            "steps": progress.step,
+            "epochs": experiment.training.epochs,
+            "tokens": progress.tokens,
+            "seconds": progress.seconds,
+            "tokens_per_second": progress.tokens / progress.seconds,
+            "peak_memory_bytes": peak,
+            "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
+            "processes": world.size,
+        },
+        "frequency": loss_by_frequency(scores["test"], dataset.splits["test"], dataset.vocabulary),
+        **_look_inside(model, dataset.vocabulary),
+    }
+    run.write_result(result)
+    return result
+
+
+def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Neighbours and samples: what a person looks at first."""
+    words = examples(vocabulary, 8)
+    ends = {"input": model.input.vectors(), "labels": model.output.vectors()}
+    neighbors: dict[str, Any] = {end: nearest(vectors, vocabulary, words, 5) for end, vectors in ends.items()}
+    start = [vocabulary.eos if vocabulary.eos is not None else 0]
+    never = () if vocabulary.unk is None else (vocabulary.unk,)
+    samples = []
+    for seed, temperature in enumerate((1.0, 0.8, 0.5)):
+        ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed)
+        text = " ".join(vocabulary.decode(ids))
+        samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
+    return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}
+
+
+def best_weights(run: RunFolder) -> dict[str, torch.Tensor]:
+    """The weights that did best on the validation text."""
+    best = run.checkpoints.best()
+    if best is None:
+        raise DataError(f"{run.path} has no trained weights yet: finish its training first (reefknot train)")
+    return run.checkpoints.load(best).model
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder as something to use."""
+
+    run: RunFolder
+    experiment: Experiment
+    vocabulary: Vocabulary
+    model: LanguageModel
+
+    def dataset(self, data: Path | None) -> Dataset:
+        """The texts the run was trained on and scored with."""
+        dataset = open_dataset(self.experiment.corpus, self.experiment.vocabulary, data=data)
+        if dataset.vocabulary.fingerprint != self.vocabulary.fingerprint:
+            raise DataError(f"the corpus has changed since {self.run.path} was trained: its vocabulary is another one")
+        return dataset
+
+
+def open_run(path: Path, device: str = "cpu") -> TrainedRun:
+    """The model of a run with its best weights, ready to use."""
+    run = RunFolder.open(path)
+    experiment = check_experiment(run.config["settings"], f"{path}/config.json")
+    vocabulary = Vocabulary.load(run.vocabulary_path)
+    model = build_model(experiment, len(vocabulary))
+    load_weights(model, best_weights(run))
+    return TrainedRun(run, experiment, vocabulary, model.to(choose_device(device)).eval())

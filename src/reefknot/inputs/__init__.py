@@ -1,0 +1,1 @@
+"""Input ends: ids -> vectors. `contract.py` has what each of them promises."""

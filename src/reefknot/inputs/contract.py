@@ -1,0 +1,20 @@
+"""What every input end promises."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class InputEnd(nn.Module):
+    """Ids to vectors."""
+
+    dim: int
+    """Width of the vectors."""
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """x_BTD: one vector per token."""
+        raise NotImplementedError
+
+    def vectors(self) -> Tensor:
+        """One vector per word, for looking at."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The ends joined by an encoder."""

@@ -1,0 +1,92 @@
+"""A language model: an input end, an encoder, an output end.
+
+Shapes: B streams, T steps, D width, V classes, N = B x T rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.encoders.contract import Encoded, Encoder, State
+from reefknot.errors import SettingsError
+from reefknot.inputs.contract import InputEnd
+from reefknot.outputs.contract import LossPart, OutputEnd, Plan
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of one window in named parts, and the state that follows it."""
+
+    parts: dict[str, LossPart]
+    state: State
+
+    def sum(self) -> Tensor:
+        return torch.stack([part.sum for part in self.parts.values()]).sum()
+
+    def mean(self) -> Tensor:
+        """Each part divided by its own count, added up: the loss of a training loop of your own."""
+        return torch.stack([part.sum / max(part.count, 1) for part in self.parts.values()]).sum()
+
+
+class LanguageModel(nn.Module):
+    """The ends joined: words in, hidden states, words out."""
+
+    def __init__(self, input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:
+        super().__init__()
+        if encoder.dim != output.context_dim:
+            raise SettingsError(
+                f"the encoder gives {encoder.dim} numbers per token but the output end reads {output.context_dim}; "
+                "make the output's table as wide as the encoder, or use labels that project (kind = 'projected')"
+            )
+        self.input = input
+        self.encoder = encoder
+        self.output = output
+
+    def initial_state(self, streams: int) -> State:
+        return self.encoder.initial_state(streams, next(self.parameters()).device)
+
+    def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
+        """Hidden states of a window. Without a state the streams start from nothing."""
+        if state is None:
+            state = self.initial_state(tokens_BT.shape[0])
+        encoded: Encoded = self.encoder(self.input(tokens_BT), state)
+        return encoded
+
+    def loss(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        state: State | None = None,
+        plan: Plan | None = None,
+    ) -> Losses:
+        """The loss of a window. Without targets, each token is the target of the one before it."""
+        if targets_BT is None:
+            tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
+        targets_N = targets_BT.reshape(-1)
+        encoded = self(tokens_BT, state)
+        plan = plan or self.output.prepare(targets_N)
+        return Losses(self.output.loss(encoded.output.flatten(0, 1), targets_N, plan), encoded.state)
+
+    def target_log_probs(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """Log-probability of every target, logp_BT, and the state that follows."""
+        encoded = self(tokens_BT, state)
+        logp_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
+        return logp_N.view_as(targets_BT), encoded.state
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters by part. A shared tensor counts once, at the first part that holds it."""
+        counts = {name: 0 for name, _ in self.named_children()}
+        for name, parameter in self.named_parameters():
+            counts[name.partition(".")[0]] += parameter.numel()
+        return counts
+
+    @property
+    def tied(self) -> bool:
+        """Whether the two ends share a table."""
+        held = {id(parameter) for parameter in self.input.parameters()}
+        return any(id(parameter) in held for parameter in self.output.parameters())

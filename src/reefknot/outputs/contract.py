@@ -1,0 +1,70 @@
+"""What every output end promises, whatever it is made of.
+
+Shapes: N rows (tokens), D width of the hidden state, V classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.kernels.linear_cross_entropy import IGNORE
+
+
+@dataclass(frozen=True)
+class LossPart:
+    """One named part of a loss: a sum and what it was summed over. Whoever adds batches up divides, once."""
+
+    sum: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the host knows of a batch's targets before they are copied to the device."""
+
+    count: int
+    """Targets that are scored, so that no later step has to ask the device."""
+
+
+class OutputEnd(nn.Module):
+    """An output end owns its loss: nothing else looks inside it."""
+
+    vocab_size: int
+    context_dim: int
+    """Width of the hidden states it reads."""
+
+    def prepare(self, y_cpu: Tensor) -> Plan:
+        """Look at the targets while they are still on the host."""
+        return Plan(count=int((y_cpu != IGNORE).sum()))
+
+    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        """Named parts of the loss. `nll` is always among them: it alone makes perplexity."""
+        raise NotImplementedError
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Penalties on parameters: sums like the losses, added once per optimiser step before the one division."""
+        return {}
+
+    def log_probs(self, h_ND: Tensor) -> Tensor:
+        """All log-probabilities, logp_NV: the readable reference."""
+        raise NotImplementedError
+
+    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        """Log-probability of each row's target, logp_N; zero where the target is `IGNORE`."""
+        raise NotImplementedError
+
+    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k best classes of each row: (logp_NK, ids_NK), best first."""
+        values, ids = self.log_probs(h_ND).topk(k, dim=-1)
+        return values, ids
+
+    def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One class per row, drawn from the distribution: ids_N."""
+        return torch.multinomial(self.log_probs(h_ND).exp(), 1, generator=generator).squeeze(-1)
+
+    def vectors(self) -> Tensor:
+        """One vector per class, for looking at."""
+        raise NotImplementedError

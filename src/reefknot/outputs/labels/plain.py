@@ -1,0 +1,24 @@
+"""Classes are rows of a table: the classifier of most language models; weight tying when the input holds it too."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from reefknot.outputs.labels.contract import Labels
+from reefknot.tables import NamedTable
+
+Bias = Annotated[bool, Field(description="a learned bias per class: Press & Wolf keep it, Inan et al. have none")]
+
+
+class Plain(Labels):
+    """Rows of a table, against the hidden state as it is."""
+
+    def __init__(self, table: NamedTable, bias: Bias = True) -> None:
+        super().__init__(table.vocab_size, table.dim, bias)
+        self.table = table
+
+    def weight(self) -> Tensor:
+        return self.table.weight

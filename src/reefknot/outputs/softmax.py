@@ -1,0 +1,43 @@
+"""One softmax over the whole vocabulary."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.outputs.labels.contract import NestedLabels
+
+
+class Softmax(OutputEnd):
+    """A softmax over the scores of any labels."""
+
+    def __init__(self, labels: NestedLabels) -> None:
+        super().__init__()
+        self.labels = labels
+        self.vocab_size = labels.vocab_size
+        self.context_dim = labels.context_dim
+
+    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        return {"nll": LossPart(self._nll(h_ND, y_N).sum(), plan.count)}
+
+    def penalties(self) -> dict[str, Tensor]:
+        return self.labels.penalties()
+
+    def log_probs(self, h_ND: Tensor) -> Tensor:
+        labels = self.labels
+        scores_NV = F.linear(labels.context(h_ND), labels.weight(), labels.bias)
+        return torch.log_softmax(scores_NV, dim=-1)
+
+    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        return -self._nll(h_ND, y_N)
+
+    def vectors(self) -> Tensor:
+        return self.labels.weight()
+
+    def _nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        labels = self.labels
+        nll_N, _ = linear_cross_entropy(labels.context(h_ND), labels.weight(), labels.bias, y_N)
+        return nll_N

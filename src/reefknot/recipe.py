@@ -1,0 +1,278 @@
+"""Recipes: a base of settings and named rows that differ from it, read from TOML and checked strictly.
+
+    reefknot validate RECIPE        check one without running it
+    reefknot ls                     the recipes that are shipped
+
+An experiment is one row with the base and any `key=value` overrides merged in: everything that a run depends on.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+
+from pydantic import Field, ValidationError
+
+from reefknot.errors import SettingsError
+from reefknot.models.initialisation import InitialisationSettings, initialise
+from reefknot.models.language_model import LanguageModel
+from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, TABLES
+from reefknot.recipes import find_recipe
+from reefknot.settings import Count, Positive, Settings
+from reefknot.text.corpora import CorpusSettings
+from reefknot.text.vocabulary import VocabularySettings
+from reefknot.training.settings import TrainingSettings
+
+ERRORS_SHOWN = 8
+T = TypeVar("T", bound=Settings)
+
+if TYPE_CHECKING:
+    TableSettings = Settings
+    InputSettings = Settings
+    EncoderSettings = Settings
+    OutputSettings = Settings
+else:
+    TableSettings, InputSettings = TABLES.settings(), INPUTS.settings()
+    EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
+
+
+class EvaluationSettings(Settings):
+    """How a finished model is scored."""
+
+    streams: Annotated[
+        Count,
+        Field(description="parts of a text scored side by side, each from an empty state; 1 loses no context"),
+    ] = 1
+
+
+class Experiment(Settings):
+    """Everything a run depends on."""
+
+    corpus: CorpusSettings
+    vocabulary: VocabularySettings = VocabularySettings()
+    tables: Annotated[dict[str, TableSettings], Field(description="what is learned per word; ends refer to it by name")]
+    input: InputSettings
+    encoder: EncoderSettings
+    output: OutputSettings
+    init: InitialisationSettings = InitialisationSettings()
+    training: TrainingSettings
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+
+class Row(Settings):
+    """One row of a paper's table."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100, description="as the paper writes it")]
+    quoted: Annotated[bool, Field(description="a figure the paper quotes from others; never trained here")] = False
+    parameters: Annotated[Count | None, Field(description="exact number of parameters, checked before training")] = None
+    paper: dict[str, Positive] = Field({}, description="the paper's perplexities by split")
+    set: dict[str, Any] = Field({}, description="what differs from the base")
+
+    @property
+    def slug(self) -> str:
+        """The row's name as a folder."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "row"
+
+
+class RecipeFile(Settings):
+    """What stands in the file."""
+
+    title: str
+    paper: Annotated[str | None, Field(description="the paper's short name, such as press2017")] = None
+    base: dict[str, Any]
+    rows: Annotated[list[Row], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that was read and checked: every row of it can be built."""
+
+    name: str
+    title: str
+    paper: str | None
+    rows: tuple[Row, ...]
+    experiments: Mapping[str, Experiment]
+    """One per row that can be trained."""
+
+    def row(self, name: str | None) -> Row:
+        """The row called `name`, in any case; without a name, the only one there is."""
+        trained = [row for row in self.rows if not row.quoted]
+        if name is None and len(trained) == 1:
+            return trained[0]
+        for row in trained:
+            if name is not None and name.lower() in (row.name.lower(), row.slug):
+                return row
+        names = ", ".join(f'"{row.name}"' for row in trained)
+        asked = "say which row with --row" if name is None else f'no row "{name}"'
+        raise SettingsError(f"{self.name}: {asked}; there are: {names}")
+
+
+def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by its shipped name or its path, with `key=value` overrides for every row."""
+    path, known_as = find_recipe(name)
+    parsed = _check(RecipeFile, _read_toml(path), name)
+    _refuse_twins(parsed.rows, name)
+    changes = [parse_override(text) for text in overrides]
+    experiments = {}
+    for row in parsed.rows:
+        if row.quoted:
+            continue
+        settings = merge(parsed.base, row.set)
+        for change in changes:
+            settings = merge(settings, change)
+        experiments[row.name] = check_experiment(settings, f'{name}, row "{row.name}"')
+    return Recipe(known_as, parsed.title, parsed.paper, tuple(parsed.rows), experiments)
+
+
+def _refuse_twins(rows: list[Row], where: str) -> None:
+    seen: dict[str, str] = {}
+    for row in rows:
+        if row.slug in seen:
+            raise SettingsError(f'{where}: rows "{seen[row.slug]}" and "{row.name}" would share a folder; rename one')
+        seen[row.slug] = row.name
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except (OSError, RecursionError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`training.epochs=3` -> {"training": {"epochs": 3}}. The value is TOML; a bare word is a string."""
+    key, equals, value = text.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise SettingsError(f"'{text}' is not key=value, such as training.epochs=3")
+    parsed: Any
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
+    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = value
+    for name in reversed(names):
+        parsed = {name: parsed}
+    return cast(dict[str, Any], parsed)
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`change` laid over `base`. A table with another `kind` replaces the old one: its settings are other settings."""
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        if (
+            isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def build_model(experiment: Experiment, vocab_size: int) -> LanguageModel:
+    """The model an experiment describes, drawn from torch's generator as it stands."""
+    given: dict[str, Any] = {"vocab_size": vocab_size}
+    given["tables"] = {name: TABLES.build(table, given) for name, table in experiment.tables.items()}
+    source = INPUTS.build(experiment.input, given)
+    encoder = ENCODERS.build(experiment.encoder, given | {"input_dim": source.dim})
+    output = OUTPUTS.build(experiment.output, given | {"context_dim": encoder.dim})
+    model = LanguageModel(source, encoder, output)
+    initialise(model, experiment.init)
+    return model
+
+
+def check_experiment(settings: Mapping[str, Any], where: str) -> Experiment:
+    """Settings as an experiment, or one error that lists everything wrong with them."""
+    experiment = _check(Experiment, settings, where)
+    named = {*INPUTS.references(experiment.input, "tables"), *OUTPUTS.references(experiment.output, "tables")}
+    unused = sorted(set(experiment.tables) - named)
+    missing = sorted(named - set(experiment.tables))
+    if missing:
+        known = ", ".join(experiment.tables) or "none"
+        raise SettingsError(f"{where}: no table '{missing[0]}' in [tables] (there: {known})")
+    if unused:
+        raise SettingsError(f"{where}: no end uses tables.{unused[0]}; remove it or name it in an end")
+    return experiment
+
+
+def _check(kind: type[T], raw: Any, where: str) -> T:
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = [_sentence(kind, raw, dict(problem)) for problem in error.errors(include_url=False)]
+    except RecursionError:
+        problems = ["nested too deeply"]
+    shown = [f"  {problem}" for problem in dict.fromkeys(problems)]
+    more = len(shown) - ERRORS_SHOWN
+    if more > 0:
+        shown = [*shown[:ERRORS_SHOWN], f"  and {more} more"]
+    raise SettingsError("\n".join([f"{where}:", *shown]))
+
+
+def _sentence(kind: type[Settings], raw: Any, problem: dict[str, Any]) -> str:
+    """One problem: the setting as a person would write it, what is wrong, what may help."""
+    key = _dotted(raw, problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = _nearest(key, kind)
+        return _short(f"{key}: no such setting") + (f"; did you mean {near}?" if near else "")
+    if problem["type"] == "missing":
+        return f"{key}: must be set"
+    message = problem["msg"].removeprefix("Value error, ")
+    value = problem["input"]
+    given = "" if isinstance(value, Mapping | list) else f" (it is {_short(repr(value), 60)})"
+    return _short(f"{key}: {message[:1].lower()}{message[1:]}", 160) + given
+
+
+def _dotted(raw: Any, location: tuple[str | int, ...]) -> str:
+    """pydantic puts the `kind` of a part into the path; a recipe does not."""
+    names: list[str] = []
+    for step in location:
+        if isinstance(raw, Mapping) and step not in raw and step == raw.get("kind"):
+            continue
+        names.append(str(step))
+        if isinstance(raw, Mapping):
+            raw = raw.get(step)
+        elif isinstance(raw, list) and isinstance(step, int):
+            raw = raw[step] if step < len(raw) else None
+    return ".".join(names)
+
+
+def _short(text: str, length: int = 100) -> str:
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _nearest(key: str, kind: type[Settings]) -> str | None:
+    """The setting somebody meant: the same name in its place elsewhere, or the closest spelling."""
+    known = list(_keys(kind.model_json_schema()))
+    last = key.rpartition(".")[2]
+    same = [path for path in known if path.rpartition(".")[2] == last and path != key]
+    if same and len(key) < 200:
+        return same[0]
+    return next(iter(get_close_matches(key[:200], known, n=1)), None)
+
+
+def _keys(schema: dict[str, Any]) -> Iterable[str]:
+    """All dotted settings of a schema."""
+
+    def walk(node: dict[str, Any], prefix: str) -> Iterable[str]:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        for branch in node.get("oneOf", []) + node.get("anyOf", []) + node.get("allOf", []):
+            yield from walk(branch, prefix)
+        for name, child in node.get("properties", {}).items():
+            yield f"{prefix}{name}"
+            yield from walk(child, f"{prefix}{name}.")
+
+    return walk(schema, "")

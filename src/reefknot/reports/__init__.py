@@ -1,0 +1,1 @@
+"""What people look at, read from result folders: tables, plots, one HTML page and PAPERS.md."""

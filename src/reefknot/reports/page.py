@@ -1,0 +1,171 @@
+"""The report: one self-contained HTML page, without scripts or network, for a screen, a phone or paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from reefknot.errors import SettingsError
+from reefknot.reports import plots
+from reefknot.reports.reading import read
+from reefknot.reports.results import Neighbors, Record, Result, Score, differing, flatten
+from reefknot.reports.table import TableRow, build, join, number
+from reefknot.runs.durable import write_text
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting that differs between rows: its key and each row's value."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _NeighborTable:
+    """The nearest words of one row; one list of columns when both ends give the same."""
+
+    row: str
+    seed: int
+    note: str
+    columns: tuple[str, ...]
+    words: tuple[tuple[str, tuple[tuple[tuple[str, float], ...], ...]], ...]
+
+
+def write_report(
+    results: Sequence[Result], path: Path | str, *, rows: list[TableRow] | None = None, title: str
+) -> Path:
+    """Write the page for the results, atomically, and return its path.
+
+    `rows` are a recipe's rows in its order, run or not; without them the results' own rows are shown.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise SettingsError(f"{path}: is a folder; name a file for the report, such as {path / 'report.html'}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render(join(rows or [], results), title))
+    return path
+
+
+def render(rows: Sequence[TableRow], title: str) -> str:
+    """The page as text; the same rows give the same text."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number
+    ran = [row for row in rows if row.results]
+    runs = [result for row in ran for result in row.results]
+    text = environment.get_template("page.html").render(
+        title=title,
+        facts=_facts(rows, runs),
+        corpora=_unique(record.corpus for row in ran for record in row.records),
+        table=build(rows),
+        reading=read(rows),
+        sizes=plots.sizes(ran),
+        curves=plots.curves(ran),
+        frequency=plots.frequency(ran),
+        neighbors=[table for row in ran if (table := _neighbors(row))],
+        samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
+        scores=[(row.name, record, record.test) for row in ran for record in row.records if record.test],
+        definitions=_definitions(ran),
+        changed=_changed(ran),
+        ran=ran,
+        runs=runs,
+        environments=_unique(text for result in runs if (text := _environment(result))),
+        settings=[(row.name, _json(row.results[0].settings)) for row in ran if row.results[0].settings],
+    )
+    # A lone surrogate in corpus text cannot be written as UTF-8.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:
+    """What the page is about, one line each."""
+    records = [result.record for result in runs if result.record]
+    counted = f"{len(records)} finished" + (f" of {len(runs)}" if len(records) < len(runs) else "")
+    facts = [
+        ("recipe", ", ".join(_unique(result.recipe for result in runs if result.recipe))),
+        ("corpus", ", ".join(_unique(_corpus(record) for record in records))),
+        ("rows", str(len(rows))),
+        ("runs", counted),
+        (
+            "device",
+            ", ".join(_unique(record.training.device for record in records if record.training.device)),
+        ),
+        ("code", ", ".join(_unique(_code(record) for record in records if record.commit))),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _corpus(record: Record) -> str:
+    mark = record.corpus.fingerprint[:12]
+    return f"{record.corpus.name} ({mark})" if mark else record.corpus.name
+
+
+def _code(record: Record) -> str:
+    return (record.commit or "")[:12] + (" with uncommitted changes" if record.dirty else "")
+
+
+def _neighbors(row: TableRow) -> _NeighborTable | None:
+    """The nearest words of the row's first finished run that has any."""
+    found = next((record for record in row.records if record.neighbors.input or record.neighbors.labels), None)
+    if found is None:
+        return None
+    near: Neighbors = found.neighbors
+    ends = {"input table": near.input, "label vectors": near.labels}
+    note = "two tables"
+    if near.tied:
+        note = "one table for both ends"
+        if near.input == near.labels:
+            ends = {"shared table": near.input}
+    words = _unique(word for end in ends.values() for word in end)
+    return _NeighborTable(
+        row.name,
+        found.seed,
+        note,
+        tuple(ends),
+        tuple((word, tuple(end.get(word, ()) for end in ends.values())) for word in words),
+    )
+
+
+def _definitions(ran: Sequence[TableRow]) -> list[tuple[str, str]]:
+    """Each distinct definition of perplexity with the rows it holds for; no names when it holds for all."""
+    holders: dict[str, list[str]] = {}
+    for row in ran:
+        scores: list[Score] = [record.test for record in row.records if record.test]
+        for text in _unique(score.definition for score in scores if score.definition):
+            holders.setdefault(text, []).append(row.name)
+    return [("" if len(holders) == 1 else ", ".join(names), text) for text, names in holders.items()]
+
+
+def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
+    flat = [flatten(row.results[0].settings) for row in ran]
+    return [_Setting(key, tuple(_json(one[key]) if key in one else "" for one in flat)) for key in differing(flat)]
+
+
+def _environment(result: Result) -> str:
+    """Where it ran; the command is each run's own and has its column."""
+    shown = {key: value for key, value in result.environment.items() if key != "command"}
+    return _json(shown) if shown else ""
+
+
+def _unique(values: Any) -> list[Any]:
+    kept: list[Any] = []
+    for value in values:
+        if value not in kept:
+            kept.append(value)
+    return kept
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, indent=2 if isinstance(value, dict) else None, ensure_ascii=False)

@@ -1,0 +1,257 @@
+"""Figures as SVG to put inside the page: training curves, loss by word frequency, size against perplexity.
+
+The same results give the same bytes. Every id starts with the figure's name, so that figures never share one;
+text is text in the page's own font and colour, and rows differ by colour, marker and line style together.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import fmean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from reefknot.reports.results import Band, Metric, Result
+from reefknot.reports.table import TableRow
+
+# Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
+_COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", "-.", ":")
+
+# Stands for the page's text colour while matplotlib draws.
+_INK = "#010203"
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.edgecolor": "#88888888",
+    "axes.labelcolor": _INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#88888840",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "text.color": _INK,
+    "xtick.color": "#888888",
+    "ytick.color": "#888888",
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished figure: SVG to inline, and a sentence that says what it shows."""
+
+    svg: str
+    caption: str
+
+
+def curves(rows: Sequence[TableRow]) -> list[Plot]:
+    """Validation and training perplexity by epoch, one figure each; an empty list when nothing was logged."""
+    plots = []
+    for kind, name in (("valid", "Validation"), ("train", "Training")):
+        drawn = [row for row in rows if any(_curve(result, kind) for result in row.results)]
+        if not drawn:
+            continue
+
+        def draw(figure: Figure, kind: str = kind, drawn: list[TableRow] = drawn) -> None:
+            axes = figure.add_subplot()
+            for row in drawn:
+                for result in row.results:
+                    points = _curve(result, kind)
+                    style = _line(rows.index(row)) | ({"marker": ""} if len(points) > 40 else {})
+                    axes.plot([x for x, _ in points], [y for _, y in points], **style)
+            _log_scale(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set(xlabel="epoch", ylabel="perplexity, log scale")
+            _legend(figure, rows, drawn)
+
+        caption = f"{name} perplexity by epoch."
+        if kind == "train":
+            caption += " Mean over each epoch, with dropout on, so not comparable with the validation figure."
+        plots.append(Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption))
+    return plots
+
+
+def frequency(rows: Sequence[TableRow]) -> list[Plot]:
+    """Loss by how often the target, and the previous word, was seen in training, one figure each."""
+    plots = []
+    for end, of in (("target", "the word to predict"), ("previous", "the previous word")):
+        losses = {n: _bands(row, end) for n, row in enumerate(rows)}
+        losses = {n: bands for n, bands in losses.items() if bands}
+        if not losses:
+            continue
+
+        def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses) -> None:
+            _draw_frequency(figure, rows, losses)
+
+        caption = f"Mean test loss by the training frequency of {of}."
+        if len(losses) > 1:
+            caption += f" Below: the same as a difference to {rows[min(losses)].name}; lower is better."
+        drawn = [rows[n] for n in losses]
+        height = 4.2 if len(losses) > 1 else 2.8
+        plots.append(Plot(_svg(f"frequency-{end}", height, drawn, draw, caption), caption))
+    return plots
+
+
+def sizes(rows: Sequence[TableRow]) -> list[Plot]:
+    """Parameters against test perplexity, when there are two rows to compare."""
+    drawn = [row for row in rows if row.perplexity("test") and row.size]
+    if len(drawn) < 2:
+        return []
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for row in drawn:
+            score = row.perplexity("test")
+            assert score is not None
+            style = _line(rows.index(row)) | {"linestyle": "none", "markersize": 8}
+            axes.errorbar((row.size or 0) / 1e6, score.mean, yerr=score.sd, **style)
+        axes.margins(0.18)
+        axes.set(xlabel="parameters, millions", ylabel="test perplexity")
+        _legend(figure, rows, drawn, line=False)
+
+    caption = "Parameters against test perplexity; lower and further left is better."
+    return [Plot(_svg("sizes", 2.8, drawn, draw, caption), caption)]
+
+
+def _draw_frequency(figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]]) -> None:
+    bands = sorted({(band.low, band.high or math.inf): band for one in losses.values() for band in one}.items())
+    ends = [key for key, _ in bands]
+    panels = 2 if len(losses) > 1 else 1
+    grid: Any = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[3, 2][:panels])
+    axes = [row[0] for row in grid]
+    first = _by_ends(losses[min(losses)])
+    for place, (n, one) in enumerate(losses.items()):
+        loss = _by_ends(one)
+        # A small step sideways keeps the markers of equal rows from hiding each other.
+        step = 0.5 * ((place + 0.5) / len(losses) - 0.5)
+        xs = [ends.index(key) for key in ends if key in loss]
+        axes[0].plot([x + step for x in xs], [loss[ends[x]] for x in xs], **_line(n) | {"linewidth": 1.1})
+        if panels == 2:
+            both = [x for x in xs if ends[x] in first]
+            gap = [loss[ends[x]] - first[ends[x]] for x in both]
+            axes[1].plot([x + step for x in both], gap, **_line(n) | {"linewidth": 1.1})
+    axes[0].set(ylabel="nats per token", ylim=(0, None))
+    total = sum(band.tokens for _, band in bands) or 1
+    axes[-1].set_xticks(range(len(bands)), [f"{_short(band)}\n{100 * band.tokens / total:.0f} %" for _, band in bands])
+    axes[-1].set_xlabel("times seen in training (share of tokens)")
+    if panels == 2:
+        axes[1].axhline(0, color="#888888", linewidth=0.8, zorder=0)
+        axes[1].set_ylabel("difference")
+    _legend(figure, rows, [rows[n] for n in losses])
+
+
+def _log_scale(axes: Any) -> None:
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    # Where the curves span little, even ticks; the usual powers of ten would leave the axis bare.
+    few = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+    axes.yaxis.set_major_locator(few if high < 4 * low else LogLocator(subs=(1, 2, 3, 5), numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _curve(result: Result, kind: str) -> list[tuple[float, float]]:
+    """Epoch and perplexity of each validation, or of each epoch's mean training loss."""
+    metrics = [metric for metric in result.metrics if metric.kind == kind]
+    if kind == "train":
+        epochs: dict[float, list[float]] = {}
+        for metric in metrics:
+            epochs.setdefault(math.ceil(metric.epoch), []).append(metric.nll)
+        return [(epoch, _perplexity(fmean(losses))) for epoch, losses in epochs.items()]
+    # A step lies in the epoch it names, so the largest ratio is the length of an epoch (exact at its end).
+    length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
+    return [(metric.step / length, _of(metric)) for metric in metrics] if length else []
+
+
+def _of(metric: Metric) -> float:
+    return _perplexity(metric.nll) if metric.perplexity is None else metric.perplexity
+
+
+def _perplexity(nll: float) -> float:
+    return math.exp(min(nll, 700.0))
+
+
+def _bands(row: TableRow, end: str) -> dict[Band, float]:
+    """Mean loss over seeds for each band that has tokens."""
+    losses: dict[tuple[int, int | None], list[Band]] = {}
+    for record in row.records:
+        for band in getattr(record.frequency, end):
+            if band.tokens:
+                losses.setdefault((band.low, band.high), []).append(band)
+    return {bands[0]: fmean(band.nll for band in bands) for bands in losses.values()}
+
+
+def _by_ends(losses: dict[Band, float]) -> dict[tuple[int, float], float]:
+    return {(band.low, band.high or math.inf): loss for band, loss in losses.items()}
+
+
+def _short(band: Band) -> str:
+    """The band's lower end: its upper end is where the next one begins."""
+    for unit, name in ((10**6, "M"), (10**3, "k")):
+        if band.low >= unit:
+            return f"{band.low / unit:g}{name}+"
+    return band.label if band.high is not None and band.high < 1000 else f"{band.low}+"
+
+
+def _line(n: int) -> dict[str, Any]:
+    colour = _COLOURS[n % len(_COLOURS)]
+    return {"color": colour, "marker": _MARKERS[n % len(_MARKERS)], "linestyle": _LINES[n % len(_LINES)]}
+
+
+def _legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], *, line: bool = True) -> None:
+    handles = [Line2D([], [], **_line(rows.index(row)) | ({} if line else {"linestyle": "none"})) for row in drawn]
+    # matplotlib leaves out names that begin with an underscore.
+    names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in drawn]
+    figure.legend(handles, names, loc="outside lower center", ncols=_legend_columns(drawn), handlelength=2.6)
+
+
+def _legend_columns(drawn: Sequence[TableRow]) -> int:
+    return 2 if max(len(row.name) for row in drawn) <= 28 else 1
+
+
+def _svg(name: str, height: float, drawn: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
+    """Draw one figure and make its SVG fit to be inlined: no prolog, own ids, the page's font and colour."""
+    legend = 0.2 * math.ceil(len(drawn) / _legend_columns(drawn))
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
+        figure = Figure(figsize=(4.9, height + legend), layout="constrained")
+        draw(figure)
+        out = io.BytesIO()
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(out, format="svg", metadata=metadata)
+    svg = out.getvalue().decode()
+    view = re.search(r'viewBox="[^"]*"', svg)
+    assert view is not None
+    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
+    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
+    body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{name}-", body)
+    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_INK, "currentColor")
+    body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
+    return f'<svg {view[0]} role="img" aria-label="{escape(caption)}" stroke-linejoin="round">\n{body}\n'

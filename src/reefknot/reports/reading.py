@@ -1,0 +1,93 @@
+"""A short plain reading of a table of rows: only what the figures themselves say, and how far they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reefknot.reports.table import TableRow, number, percent, spread
+
+
+def read(rows: Sequence[TableRow]) -> list[str]:
+    """Sentences for people, in the order of interest; empty when nothing has been run."""
+    done = [row for row in rows if row.perplexity("test")]
+    sentences = [*_lowest(done), *_sharing(done), *_paper(done), *_sizes(done), *_seeds(done)]
+    for state, text in (("unfinished", "Not finished, shown with the last metrics"), ("not run", "Not run")):
+        names = [row.name for row in rows if row.state == state]
+        if names:
+            sentences.append(f"{text}: {', '.join(names)}.")
+    return [_unbroken(sentence) for sentence in sentences]
+
+
+def _unbroken(sentence: str) -> str:
+    """No line may break inside a figure."""
+    return sentence.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+
+
+def _test(row: TableRow) -> float:
+    score = row.perplexity("test")
+    assert score is not None
+    return score.mean
+
+
+def _lowest(done: Sequence[TableRow]) -> list[str]:
+    if not done:
+        return []
+    best = min(done, key=_test)
+    figure = spread(best.perplexity("test"))
+    size = f" with {best.size:,} parameters" if best.size else ""
+    if len(done) == 1:
+        return [f"{best.name} reaches a test perplexity of {figure}{size}."]
+    worst = max(done, key=_test)
+    return [
+        f"{best.name} has the lowest test perplexity, {figure}{size}; "
+        f"{worst.name} has the highest, {spread(worst.perplexity('test'))}."
+    ]
+
+
+def _sharing(done: Sequence[TableRow]) -> list[str]:
+    shared = [row.size for row in done if row.size and row.records[0].neighbors.tied]
+    apart = [row.size for row in done if row.size and not row.records[0].neighbors.tied]
+    if not shared or not apart or min(shared) >= min(apart):
+        return []
+    saved = min(apart) - min(shared)
+    return [
+        f"Sharing one table between the two ends saves {saved:,} parameters "
+        f"({100 * saved / min(apart):.0f} %): {min(shared):,} for the smallest row that does, "
+        f"{min(apart):,} for the smallest that does not."
+    ]
+
+
+def _paper(done: Sequence[TableRow]) -> list[str]:
+    compared = [(row, gap) for row in done if (gap := row.difference("test")) is not None]
+    if not compared:
+        return []
+    row, gap = max(compared, key=lambda pair: abs(pair[1]))
+    if len(compared) == 1:
+        return [f"Against the paper's test figure, {row.name} differs by {percent(gap)}."]
+    by_ours = sorted(compared, key=lambda pair: _test(pair[0]))
+    by_paper = sorted(compared, key=lambda pair: pair[0].paper["test"])
+    order = "is the paper's" if by_ours == by_paper else "is not the paper's"
+    return [
+        f"The largest difference to the paper's test figures is {percent(gap)} ({row.name}: "
+        f"{number(_test(row))} against {number(row.paper['test'])}). The order of the rows {order}."
+    ]
+
+
+def _sizes(done: Sequence[TableRow]) -> list[str]:
+    return [
+        f"{row.name} has {row.size:,} parameters where {row.parameters:,} were expected."
+        for row in done
+        if row.size and row.parameters and row.size != row.parameters
+    ]
+
+
+def _seeds(done: Sequence[TableRow]) -> list[str]:
+    if not done:
+        return []
+    counts = {len(row.records) for row in done}
+    if counts == {1}:
+        return [] if len(done) == 1 else ["One seed for each row: differences between rows may be noise."]
+    sentence = "± is the standard deviation over seeds."
+    if 1 in counts:
+        sentence += " Rows with one seed have none: their differences may be noise."
+    return [sentence]

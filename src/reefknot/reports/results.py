@@ -1,0 +1,303 @@
+"""Result folders, read back: finished runs, unfinished ones, and several seeds of one row taken together.
+
+Only `config.json`, `environment.json`, `metrics.jsonl` and `result.json` are read, so the small records under
+`results/`, which have no weights, serve as well as whole runs. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reefknot.errors import DataError
+from reefknot.runs.durable import read_json
+
+
+class _Stored(BaseModel):
+    """A part of a stored record. Keys this version does not know are ignored, so newer records still read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Corpus(_Stored):
+    name: str
+    fingerprint: str = ""
+    describe: str = ""
+
+
+class Parameters(_Stored):
+    total: int
+    parts: dict[str, int] = {}
+    expected: int | None = None
+
+
+class Score(_Stored):
+    """One split's perplexity, with what it was counted over and the text that defines it."""
+
+    perplexity: float
+    nll: float
+    word_perplexity: float | None = None
+    bits_per_byte: float | None = None
+    tokens: int = 0
+    words: int | None = None
+    bytes: int | None = None
+    definition: str = ""
+
+
+class Best(_Stored):
+    step: int
+    epoch: float
+
+
+class Training(_Stored):
+    steps: int = 0
+    epochs: float = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    device: str = ""
+
+
+class Band(_Stored):
+    """Words seen `low` to `high` times in training (None: no upper end), and their mean loss in nats."""
+
+    low: int
+    high: int | None
+    tokens: int
+    nll: float
+    types: int = 0
+
+    @property
+    def label(self) -> str:
+        if self.high is None:
+            return f"{self.low:,}+"
+        return f"{self.low:,}" if self.low == self.high else f"{self.low:,}–{self.high:,}"
+
+
+class Frequency(_Stored):
+    target: tuple[Band, ...] = ()
+    previous: tuple[Band, ...] = ()
+
+
+class Neighbors(_Stored):
+    """For each word the nearest words and their cosines, in the input table and among the label vectors."""
+
+    tied: bool = False
+    input: dict[str, tuple[tuple[str, float], ...]] = {}
+    labels: dict[str, tuple[tuple[str, float], ...]] = {}
+
+
+class Sample(_Stored):
+    prompt: str
+    text: str
+    temperature: float = 1.0
+    seed: int = 0
+
+
+class Record(_Stored):
+    """`result.json` of a finished run."""
+
+    format: Literal[1]
+    recipe: str
+    row: str
+    seed: int
+    command: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    source_sha256: str | None = None
+    config_hash: str | None = None
+    corpus: Corpus
+    parameters: Parameters
+    paper: dict[str, float] = {}
+    valid: Score | None = None
+    test: Score | None = None
+    best: Best | None = None
+    stopped_early: bool = False
+    training: Training = Training()
+    frequency: Frequency = Frequency()
+    neighbors: Neighbors = Neighbors()
+    samples: tuple[Sample, ...] = ()
+
+
+class Metric(_Stored):
+    """One line of `metrics.jsonl`."""
+
+    kind: str
+    step: int
+    epoch: float
+    nll: float
+    perplexity: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run as its folder tells it. `record` is None while the run is not finished."""
+
+    folder: Path
+    recipe: str
+    row: str
+    seed: int
+    record: Record | None
+    metrics: tuple[Metric, ...]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    def last(self, kind: str) -> Metric | None:
+        """The newest metrics of a kind: `train` or `valid`."""
+        return next((metric for metric in reversed(self.metrics) if metric.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, with the sample standard deviation when there are several."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        sd = statistics.stdev(known) if len(known) > 1 else None
+        return cls(statistics.fmean(known), sd, len(known))
+
+
+def load(folder: Path | str) -> Result:
+    """Read one run folder, finished or not."""
+    folder = Path(folder)
+    if not _is_run(folder):
+        raise DataError(f"{folder}: no run here (neither config.json nor result.json)")
+    record = _record(folder / "result.json")
+    config = _mapping(folder / "config.json")
+    settings = config.get("settings", {})
+    if not isinstance(settings, dict):
+        raise DataError(f"{folder / 'config.json'}: 'settings' is not a table of settings; is this a run of Reefknot?")
+    return Result(
+        folder=folder,
+        recipe=record.recipe if record else str(config.get("recipe") or ""),
+        row=record.row if record else str(config.get("row") or folder.name),
+        seed=record.seed if record else _seed(settings, folder),
+        record=record,
+        metrics=_metrics(folder / "metrics.jsonl"),
+        settings=settings,
+        environment=_mapping(folder / "environment.json"),
+    )
+
+
+def collect(paths: Iterable[Path | str]) -> list[Result]:
+    """The runs at the paths: each is a run folder, or a folder that holds runs at any depth."""
+    found: dict[Path, Result] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise DataError(f"{path}: there is no such folder; name a run, or a folder that holds runs")
+        folders = [path] if _is_run(path) else {p.parent for p in path.rglob("*.json") if _is_run(p.parent)}
+        if not folders:
+            raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
+        results = sorted(map(load, folders), key=lambda result: (result.folder.parent, result.seed))
+        for result in results:
+            found.setdefault(result.folder.resolve(), result)
+    if not found:
+        raise DataError("no result folders were named; name a run, or a folder that holds runs")
+    return list(found.values())
+
+
+def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
+    """Runs that differ in nothing but the seed, under the name of their row.
+
+    The name says more when it must: the recipe when there are several, and the settings that differ when
+    runs of one row were made with different ones, so that only true repetitions are ever averaged.
+    """
+    alike: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        settings = json.dumps(_without_seed(result.settings), sort_keys=True)
+        alike.setdefault((result.recipe, result.row, settings), []).append(result)
+    several = len({recipe for recipe, _, _ in alike}) > 1
+    named: dict[str, tuple[Result, ...]] = {}
+    for (recipe, row, _), members in alike.items():
+        name = f"{recipe}: {row}" if several else row
+        twins = [other[0] for key, other in alike.items() if key[:2] == (recipe, row)]
+        if len(twins) > 1:
+            changed = differing([_without_seed(twin.settings) for twin in twins])
+            own = flatten(members[0].settings)
+            name += " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
+        named[name] = tuple(sorted(members, key=lambda result: result.seed))
+    return named
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys, in their order."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted keys that do not have one value everywhere, in the order they first appear."""
+    flat = [flatten(one) for one in settings]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [key for key in keys if any(key not in one or one[key] != flat[0].get(key) for one in flat)]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flatten(settings).items() if key.rpartition(".")[2] != "seed"}
+
+
+def _seed(settings: Mapping[str, Any], folder: Path) -> int:
+    named = folder.name.removeprefix("seed")
+    seeds = [value for key, value in flatten(settings).items() if key.rpartition(".")[2] == "seed"]
+    return next((seed for seed in seeds if isinstance(seed, int)), int(named) if named.isdecimal() else 0)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or (folder / "result.json").is_file()
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected a JSON object; the file is damaged, restore it or run the row again")
+    return value
+
+
+_S = TypeVar("_S", bound=_Stored)
+
+
+def _parse(kind: type[_S], text: bytes, where: str) -> _S:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        reason = f"{key}: {first['msg']}" if key else first["msg"]
+        raise DataError(f"{where} cannot be read ({reason}); restore the file or run the row again") from None
+
+
+def _record(path: Path) -> Record | None:
+    return _parse(Record, path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def _metrics(path: Path) -> tuple[Metric, ...]:
+    """All whole lines; a run that is writing, or was killed while it wrote, leaves the last one torn."""
+    if not path.is_file():
+        return ()
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return tuple(_parse(Metric, line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())

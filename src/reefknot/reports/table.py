@@ -1,0 +1,242 @@
+"""The table of rows, ours beside the paper's: one data structure for terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from reefknot.reports.results import Record, Result, Spread, group
+
+
+class RecipeRow(Protocol):
+    """What a recipe knows of a row before anything has run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def paper(self) -> Mapping[str, float]: ...
+    @property
+    def parameters(self) -> int | None: ...
+    @property
+    def quoted(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a recipe with its runs; a `quoted` row only cites another system and is never run."""
+
+    name: str
+    paper: Mapping[str, float] = field(default_factory=dict)
+    parameters: int | None = None
+    quoted: bool = False
+    recipe: str = ""
+    results: tuple[Result, ...] = ()
+
+    @property
+    def records(self) -> list[Record]:
+        """The finished runs."""
+        return [result.record for result in self.results if result.record]
+
+    def perplexity(self, split: str) -> Spread | None:
+        scores = (getattr(record, split) for record in self.records)
+        return Spread.of(score.perplexity for score in scores if score)
+
+    def difference(self, split: str) -> float | None:
+        """Ours over the paper's, as a signed fraction."""
+        ours, paper = self.perplexity(split), self.paper.get(split)
+        return ours.mean / paper - 1 if ours and paper else None
+
+    @property
+    def size(self) -> int | None:
+        """Parameters: counted in the run, or what the recipe expects."""
+        return next((record.parameters.total for record in self.records), self.parameters)
+
+    @property
+    def state(self) -> str:
+        """One word for a row without a figure of ours, empty otherwise."""
+        if self.records or self.quoted:
+            return ""
+        return "unfinished" if self.results else "not run"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column's cells, a string per row; `group` names the columns that belong together."""
+
+    group: str
+    title: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Names down the side, columns of text, and the index of the row with the lowest test perplexity."""
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    best: int | None
+
+    @property
+    def groups(self) -> list[tuple[str, list[Column]]]:
+        return [(name, list(columns)) for name, columns in groupby(self.columns, lambda column: column.group)]
+
+    def is_best(self, column: Column, row: int) -> bool:
+        """Whether a cell is the figure to print in bold."""
+        return row == self.best and column.title == "test"
+
+
+def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
+    """A recipe's rows with their runs, then the runs of no listed row. Rows that have runs keep them."""
+    rows = list(rows)
+    taken = {result.folder for row in rows for result in row.results}
+    groups = group(result for result in results if result.folder not in taken)
+    joined: list[TableRow] = []
+    for row in rows:
+        mine = [name for name, members in groups.items() if _belongs(row, members[0])]
+        if row.results or not mine:
+            joined.append(row)
+            continue
+        for name in mine:
+            joined.append(replace(row, name=row.name if len(mine) == 1 else name, results=groups.pop(name)))
+    return joined + [_row_of(name, members) for name, members in groups.items()]
+
+
+def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
+    """A recipe's rows, not yet joined with any run."""
+    return [TableRow(row.name, dict(row.paper), row.parameters, row.quoted, recipe) for row in rows]
+
+
+def build(rows: Sequence[TableRow]) -> Table:
+    """Lay the rows out; a column that is empty for all of them is left away."""
+    columns = (Column(part, title, tuple(map(cell, rows))) for part, title, cell in _COLUMNS)
+    scores = {n: score.mean for n, row in enumerate(rows) if (score := row.perplexity("test"))}
+    best = min(scores, key=scores.__getitem__) if len(scores) > 1 else None
+    return Table(tuple(row.name for row in rows), tuple(c for c in columns if any(c.cells)), best)
+
+
+def print_table(rows: Sequence[TableRow], console: Console) -> None:
+    """Print for a terminal or a pipe; groups of columns that do not fit side by side go below each other."""
+    table = build(rows)
+    name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
+    gap = 2
+    parts: list[list[Column]] = []
+    room = -1
+    for _, columns in table.groups:
+        width = sum(max(len(text) for text in (column.title, *column.cells)) + gap for column in columns)
+        if room < width:
+            parts.append([])
+            room = console.width - name_width - gap
+        parts[-1] += columns
+        room -= width
+    for n, part in enumerate(parts):
+        if n:
+            console.print()
+        console.print(_rich(table, part, name_width))
+
+
+def to_markdown(rows: Sequence[TableRow]) -> str:
+    """A Markdown table, with the lowest test perplexity in bold."""
+    table = build(rows)
+    lines = ["| " + " | ".join(["row", *(column.title for column in table.columns)]) + " |"]
+    lines.append("|---" + "|---:" * len(table.columns) + "|")
+    for n, name in enumerate(table.names):
+        cells = [f"**{column.cells[n]}**" if table.is_best(column, n) else column.cells[n] for column in table.columns]
+        lines.append("| " + " | ".join([_escape(name), *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float) -> str:
+    """A perplexity to the digits that papers print."""
+    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:+.1f} %".replace("-", "−")
+
+
+def spread(value: Spread | None) -> str:
+    if value is None:
+        return ""
+    return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {value.sd:.1f}"
+
+
+def _belongs(row: TableRow, result: Result) -> bool:
+    return result.row == row.name and row.recipe in ("", result.recipe)
+
+
+def _row_of(name: str, results: tuple[Result, ...]) -> TableRow:
+    record = next((result.record for result in results if result.record), None)
+    paper = record.paper if record else {}
+    expected = record.parameters.expected if record else None
+    return TableRow(name, paper, expected, recipe=results[0].recipe, results=results)
+
+
+def _valid(row: TableRow) -> str:
+    if row.state != "unfinished":
+        return spread(row.perplexity("valid"))
+    last = Spread.of(metric.perplexity for result in row.results if (metric := result.last("valid")))
+    return f"so far {number(last.mean)}" if last else ""
+
+
+def _paper(split: str) -> Callable[[TableRow], str]:
+    return lambda row: number(row.paper[split]) if split in row.paper else ""
+
+
+def _difference(split: str) -> Callable[[TableRow], str]:
+    return lambda row: percent(value) if (value := row.difference(split)) is not None else ""
+
+
+def _speed(row: TableRow) -> str:
+    speed = Spread.of(record.training.tokens_per_second for record in row.records)
+    return f"{speed.mean:,.0f}" if speed else ""
+
+
+def _memory(row: TableRow) -> str:
+    peak = max((record.training.peak_memory_bytes or 0 for record in row.records), default=0)
+    if not peak:
+        return ""
+    return f"{peak / 1e9:.1f} GB" if peak >= 1e9 else f"{peak / 1e6:.0f} MB"
+
+
+def _seeds(row: TableRow) -> str:
+    done, all_ = len(row.records), len(row.results)
+    return "" if not all_ else str(done) if done == all_ else f"{done} of {all_}"
+
+
+_COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
+    ("size", "parameters", lambda row: f"{row.size:,}" if row.size else ""),
+    ("validation", "valid", _valid),
+    ("validation", "paper", _paper("valid")),
+    ("validation", "diff", _difference("valid")),
+    ("test", "test", lambda row: spread(row.perplexity("test")) or row.state),
+    ("test", "paper", _paper("test")),
+    ("test", "diff", _difference("test")),
+    ("cost", "tokens/s", _speed),
+    ("cost", "memory", _memory),
+    ("cost", "seeds", _seeds),
+)
+
+
+def _rich(table: Table, columns: Sequence[Column], name_width: int) -> RichTable:
+    grid = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    grid.add_column("row", width=name_width, overflow="fold")
+    for column in columns:
+        grid.add_column(column.title, justify="right", no_wrap=True)
+    for n, name in enumerate(table.names):
+        cells = (Text(c.cells[n], style="bold" if table.is_best(c, n) else "") for c in columns)
+        grid.add_row(Text(name), *cells)
+    return grid
+
+
+def _escape(text: str) -> str:
+    """A row's name is the only free text in the table: keep it from being read as Markdown or HTML."""
+    for sign in "\\`*_[]|<>":
+        text = text.replace(sign, "\\" + sign)
+    return " ".join(text.split())

@@ -1,0 +1,1 @@
+"""Characters to ids: corpora, vocabularies, encoded datasets and the streams that training reads."""

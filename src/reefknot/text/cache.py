@@ -1,0 +1,135 @@
+"""The cache folder: what is made once from a text and read ever after. Deleting it is always safe.
+
+An entry is a folder that appears complete or not at all: it is filled under a temporary name, flushed to disk
+and renamed. Several processes may make the same entry at once; one rename wins and the others use its result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from reefknot.errors import DataError, ResourceError
+
+T = TypeVar("T")
+
+_ATTEMPTS = 5  # each one is lost only when another process swaps the entry in the same instant
+_SETTLED_NS = 2_000_000_000  # a file changed more recently than this could change again within one clock tick
+
+
+def cache_folder(cache: Path | None = None) -> Path:
+    """The folder given, else the environment's REEFKNOT_CACHE, else ~/.cache/reefknot."""
+    if cache is not None:
+        return cache
+    named = os.environ.get("REEFKNOT_CACHE")
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "reefknot"
+    except RuntimeError as error:
+        raise DataError("there is no home folder for the cache; name one with REEFKNOT_CACHE") from error
+
+
+def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
+    """What `read` makes of the folder `entry`; when it finds no sound one (None), `fill` writes it first."""
+    for _ in range(_ATTEMPTS):
+        value = read(entry)
+        if value is not None:
+            return value
+        with _disk_errors(entry):
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+            try:
+                fill(temporary)
+                for path in (*temporary.iterdir(), temporary):
+                    _sync(path)
+                _rename(temporary, entry, read)
+                _sync(entry.parent)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a small file so that a reader sees the old bytes or the new ones, never a part."""
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def file_hash(path: Path, cache: Path) -> str:
+    """SHA-256 of a file, remembered in the cache while its path, size and time of change stay the same."""
+    try:
+        facts = path.stat()
+        place = str(path.resolve())
+        seen = {"path": place, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+        record = cache / "hashes" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.json"
+        remembered = _read_record(record)
+        if remembered is not None and all(remembered.get(key) == seen[key] for key in seen):
+            return str(remembered["sha256"])
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    if time.time_ns() - facts.st_mtime_ns > _SETTLED_NS:
+        with contextlib.suppress(DataError, ResourceError):  # what cannot be remembered is computed again
+            write_file(record, json.dumps({**seen, "sha256": found}).encode())
+    return found
+
+
+def _read_record(path: Path) -> dict[str, object] | None:
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("sha256"), str) else None
+
+
+def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
+    try:
+        temporary.replace(entry)
+    except OSError:
+        if not entry.exists():
+            raise
+        if read(entry) is None:  # damaged
+            aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+            entry.replace(aside / entry.name)
+            temporary.replace(entry)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(f"{path}: the disk is full; free some space or name another folder") from error
+        raise DataError(f"{path}: cannot be written ({error.strerror}); name a folder that can be") from error

@@ -1,0 +1,222 @@
+"""Corpora: where a text lives, whether it is the one it claims to be, and which part of it is used."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from reefknot.errors import DataError
+from reefknot.settings import Count, Settings
+from reefknot.text import python_docs
+from reefknot.text.cache import file_hash
+from reefknot.text.lines import Line, count_lines, read_file
+
+SPLITS = ("train", "valid", "test")
+BUILT_IN = "python-docs"
+
+
+class CorpusSettings(Settings):
+    """Which text to read. A cut applies to the training text only; the held-out texts stay whole."""
+
+    name: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="python-docs (made from the Python installation), ptb, wikitext-2,"
+            " or a folder that holds train, valid and test text",
+        ),
+    ] = BUILT_IN
+    part: Annotated[
+        str | None,
+        Field(description='"k/n": train on the k-th of n equal parts of the lines; "1/2" is the first half'),
+    ] = None
+    tokens: Annotated[Count | None, Field(description="train on the first so many tokens only, counted after part")] = (
+        None
+    )
+
+    @field_validator("part")
+    @classmethod
+    def _check_part(cls, part: str | None) -> str | None:
+        if part is not None:
+            numbers = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", part, re.ASCII)
+            if numbers is None or int(numbers[1]) > int(numbers[2]):
+                raise ValueError('give "k/n" with 1 <= k <= n, such as "1/2" for the first half')
+        return part
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """One published file: its usual name, its tokens with an `<eos>` per line, and its SHA-256."""
+
+    name: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class KnownCorpus:
+    """A published corpus; `types` counts the distinct tokens of its training text, `<eos>` included."""
+
+    title: str
+    types: int
+    files: Mapping[str, KnownFile]
+
+
+KNOWN: Mapping[str, KnownCorpus] = {
+    "ptb": KnownCorpus(
+        title="Penn Treebank in Mikolov's preprocessing",
+        types=10_000,
+        files={
+            "train": KnownFile(
+                "ptb.train.txt", 929_589, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"
+            ),
+            "valid": KnownFile(
+                "ptb.valid.txt", 73_760, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"
+            ),
+            "test": KnownFile(
+                "ptb.test.txt", 82_430, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"
+            ),
+        },
+    ),
+    "wikitext-2": KnownCorpus(
+        title="WikiText-2, word level",
+        types=33_278,
+        files={
+            "train": KnownFile(
+                "wiki.train.tokens",
+                2_088_628,
+                "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            ),
+            "valid": KnownFile(
+                "wiki.valid.tokens",
+                217_646,
+                "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            ),
+            "test": KnownFile(
+                "wiki.test.tokens",
+                245_569,
+                "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            ),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus found on this machine: a file and its SHA-256 per split, cut as the settings say."""
+
+    name: str
+    origin: str  # how we know what it is, for people
+    files: Mapping[str, Path]
+    hashes: dict[str, str]
+    settings: CorpusSettings
+
+    @property
+    def known(self) -> KnownCorpus | None:
+        """The published corpus that this is, if its files are those."""
+        name = _recognise(self.hashes)
+        return KNOWN[name] if name else None
+
+    def lines(self, split: str) -> Iterator[Line]:
+        """The lines of a split; of the training text only the part asked for."""
+        path = self.files[split]
+        if split != "train" or self.settings.part is None:
+            return read_file(path)
+        part, parts = map(int, self.settings.part.split("/"))
+        total = count_lines(path)
+        first, last = (part - 1) * total // parts, part * total // parts
+        if first == last:
+            raise DataError(f"{path}: part {self.settings.part} of {total} lines is empty; use fewer parts")
+        return islice(read_file(path), first, last)
+
+
+def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path) -> Corpus:
+    """Find a corpus and check it; a published one in `data`, else in the environment's REEFKNOT_DATA."""
+    name = settings.name
+    if name == BUILT_IN:
+        folder = python_docs.build(cache)
+        files = {split: folder / f"{split}.txt" for split in SPLITS}
+        origin = python_docs.ORIGIN
+    elif name in KNOWN:
+        files, origin = _find_known(name, data), KNOWN[name].title
+    else:
+        files = _find_folder(name)
+        name, origin = f"{files['train'].parent.name}/", "a folder of text"
+    hashes = {split: file_hash(path, cache) for split, path in files.items()}
+    if name in KNOWN:
+        _check_hashes(name, files, hashes)
+    if recognised := _recognise(hashes):
+        name, origin = recognised, f"{KNOWN[recognised].title}, recognised by SHA-256"
+    return Corpus(name, origin, files, hashes, settings)
+
+
+def _find_known(name: str, data: Path | None) -> dict[str, Path]:
+    wanted = {split: file.name for split, file in KNOWN[name].files.items()}
+    listing = ", ".join(wanted.values())
+    advice = f"put {listing} into DIR/{name}/ and name DIR with --data DIR or REEFKNOT_DATA"
+    named = data or os.environ.get("REEFKNOT_DATA")
+    if not named:
+        raise DataError(f"the corpus {name} has to be found but no data folder is named: {advice}")
+    places = (Path(named) / name, Path(named))
+    for place in places:
+        files = {split: place / file for split, file in wanted.items()}
+        if all(path.is_file() for path in files.values()):
+            return files
+    missing = [file for file in wanted.values() if not any((place / file).is_file() for place in places)]
+    raise DataError(
+        f"the corpus {name} is not complete in {named}: {', '.join(missing) or 'no folder has all files'}"
+        f" not found; {advice}"
+    )
+
+
+_NAMES = {"train": "train", "valid": "valid|validation|dev", "test": "test"}
+
+
+def _find_folder(name: str) -> dict[str, Path]:
+    try:
+        folder = Path(name).expanduser().resolve()
+        present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    except (OSError, ValueError, RuntimeError):  # no such folder, no such user, not a possible path
+        known = ", ".join((BUILT_IN, *KNOWN))
+        raise DataError(f"corpus '{name[:200]}': neither a known corpus ({known}) nor a folder") from None
+    files: dict[str, Path] = {}
+    for split, stems in _NAMES.items():
+        pattern = re.compile(rf"(?:[^.].*\.)?(?:{stems})(?:\.txt|\.tokens)?", re.IGNORECASE)
+        found = [file for file in present if pattern.fullmatch(file)]
+        if len(found) != 1:
+            problem = f"{', '.join(found)} could each be" if found else "nothing there is"
+            raise DataError(
+                f"{folder}: {problem} the {split} text; looked for one file [NAME.]({stems})[.txt|.tokens];"
+                f" the folder holds {_listing(present)}"
+            )
+        files[split] = folder / found[0]
+    return files
+
+
+def _listing(names: list[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "no files") + more
+
+
+def _check_hashes(name: str, files: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
+    for split, expected in KNOWN[name].files.items():
+        if hashes[split] != expected.sha256:
+            raise DataError(
+                f"{files[split]}: not the published {name} file: SHA-256 {expected.sha256} expected,"
+                f" {hashes[split]} found; to use the text as it is, name its folder instead of {name}"
+            )
+
+
+def _recognise(hashes: Mapping[str, str]) -> str | None:
+    for name, corpus in KNOWN.items():
+        if all(hashes[split] == file.sha256 for split, file in corpus.files.items()):
+            return name
+    return None

@@ -1,0 +1,104 @@
+"""Datasets: a corpus encoded once with its vocabulary, kept in the cache and memory-mapped afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reefknot.errors import DataError
+from reefknot.text.cache import cache_folder, cached
+from reefknot.text.corpora import CorpusSettings, find_corpus
+from reefknot.text.encoding import FORMAT, Split, encode_text, read_encoded, write_encoded
+from reefknot.text.vocabulary import Vocabulary, VocabularySettings
+
+__all__ = ["Dataset", "Split", "encode_text", "open_dataset"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A corpus as ids, with what is needed to say exactly what it is."""
+
+    name: str
+    origin: str
+    vocabulary: Vocabulary
+    splits: dict[str, Split]
+    fingerprint: str
+    """SHA-256 over the texts, the cuts, the vocabulary and its settings."""
+    corpus_settings: CorpusSettings
+    vocabulary_settings: VocabularySettings
+
+    def describe(self) -> str:
+        """The texts and the policies in a few lines, for people."""
+        lines = [f"{self.name}: {self.origin}; {len(self.vocabulary):,} types; hash {self.fingerprint[:12]}"]
+        for split in self.splits.values():
+            unknown = split.unknown / split.tokens
+            lines.append(
+                f"  {split.name:5} {split.tokens:>11,} tokens {split.words:>11,} words"
+                f" {split.lines:>9,} lines {split.bytes:>12,} bytes {unknown:>6.2%} unknown"
+            )
+        return "\n".join([*lines, *(f"  {policy}" for policy in self._policies())])
+
+    def _policies(self) -> Iterator[str]:
+        corpus, words = self.corpus_settings, self.vocabulary_settings
+        cuts = [f"part {corpus.part} of its lines"] if corpus.part else []
+        cuts += [f"its first {corpus.tokens:,} tokens"] if corpus.tokens else []
+        if cuts:
+            yield f"the training text is cut to {', of that '.join(cuts)}"
+        limits = ["the words of the training text"]
+        limits += [f"seen at least {words.min_count:,} times"] if words.min_count > 1 else []
+        limits += [f"at most {words.max_size:,} types"] if words.max_size else []
+        yield f"vocabulary: {', '.join(limits)}; most frequent first"
+        unknown = "become <unk>" if words.unknown == "replace" else "are refused"
+        ends = "each line ends with <eos>" if words.end_of_line else "line ends are left out"
+        yield f"unknown words {unknown}; {ends}"
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def open_dataset(
+    corpus: CorpusSettings,
+    vocabulary: VocabularySettings,
+    *,
+    data: Path | None = None,
+    cache: Path | None = None,
+    say: Callable[[str], None] = _silent,
+) -> Dataset:
+    """Find a corpus and open it as ids, encoding it first if the cache does not hold it.
+
+    `data` is the folder of the published corpora, `cache` that of what is made from texts; `say` hears of
+    progress.
+    """
+    folder = cache_folder(cache)
+    source = find_corpus(corpus, data=data, cache=folder)
+    identity = {
+        "text": source.hashes,
+        "cut": corpus.model_dump(exclude={"name"}),
+        "vocabulary": vocabulary.model_dump(),
+    }
+
+    def fill(entry: Path) -> None:
+        write_encoded(entry, source, vocabulary, say)
+
+    def read(entry: Path) -> tuple[Vocabulary, dict[str, Split]] | None:
+        if not entry.exists():
+            return None
+        try:
+            return read_encoded(entry)
+        except DataError as damage:
+            say(f"the cached text is damaged and is made again: {damage}")
+            return None
+
+    entry = folder / "datasets" / _digest(identity, FORMAT)[:32]
+    words, splits = cached(entry, fill, read)
+    fingerprint = _digest(identity, words.fingerprint)
+    return Dataset(source.name, source.origin, words, splits, fingerprint, corpus, vocabulary)
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

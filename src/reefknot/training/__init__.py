@@ -1,0 +1,1 @@
+"""Training that can be killed anywhere and resumes to the same bits."""

@@ -1,0 +1,58 @@
+"""Every source of random numbers: seeded together, saved and put back to the bit."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed all generators. Ranks differ, so that each drops other units."""
+    mixed = (seed + 1_000_003 * rank) % 2**32
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+
+
+def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
+    """`exact` gives equal bits on the same device and versions; no level promises them across devices."""
+    if level == "exact":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(level == "exact")
+    torch.backends.cudnn.benchmark = level == "fast"
+    torch.backends.cudnn.allow_tf32 = level == "fast"
+    torch.backends.cuda.matmul.allow_tf32 = level == "fast"
+
+
+def capture(device: torch.device) -> dict[str, Tensor]:
+    """The generators' states as byte and integer tensors."""
+    _, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, python_gauss = random.getstate()
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.asarray(words).astype(np.int64)),
+        "numpy_position": torch.tensor([position, has_gauss]),
+        "python": torch.tensor([version, *internal]),
+        "gauss": torch.tensor([gauss, 0.0 if python_gauss is None else python_gauss], dtype=torch.float64),
+        "python_has_gauss": torch.tensor(python_gauss is not None),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put the generators back. A state saved on another kind of device keeps what both have."""
+    torch.set_rng_state(states["torch"])
+    position, has_gauss = states["numpy_position"].tolist()
+    numpy_gauss, python_gauss = states["gauss"].tolist()
+    np.random.set_state(("MT19937", states["numpy"].numpy().astype(np.uint32), position, has_gauss, numpy_gauss))
+    version, *internal = states["python"].tolist()
+    random.setstate((version, tuple(internal), python_gauss if states["python_has_gauss"] else None))
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

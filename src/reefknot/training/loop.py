@@ -1,0 +1,276 @@
+"""The training loop: windows of parallel streams, updates, metrics, checkpoints.
+
+Everything that decides the next step lives in `TrainState`; the rest of this file can be rebuilt from the recipe.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from reefknot.encoders.contract import State, detach, join_streams, select_streams
+from reefknot.errors import NonFiniteError, SettingsError, Stopped
+from reefknot.evaluation.perplexity import perplexity
+from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.contract import Plan
+from reefknot.parts import OPTIMISERS, SCHEDULES
+from reefknot.runs.checkpoints import Checkpoints
+from reefknot.runs.durable import write_json
+from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.text.streams import Streams
+from reefknot.training.display import Display, Silent, progress_line
+from reefknot.training.distributed import World
+from reefknot.training.settings import TrainingSettings
+from reefknot.training.signals import StopRequest
+from reefknot.training.state import Progress, TrainState
+
+Metric = dict[str, Any]
+
+
+class _Window(nn.Module):
+    """The loss of one window as a module's forward, which is what DistributedDataParallel can wrap."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, x_BT: Tensor, y_BT: Tensor, state: State, plan: Plan
+    ) -> tuple[Tensor, Tensor, State, dict[str, Tensor]]:
+        losses = self.model.loss(x_BT, y_BT, state, plan)
+        return (
+            losses.sum(),
+            losses.parts["nll"].sum.detach(),
+            detach(losses.state),
+            self.model.output.penalties(),
+        )
+
+
+class Trainer:
+    """Trains one model in one run folder, from wherever the folder stands."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        streams: Streams,
+        validate: Callable[[], float],
+        settings: TrainingSettings,
+        run: RunFolder,
+        *,
+        world: World | None = None,
+        display: Display | None = None,
+        name: str = "",
+        trackers: Sequence[Callable[[Metric], None]] = (),
+    ) -> None:
+        """`streams` are this process's share; `validate` returns the mean loss per token on the validation text."""
+        if streams.batch % settings.accumulate:
+            raise SettingsError(
+                f"training.accumulate = {settings.accumulate} does not divide the {streams.batch} streams of a process"
+            )
+        self.settings = settings
+        self.world = world or World()
+        self.run = run
+        self.checkpoints = Checkpoints(run.path, settings.keep)
+        self.display = display or Silent()
+        self.name = name
+        self.trackers = trackers
+        self.streams = streams
+        self.validate = validate
+        self.model = model.to(self.world.device)
+        self.schedule = SCHEDULES.build(settings.schedule, {})
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
+        self.first_rate: float = optimiser.param_groups[0]["lr"]
+        self.state = TrainState(model, optimiser, model.initial_state(streams.batch), Progress())
+        self._parallel = self.world.size > 1
+        self._window = DistributedDataParallel(_Window(model)) if self._parallel else _Window(model)
+
+    # -- the whole run ---------------------------------------------------------------------------------------------
+
+    def train(self) -> Progress:
+        """Train to the last epoch. Raises `Stopped` when asked to stop, after saving."""
+        self._resume()
+        with StopRequest() as stop:
+            while self.state.progress.epoch <= self.settings.epochs:
+                self._run_epoch(stop)
+                self._end_epoch()
+        return self.state.progress
+
+    def _resume(self) -> None:
+        found = self.checkpoints.latest(self.display.say)
+        if found is None:
+            self._cut_metrics()
+            return
+        self.state.restore(found.model, found.state, found.values, self.world)
+        progress = self.state.progress
+        self._cut_metrics()
+        if self.world.first and progress.best_step:
+            # Killed between a checkpoint's commit and the mark: the checkpoint knows what was best.
+            self.checkpoints.mark_best(progress.best_step)
+        self.display.say(f"resumed at step {progress.step:,}, epoch {progress.epoch}")
+
+    def _cut_metrics(self) -> None:
+        if self.world.first:
+            self.run.metrics.cut(self.state.progress.metrics_lines)
+
+    def _run_epoch(self, stop: StopRequest) -> None:
+        progress = self.state.progress
+        rate = self.first_rate * self.schedule.factor(progress.epoch)
+        for group in self.state.optimiser.param_groups:
+            group["lr"] = rate
+        if progress.window == 0:
+            self.state.hidden = self.model.initial_state(self.streams.batch)
+        self.model.train()
+        while progress.window < self.streams.windows:
+            gradient_norm, penalties, asked = self._step(stop)
+            if progress.step % self.settings.log_every == 0:
+                self._log_training(rate, gradient_norm, penalties)
+            ends_epoch = progress.window == self.streams.windows
+            if asked and not ends_epoch:
+                self._save()
+                raise Stopped(f"stopped at step {progress.step:,} and saved; the same command resumes")
+            if progress.step % self.settings.save_every == 0 and not ends_epoch:
+                self._save()
+
+    def _end_epoch(self) -> None:
+        progress = self.state.progress
+        self.display.update(f"{self.name}  validating")
+        started = time.monotonic()
+        nll = self.world.from_first(self.validate() if self.world.first else math.nan)
+        line = {
+            "kind": "valid",
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "nll": nll,
+            "perplexity": perplexity(nll),
+        }
+        self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
+        best = progress.best_nll is None or nll < progress.best_nll
+        if best:
+            progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, progress.epoch
+        self.display.say(
+            f"{self.name}  epoch {progress.epoch}/{self.settings.epochs}  "
+            f"valid perplexity {perplexity(nll):,.2f}{'  (best)' if best else ''}"
+        )
+        progress.epoch += 1
+        progress.window = 0
+        self._save()
+        if best and self.world.first:
+            self.checkpoints.mark_best(progress.step)
+
+    # -- one update ------------------------------------------------------------------------------------------------
+
+    def _step(self, stop: StopRequest) -> tuple[float, dict[str, float], bool]:
+        """One update; returns the gradient's norm, the penalties, and whether any process was asked to stop."""
+        started = time.monotonic()
+        progress = self.state.progress
+        x_BT, y_BT = self.streams.window(progress.window)
+        pieces = self._pieces(x_BT, y_BT)
+        count = sum(plan.count for _, _, plan, _ in pieces)
+        divisor = (self.streams.batch if self.settings.divisor == "batch" else count) * self.world.size
+        self.state.optimiser.zero_grad(set_to_none=True)
+        nll_sum = torch.zeros((), device=self.world.device)
+        states = []
+        penalties: dict[str, Tensor] = {}
+        for number, (x, y, plan, hidden) in enumerate(pieces):
+            last = number == len(pieces) - 1
+            with self._quiet_unless(last), self._autocast():
+                loss_sum, piece_nll, state, penalties = self._window(x, y, hidden, plan)
+                # Processes average their gradients, so each share of the sum is weighted by their number;
+                # penalties are the same in every process and enter once.
+                objective = loss_sum * (self.world.size / divisor)
+                if last and penalties:
+                    objective = objective + torch.stack(list(penalties.values())).sum() / divisor
+                objective.backward()
+            nll_sum += piece_nll
+            states.append(state)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
+        numbers: list[float] = torch.stack([nll_sum, norm, *penalties.values()]).detach().double().tolist()
+        # The norm is that of the exchanged gradients, so all processes see the same one and decide alike.
+        nll, asked = self.world.sum([numbers[0], float(bool(stop))])
+        if not (math.isfinite(nll) and math.isfinite(numbers[1])):
+            self._refuse_update(nll, numbers[1])
+        self.state.optimiser.step()
+        self.state.hidden = join_streams(states)
+        progress.step += 1
+        progress.window += 1
+        progress.tokens += count * self.world.size
+        progress.logged_nll += nll
+        progress.logged_tokens += count * self.world.size
+        progress.seconds += time.monotonic() - started
+        return numbers[1], dict(zip(penalties, numbers[2:], strict=True)), asked > 0
+
+    def _pieces(self, x_BT: Tensor, y_BT: Tensor) -> list[tuple[Tensor, Tensor, Plan, State]]:
+        """The streams in `accumulate` groups, with what the host can say about each before it is copied."""
+        size = self.streams.batch // self.settings.accumulate
+        device = self.world.device
+        pieces = []
+        for start in range(0, self.streams.batch, size):
+            part = slice(start, start + size)
+            plan = self.model.output.prepare(y_BT[part])
+            x = x_BT[part].to(device, non_blocking=True)
+            y = y_BT[part].to(device, non_blocking=True)
+            pieces.append((x, y, plan, select_streams(self.state.hidden, part)))
+        return pieces
+
+    def _quiet_unless(self, last: bool) -> Any:
+        """Processes exchange gradients once per update, with the last piece."""
+        if self._parallel and not last:
+            return cast(DistributedDataParallel, self._window).no_sync()
+        return nullcontext()
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.settings.precision == "bfloat16"
+        return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def _refuse_update(self, nll: float, norm: float) -> None:
+        progress = self.state.progress
+        where = {"step": progress.step + 1, "epoch": progress.epoch, "window": progress.window}
+        seed = {"seed": self.settings.seed, "loss": repr(nll), "gradient_norm": repr(norm)}
+        if self.world.first:
+            write_json(self.run.path / "nonfinite.json", where | seed)
+        raise NonFiniteError(
+            f"the loss is {nll} and the gradient's norm {norm} at step {progress.step + 1} (epoch "
+            f"{progress.epoch}, window {progress.window}); the update was not made. The last checkpoint is kept and "
+            f"{self.run.path / 'nonfinite.json'} names the batch. Try a smaller training.optimiser.learning_rate or "
+            "a training.clip, in another --out"
+        )
+
+    # -- what is written -------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        progress = self.state.progress
+        progress.metrics_lines = self.run.metrics.lines
+        model, tensors, values = self.state.capture(self.world)
+        if self.world.first:
+            self.run.metrics.sync()
+            self.checkpoints.save(progress.step, model, tensors, values, fingerprint=config_hash(self.run.config))
+        self.world.wait()
+
+    def _log_training(self, rate: float, gradient_norm: float, penalties: dict[str, float]) -> None:
+        progress = self.state.progress
+        nll = progress.logged_nll / progress.logged_tokens
+        speed = progress.tokens / progress.seconds
+        line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
+        line |= {"learning_rate": rate, "gradient_norm": gradient_norm, "penalties": penalties}
+        line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
+        progress.logged_nll, progress.logged_tokens = 0.0, 0
+        self._write_metric(line)
+        steps = self.settings.epochs * self.streams.windows
+        left = (steps - progress.step) * progress.seconds / progress.step
+        facts = {"epoch": f"{progress.epoch}/{self.settings.epochs}", "perplexity": f"{perplexity(nll):,.1f}"}
+        facts["tokens/s"] = f"{speed:,.0f}"
+        self.display.update(progress_line(self.name, facts, progress.step / steps, left))
+
+    def _write_metric(self, line: Metric) -> None:
+        if not self.world.first:
+            return
+        self.run.metrics.append(line)
+        for track in self.trackers:
+            track(line)

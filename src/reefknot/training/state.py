@@ -1,0 +1,129 @@
+"""Training state as a value: everything that decides what the next step does, and nothing else.
+
+`capture` and `restore` are total: a field added to `Progress` or a buffer added to the model is saved because it is
+there, not because somebody remembered it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.encoders.contract import State, select_streams
+from reefknot.errors import DataError
+from reefknot.training import generators
+from reefknot.training.distributed import World
+
+
+@dataclass
+class Progress:
+    """Where training stands. Plain numbers only: this is what state.json holds."""
+
+    step: int = 0
+    """Updates done."""
+    epoch: int = 1
+    """The epoch we are in; beyond the last one when training is done."""
+    window: int = 0
+    """The next window of this epoch: the cursor into the text."""
+    tokens: int = 0
+    """Targets trained on."""
+    logged_nll: float = 0.0
+    """Sum of losses since the last line of metrics, so that the line after a resume is the line it would have been."""
+    logged_tokens: int = 0
+    metrics_lines: int = 0
+    best_nll: float | None = None
+    best_step: int = 0
+    best_epoch: int = 0
+    seconds: float = 0.0
+    """Time spent training, over all sittings."""
+
+
+@dataclass
+class TrainState:
+    """The value that a checkpoint holds."""
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    hidden: State
+    """What the encoder carries between windows: of this process's streams."""
+    progress: Progress
+
+    def capture(self, world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+        """Weights, other tensors, numbers. All processes call it; what comes back holds for all of them."""
+        tensors = {f"hidden.{name}": tensor for name, tensor in world.gather_streams(self.hidden).items()}
+        for name, tensor in generators.capture(world.device).items():
+            for rank, each in enumerate(world.gather(tensor)):
+                tensors[f"generator.{rank}.{name}"] = each
+        saved = self.optimiser.state_dict()
+        numbers: dict[str, Any] = {}
+        for index, entries in saved["state"].items():
+            for name, value in entries.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimiser.{index}.{name}"] = value
+                else:
+                    numbers[f"{index}.{name}"] = value
+        values = {
+            "progress": asdict(self.progress),
+            "optimiser": {"groups": saved["param_groups"], "numbers": numbers},
+            "processes": world.size,
+        }
+        return weights(self.model), tensors, values
+
+    def restore(
+        self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World
+    ) -> None:
+        """Become the saved state, whatever number of processes saved it."""
+        load_weights(self.model, model)
+        groups = _group(tensors)
+        streams = next(iter(self.hidden.values())).shape[1] if self.hidden else 0
+        mine = slice(world.rank * streams, (world.rank + 1) * streams)
+        whole = {name: tensor.to(world.device) for name, tensor in groups.get("hidden", {}).items()}
+        self.hidden = {name: tensor.clone() for name, tensor in select_streams(whole, mine).items()}
+        self._restore_optimiser(groups.get("optimiser", {}), values["optimiser"])
+        names = {field.name for field in fields(Progress)}
+        if set(values["progress"]) != names:
+            raise DataError("the checkpoint was written by another version of Reefknot and cannot be resumed")
+        self.progress = Progress(**values["progress"])
+        if values["processes"] == world.size:
+            generators.restore(_group(groups["generator"])[str(world.rank)], world.device)
+        else:
+            # Other processes hold other streams: their random numbers start anew, but from the step, not from zero.
+            generators.seed_everything(self.progress.step, world.rank)
+
+    def _restore_optimiser(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        state: dict[int, dict[str, Any]] = {}
+        for key, value in {**tensors, **values["numbers"]}.items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = value
+        self.optimiser.load_state_dict({"state": state, "param_groups": values["groups"]})
+
+
+def _group(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """`a.b` -> [`a`][`b`]."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        head, _, rest = key.partition(".")
+        groups.setdefault(head, {})[rest] = tensor
+    return groups
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and lasting buffers, each stored once: a tied table under its first name."""
+    kept = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    lasting = model.state_dict(keep_vars=True)
+    kept.update({name: buffer for name, buffer in model.named_buffers() if name in lasting})
+    return kept
+
+
+def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Copy saved weights into the model; ties stay as they are because the tensors do."""
+    own = weights(model)
+    if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
+        wrong = sorted(own.keys() ^ saved.keys()) or [n for n in own if own[n].shape != saved[n].shape]
+        raise DataError(f"the checkpoint holds another model: {', '.join(wrong[:5])} do not fit")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])

@@ -1,0 +1,120 @@
+"""PAPERS.md and the README's results: generated from records that can be traced, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.reports.papers import BEGIN, END, IDEAS, Recipe, update
+from reefknot.reports.table import TableRow
+
+from .conftest import ROWS, result, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+PRESS = Recipe(
+    "press2017/table6",
+    "Table 6",
+    [
+        TableRow("KN 5-gram", {"test": 141.0}, quoted=True),
+        TableRow("Small model", {"test": 114.5}, 4_651_600),
+        TableRow("Small + WT", ROWS["Small + WT"]["paper"], 2_651_600),
+        TableRow("Small + PR", {"valid": 116.0, "test": 111.7}, 4_691_800),
+    ],
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with a README and one record."""
+    (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
+    write_run(tmp_path / "results", "Small + WT", 0, result("Small + WT", 0))
+    return tmp_path
+
+
+def change(root: Path, **values: Any) -> None:
+    path = root / "results" / "press2017" / "table6" / "small-wt" / "seed0" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_the_figures_come_from_the_records(root: Path) -> None:
+    assert update(root, [PRESS]) == [root / "PAPERS.md", root / "README.md"]
+    papers = (root / "PAPERS.md").read_text()
+    assert (
+        "| weight tying (WT) | Press and Wolf 2017, Table 6 | [tables.py](src/reefknot/tables.py) "
+        "| `press2017/table6`, Small + WT | 112.6 | 112.4 |"
+    ) in papers
+    assert "| `press2017/table6`, Small + PR | not run | 111.7 |" in papers
+    for text in (papers, (root / "README.md").read_text()):
+        assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in text  # nothing to beat
+        assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % |" in text
+        assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
+        assert "\nreefknot train press2017/table6 --row 'Small + WT' --seed 0\n" in text
+
+
+def test_the_rest_of_the_readme_stays(root: Path) -> None:
+    update(root, [PRESS])
+    text = (root / "README.md").read_text()
+    assert text.startswith("# Title\n\n")
+    assert text.endswith(f"{END}\n\nThe end.\n")
+    assert "old" not in text
+
+
+def test_check_writes_nothing_and_names_what_is_stale(root: Path) -> None:
+    before = (root / "README.md").read_text()
+    assert update(root, [PRESS], check=True) == [root / "PAPERS.md", root / "README.md"]
+    assert (root / "README.md").read_text() == before
+    assert not (root / "PAPERS.md").exists()
+    update(root, [PRESS])
+    assert update(root, [PRESS], check=True) == []
+    with (root / "PAPERS.md").open("a") as file:
+        file.write("typed by hand\n")
+    assert update(root, [PRESS], check=True) == [root / "PAPERS.md"]
+
+
+def test_no_records_yet(root: Path) -> None:
+    other = Recipe("other/table1", "Other", [TableRow("a")])
+    update(root, [PRESS, other])
+    assert "Not run yet." in (root / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"commit": None}, "has no commit"),
+        ({"command": ""}, "has no command"),
+        ({"config_hash": None, "commit": None}, "has no commit, config_hash"),
+        ({"dirty": True}, "uncommitted changes"),
+    ],
+)
+def test_a_record_that_cannot_be_traced_is_refused(root: Path, values: dict[str, Any], says: str) -> None:
+    change(root, **values)
+    with pytest.raises(DataError, match=says) as caught:
+        update(root, [PRESS])
+    assert "small-wt/seed0/result.json" in str(caught.value)
+    assert not (root / "PAPERS.md").exists()
+
+
+def test_an_unfinished_record_is_refused(root: Path) -> None:
+    write_run(root / "results", "Small")
+    with pytest.raises(DataError, match="only finished runs"):
+        update(root, [PRESS])
+
+
+def test_a_readme_without_its_marks_is_named(root: Path) -> None:
+    for text in ("nothing", f"{END} {BEGIN}", BEGIN):
+        (root / "README.md").write_text(text)
+        with pytest.raises(DataError, match="no place for the results"):
+            update(root, [PRESS])
+
+
+def test_an_idea_without_its_row_is_named(root: Path) -> None:
+    with pytest.raises(DataError, match="no row 'Small model'"):
+        update(root, [Recipe(PRESS.name, PRESS.title, PRESS.rows[2:])])
+
+
+def test_every_idea_points_at_a_file() -> None:
+    assert [idea.code for idea in IDEAS if not (ROOT / idea.code).is_file()] == []

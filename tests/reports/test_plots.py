@@ -1,0 +1,115 @@
+"""Figures: fit to be inlined side by side, the same bytes every time, and true to the metrics."""
+
+from __future__ import annotations
+
+import re
+import warnings
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reefknot.reports import plots
+from reefknot.reports.results import collect, load
+from reefknot.reports.table import TableRow, join
+
+from .conftest import result, write_run, write_runs
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[TableRow]:
+    return join([], collect([write_runs(tmp_path_factory.mktemp("plots"))]))
+
+
+@pytest.fixture(scope="module")
+def drawn(rows: list[TableRow]) -> list[plots.Plot]:
+    return draw_all(rows)
+
+
+def draw_all(rows: list[TableRow]) -> list[plots.Plot]:
+    return [*plots.sizes(rows), *plots.curves(rows), *plots.frequency(rows)]
+
+
+def test_every_figure_is_there_and_parses(drawn: list[plots.Plot]) -> None:
+    assert len(drawn) == 5
+    for plot in drawn:
+        root = ET.fromstring(plot.svg)
+        assert root.attrib["viewBox"].startswith("0 0 ")
+        assert not {"width", "height"} & set(root.attrib)
+        text = " ".join("".join(node.itertext()) for node in root.iter("text"))
+        assert "Small + WT + PR" in text
+
+
+def test_ids_are_never_shared_and_always_resolve(drawn: list[plots.Plot]) -> None:
+    page = "".join(plot.svg for plot in drawn)
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'(?:url\(#|href="#)([^")]+)', page)
+    assert used
+    assert set(used) <= set(ids)
+
+
+def test_nothing_points_outside(drawn: list[plots.Plot]) -> None:
+    for plot in drawn:
+        assert not re.search(r"https?:|<metadata|<!DOCTYPE|<\?xml|@import", plot.svg)
+
+
+def test_text_takes_the_font_and_colour_of_the_page(drawn: list[plots.Plot]) -> None:
+    for plot in drawn:
+        assert "DejaVu" not in plot.svg
+        assert "currentColor" in plot.svg
+        assert not re.search(r"fill: #(fff|ffffff|000|000000)\b", plot.svg)
+
+
+def test_the_same_results_give_the_same_bytes(rows: list[TableRow], drawn: list[plots.Plot]) -> None:
+    assert draw_all(rows) == drawn
+
+
+def test_validation_is_drawn_at_the_epochs_it_was_made(rows: list[TableRow]) -> None:
+    points = plots._curve(rows[0].results[0], "valid")
+    assert [x for x, _ in points] == pytest.approx(range(1, 14))
+    assert points[-1][1] == pytest.approx(rows[0].results[0].metrics[-1].perplexity)
+
+
+def test_frequency_is_a_mean_over_seeds(tmp_path: Path) -> None:
+    for seed, nll in enumerate((2.0, 4.0)):
+        bands = [
+            {"low": 0, "high": 9, "tokens": 5, "nll": nll},
+            {"low": 10, "high": None, "tokens": 0, "nll": 0},
+        ]
+        write_run(tmp_path, "Small", seed, result("Small", seed, frequency={"target": bands}))
+    (row,) = join([], collect([tmp_path]))
+    assert list(plots._bands(row, "target").values()) == [3.0]
+    assert len(plots.frequency([row])) == 1
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small")
+    (folder / "metrics.jsonl").unlink()
+    assert draw_all(join([], [load(folder)])) == []
+    assert draw_all([]) == []
+
+
+def test_an_unfinished_run_has_its_curves(tmp_path: Path) -> None:
+    assert len(plots.curves(join([], [load(write_run(tmp_path, "Small"))]))) == 2
+
+
+def test_a_diverged_run_can_be_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small")
+    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "epoch": 1, "nll": 5000.0}\n')
+    assert len(plots.curves(join([], [load(folder)]))) == 1
+
+
+def test_any_name_can_be_drawn(rows: list[TableRow]) -> None:
+    names = ["$x$ <script>&", "_hidden", "語 \u05d0", "x" * 90, "$\\frac{"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for plot in draw_all([replace(rows[n % 3], name=name) for n, name in enumerate(names)]):
+            drawn = ["".join(node.itertext()) for node in ET.fromstring(plot.svg).iter("text")]
+            assert all(any(name in text for text in drawn) for name in names)
+
+
+def test_many_rows(rows: list[TableRow]) -> None:
+    many = [replace(rows[n % 3], name=f"row {n}") for n in range(20)]
+    assert all("row 19" in plot.svg for plot in plots.sizes(many))

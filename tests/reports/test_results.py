@@ -1,0 +1,159 @@
+"""Reading result folders back: finished, unfinished, torn, and several seeds of a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.reports.results import Band, Spread, collect, differing, flatten, group, load
+
+from .conftest import result, write_run
+
+
+def test_a_finished_run_is_read_whole(runs: Path) -> None:
+    run = load(runs / "press2017" / "table6" / "small-wt" / "seed0")
+    assert run.record is not None
+    assert (run.recipe, run.row, run.seed) == ("press2017/table6", "Small + WT", 0)
+    assert run.record.parameters.total == 2_651_600
+    assert run.record.test is not None
+    assert run.record.test.perplexity == pytest.approx(112.6)
+    assert run.record.neighbors.tied
+    assert run.record.frequency.target[-1].high is None
+    assert run.settings["training"]["epochs"] == 13
+    last = run.last("valid")
+    assert last is not None
+    assert last.step == 13 * 2323
+
+
+def test_runs_are_found_at_any_depth_once_and_by_seed(runs: Path) -> None:
+    one = runs / "press2017" / "table6" / "small" / "seed1"
+    found = collect([runs, one])
+    assert [(run.row, run.seed) for run in found] == [
+        ("Small", 0),
+        ("Small", 1),
+        ("Small + WT", 0),
+        ("Small + WT + PR", 0),
+        ("Small + WT + PR", 1),
+    ]
+
+
+def test_ten_seeds_come_in_the_order_of_numbers(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        write_run(tmp_path, "Small", seed, result("Small", seed))
+    assert [run.seed for run in collect([tmp_path])] == [1, 2, 10]
+
+
+def test_an_unfinished_run_is_shown_with_its_last_metrics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small + WT", 3)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 999')
+    run = load(folder)
+    assert run.record is None
+    assert (run.row, run.seed) == ("Small + WT", 3)
+    assert run.metrics[-1].kind == "valid"
+
+
+def test_a_run_that_has_just_begun_has_no_metrics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small")
+    (folder / "metrics.jsonl").unlink()
+    run = load(folder)
+    assert run.metrics == ()
+    assert run.last("valid") is None
+
+
+def test_a_record_may_stand_alone(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(result("Small", 4)))
+    run = load(tmp_path)
+    assert (run.seed, run.settings, run.metrics) == (4, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("result.json", '{"format": 1, "rec', "result.json"),
+        ("result.json", "[]", "result.json"),
+        ("result.json", '{"format": 2}', "format"),
+        ("result.json", '{"format": 1, "recipe": "\\ud800"}', "result.json"),
+        ("config.json", "{", "config.json"),
+        ("config.json", "[1]", "config.json"),
+        ("config.json", '{"settings": 3}', "settings"),
+        ("metrics.jsonl", '{"kind": "valid"}\n', "metrics.jsonl, line 1"),
+        ("metrics.jsonl", '\n\n{"kind": "valid", "step": 1, "epoch": 1, "nll": NaN}\n', "line 3"),
+    ],
+)
+def test_a_damaged_file_is_named(runs: Path, name: str, content: str, says: str) -> None:
+    folder = runs / "press2017" / "table6" / "small" / "seed0"
+    (folder / name).write_text(content)
+    with pytest.raises(DataError, match=says) as caught:
+        collect([runs])
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_to_report_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        collect([tmp_path / "nowhere"])
+    with pytest.raises(DataError, match="no runs in this folder"):
+        collect([tmp_path])
+    with pytest.raises(DataError, match="no run here"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="no result folders"):
+        collect([])
+
+
+def test_seeds_of_a_row_belong_together(runs: Path) -> None:
+    groups = group(collect([runs]))
+    assert {name: len(members) for name, members in groups.items()} == {
+        "Small": 2,
+        "Small + WT": 1,
+        "Small + WT + PR": 2,
+    }
+
+
+def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
+    path = runs / "press2017" / "table6" / "small" / "seed1" / "config.json"
+    config = json.loads(path.read_text())
+    config["settings"]["training"]["epochs"] = 3
+    path.write_text(json.dumps(config))
+    groups = group(collect([runs]))
+    assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
+
+
+def test_rows_of_several_recipes_carry_the_recipe_in_their_name(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "Small", 0, result("Small", 0))
+    write_run(tmp_path / "b", "Small", 0, result("Small", 0, recipe="other"))
+    assert list(group(collect([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
+
+
+def test_spread() -> None:
+    assert Spread.of([]) is None
+    assert Spread.of([None, 3.0]) == Spread(3.0, None, 1)
+    assert Spread.of([1.0, 3.0]) == Spread(2.0, pytest.approx(2**0.5), 2)
+
+
+def test_differing_settings_are_found_by_dotted_key() -> None:
+    a = {"x": {"kind": "plain", "dim": 1}, "same": []}
+    b = {"x": {"kind": "projected", "dim": 1, "penalty": 0.1}, "same": []}
+    assert differing([a, b]) == ["x.kind", "x.penalty"]
+    assert differing([a, a]) == []
+    assert flatten({"a": {}, "b": {"c": None}}) == {"a": {}, "b.c": None}
+
+
+def test_band_labels() -> None:
+    assert [
+        Band(low=low, high=high, tokens=1, nll=1).label for low, high in ((0, 9), (1, 1), (1000, None))
+    ] == [
+        "0–9",
+        "1",
+        "1,000+",
+    ]
+
+
+def test_reports_do_not_import_torch() -> None:
+    code = "import sys, reefknot.reports.page, reefknot.reports.papers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

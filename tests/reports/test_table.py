@@ -1,0 +1,145 @@
+"""The table of rows: what it says of rows run, not run, quoted and unfinished, in each of its forms."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from reefknot.reports.results import collect, load
+from reefknot.reports.table import Table, TableRow, build, from_recipe, join, number, print_table, to_markdown
+
+from .conftest import ROWS, result, write_run
+
+
+def recipe_rows() -> list[TableRow]:
+    rows = [TableRow(name, about["paper"], about["total"]) for name, about in ROWS.items()]
+    not_run = TableRow("Small + PR", {"valid": 116.0, "test": 111.7}, 4_691_800)
+    quoted = TableRow("KN 5-gram", {"test": 141.0}, quoted=True)
+    return [quoted, *rows, not_run]
+
+
+def cells(table: Table, name: str) -> dict[str, str]:
+    """The cells of a row, under their group and title."""
+    n = table.names.index(name)
+    return {f"{column.group} {column.title}": column.cells[n] for column in table.columns}
+
+
+def printed(rows: list[TableRow], width: int) -> str:
+    out = io.StringIO()
+    print_table(rows, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_a_row_is_the_mean_over_its_seeds_beside_the_paper(runs: Path) -> None:
+    table = build(join(recipe_rows(), collect([runs])))
+    row = cells(table, "Small")
+    assert row["size parameters"] == "4,651,600"
+    assert row["test test"] == "117.2 ± 0.7"
+    assert row["test paper"] == "114.5"
+    assert row["test diff"] == "+2.4 %"
+    assert row["cost tokens/s"] == "80,000"
+    assert row["cost memory"] == "700 MB"
+    assert row["cost seeds"] == "2"
+    assert cells(table, "Small + WT")["validation diff"] == "−0.8 %"
+    assert table.names[table.best or 0] == "Small + WT + PR"
+
+
+def test_rows_not_run_and_rows_quoted(runs: Path) -> None:
+    table = build(join(recipe_rows(), collect([runs])))
+    assert cells(table, "Small + PR")["test test"] == "not run"
+    assert cells(table, "Small + PR")["test paper"] == "111.7"
+    assert cells(table, "Small + PR")["cost seeds"] == ""
+    quoted = cells(table, "KN 5-gram")
+    assert quoted["test paper"] == "141.0"
+    assert quoted["test test"] == ""
+
+
+def test_an_unfinished_row_shows_how_far_it_came(tmp_path: Path) -> None:
+    rows = join([], [load(write_run(tmp_path, "Small"))])
+    row = cells(build(rows), "Small")
+    assert row["test test"] == "unfinished"
+    assert row["validation valid"].startswith("so far 12")
+    assert row["cost seeds"] == "0 of 1"
+
+
+def test_finished_seeds_count_and_unfinished_ones_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0))
+    write_run(tmp_path, "Small", 1)
+    row = cells(build(join([], collect([tmp_path]))), "Small")
+    assert row["test test"] == "116.7"
+    assert row["cost seeds"] == "1 of 2"
+
+
+def test_empty_columns_are_dropped(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0, paper={}))
+    table = build(join([], collect([tmp_path])))
+    assert [column.title for column in table.columns] == [
+        "parameters",
+        "valid",
+        "test",
+        "tokens/s",
+        "memory",
+        "seeds",
+    ]
+    assert table.best is None
+
+
+def test_nothing_run_is_a_table_too() -> None:
+    table = build(recipe_rows())
+    assert [column.title for column in table.columns] == ["parameters", "paper", "test", "paper"]
+
+
+def test_runs_of_no_listed_row_follow(runs: Path) -> None:
+    rows = join(recipe_rows()[:2], collect([runs]))
+    assert [row.name for row in rows] == ["KN 5-gram", "Small", "Small + WT", "Small + WT + PR"]
+
+
+def test_joining_again_changes_nothing(runs: Path) -> None:
+    results = collect([runs])
+    rows = join(recipe_rows(), results)
+    assert join(rows, results) == rows
+
+
+def test_a_row_of_another_recipe_is_another_row(runs: Path) -> None:
+    (row, *_) = join([TableRow("Small", recipe="other")], collect([runs]))
+    assert row.results == ()
+
+
+def test_recipe_rows_carry_their_figures() -> None:
+    rows = recipe_rows()
+    assert from_recipe(rows, "r")[1] == TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_terminal_gets_every_cell_and_no_line_too_long(runs: Path, width: int) -> None:
+    rows = join(recipe_rows(), collect([runs]))
+    text = printed(rows, width)
+    assert max(map(len, text.splitlines())) <= width
+    for column in build(rows).columns:
+        for cell in column.cells:
+            assert cell in text
+    assert "…" not in text
+
+
+def test_a_pipe_gets_plain_text(runs: Path) -> None:
+    assert "\x1b" not in printed(join(recipe_rows(), collect([runs])), 80)
+
+
+def test_names_are_text_not_markup() -> None:
+    assert "[bold]x[/bold]" in printed([TableRow("[bold]x[/bold]")], 80)
+
+
+def test_markdown(runs: Path) -> None:
+    lines = to_markdown(join(recipe_rows(), collect([runs]))).splitlines()
+    assert lines[0].startswith("| row | parameters | valid | paper | diff | test | paper | diff |")
+    assert len({line.count("|") for line in lines}) == 1
+    assert sum("**102.7 ± 0.7**" in line for line in lines) == 1
+    assert to_markdown([TableRow("a|b\n<i>*c*")]).splitlines()[2].startswith("| a\\|b \\<i\\>\\*c\\* |")
+
+
+@pytest.mark.parametrize(("value", "text"), [(3.456, "3.46"), (114.52, "114.5"), (12_345.6, "12,345.6")])
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text

@@ -1,0 +1,255 @@
+"""Datasets: what is encoded, what is counted, and how the cache is used, mended and shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.text.corpora import KNOWN, CorpusSettings
+from reefknot.text.dataset import Dataset, encode_text, open_dataset
+from reefknot.text.vocabulary import VocabularySettings
+
+Corpus = Callable[..., Path]
+Open = Callable[..., Dataset]
+
+
+def words(dataset: Dataset, split: str = "train") -> str:
+    return " ".join(dataset.vocabulary.decode(dataset.splits[split].ids.tolist()))
+
+
+def test_a_small_corpus_word_by_word(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus())
+    assert words(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
+    assert words(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
+    assert dataset.vocabulary.words[:3] == ("<eos>", "the", "cat")
+    train, test = dataset.splits["train"], dataset.splits["test"]
+    assert (train.tokens, train.words, train.lines, train.bytes, train.unknown) == (15, 11, 4, 43, 0)
+    assert (test.tokens, test.words, test.lines, test.bytes, test.unknown) == (7, 5, 2, 20, 1)
+    assert list(dataset.splits) == ["train", "valid", "test"]
+    assert isinstance(train.ids, np.memmap)
+    assert train.ids.dtype == np.int32
+
+
+def test_line_ends_may_be_left_out(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(), end_of_line=False)
+    assert words(dataset) == "the cat sat the dog sat on the cat a bird"
+    assert dataset.vocabulary.eos is None
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected", "size"),
+    [
+        ({"tokens": 4}, "the cat sat <eos>", 12),
+        ({"tokens": 3}, "the cat sat", 11),
+        ({"tokens": 6}, "the cat sat <eos> the dog", 12 + 7),
+        ({"part": "2/2"}, "<eos> a bird <eos>", 8),
+        ({"part": "2/2", "tokens": 2}, "<eos> a", 1 + 1),
+        ({"tokens": 15}, "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>", 43),
+        ({"tokens": 99}, "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>", 43),
+    ],
+)
+def test_cuts_keep_the_first_tokens_of_a_part(
+    cut: dict[str, object], expected: str, size: int, corpus: Corpus, opened: Open
+) -> None:
+    dataset = opened(corpus(), **cut)
+    train = dataset.splits["train"]
+    assert words(dataset) == expected
+    assert train.bytes == size
+    assert train.words == len(expected.replace("<eos>", "").split())
+    assert dataset.splits["valid"].tokens == 7
+    assert sum(dataset.vocabulary.counts) == train.tokens
+
+
+def test_an_unknown_word_is_refused_by_name_and_place(corpus: Corpus, opened: Open) -> None:
+    with pytest.raises(DataError, match=r"valid\.txt, line 2: 'fish' is not in the vocabulary"):
+        opened(corpus(), unknown="refuse")
+    with pytest.raises(DataError, match=r"train\.txt, line 2: 'dog' is not in the vocabulary"):
+        opened(corpus(), unknown="refuse", min_count=2)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b" \r\n\t\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_text_without_words(text: bytes, split: str, corpus: Corpus, opened: Open) -> None:
+    with pytest.raises(DataError, match=rf"{split}\.txt: the {split} text holds no words"):
+        opened(corpus(**{split: text}))
+
+
+@pytest.mark.parametrize("text", [b"a\0b\n", b"a \xff b\n"])
+def test_text_that_cannot_be_read_leaves_no_entry(
+    text: bytes, corpus: Corpus, opened: Open, cache: Path
+) -> None:
+    with pytest.raises(DataError, match=r"test\.txt, line 1: .*byte"):
+        opened(corpus(test=text))
+    assert list((cache / "datasets").iterdir()) == []
+
+
+def test_one_token(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(train=b"word"), end_of_line=False)
+    assert dataset.splits["train"].ids.tolist() == [0]
+
+
+def test_line_ends_marks_and_missing_newlines_change_nothing(corpus: Corpus, opened: Open) -> None:
+    plain = words(opened(corpus(train=b"a b\nc\n")))
+    for same in (b"a b\r\nc\r\n", b"\xef\xbb\xbfa b\nc\n", b"a b\nc", b"a  b \n\tc"):
+        assert words(opened(corpus(train=same))) == plain
+
+
+def test_a_long_line(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(train=b"word " * 200_000))
+    assert dataset.splits["train"].tokens == 200_001
+
+
+def test_the_cache_is_used_and_told_apart(corpus: Corpus, opened: Open, cache: Path) -> None:
+    folder = corpus()
+    first = opened(folder)
+    [entry] = (cache / "datasets").iterdir()
+    made = (entry / "train.ids").stat().st_mtime_ns
+    again = opened(folder)
+    assert (entry / "train.ids").stat().st_mtime_ns == made
+    assert again.fingerprint == first.fingerprint
+
+    others = [opened(folder, min_count=2), opened(folder, part="1/2"), opened(folder, end_of_line=False)]
+    (folder / "test.txt").write_bytes(b"another text\n")
+    others.append(opened(folder))
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 5
+    assert len(list((cache / "datasets").iterdir())) == 5
+
+
+@pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json"])
+@pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
+def test_a_damaged_entry_is_made_again(
+    file: str, damage: str, corpus: Corpus, opened: Open, cache: Path
+) -> None:
+    folder = corpus()
+    before = opened(folder)
+    [entry] = (cache / "datasets").iterdir()
+    sound = (entry / file).read_bytes()
+    if damage == "gone":
+        (entry / file).unlink()
+    elif damage == "other" and file.endswith(".json"):
+        (entry / file).write_bytes(sound.replace(b"1", b"2"))
+    else:
+        (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
+    said: list[str] = []
+    after = opened(folder, say=said.append)
+    assert "damaged and is made again" in said[0]
+    assert (entry / file).read_bytes() == sound
+    assert words(after) == words(before)
+    assert opened(folder, say=said.append).fingerprint == before.fingerprint
+    assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
+
+
+def test_describe_says_what_the_text_is(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(), part="1/2", tokens=9, min_count=2, max_size=5)
+    text = dataset.describe()
+    assert text.startswith(f"corpus/: a folder of text; {len(dataset.vocabulary)} types; hash ")
+    assert dataset.fingerprint[:12] in text
+    assert "cut to part 1/2 of its lines, of that its first 9 tokens" in text
+    assert "seen at least 2 times, at most 5 types" in text
+    assert "unknown words become <unk>; each line ends with <eos>" in text
+    for split in dataset.splits.values():
+        assert f"{split.tokens:,} tokens" in text
+        assert f"{split.unknown / split.tokens:.2%} unknown" in text
+
+
+def test_a_sentence_is_encoded_as_a_corpus_is(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus())
+    settings = dataset.vocabulary_settings
+    text = (corpus() / "train.txt").read_text()
+    assert encode_text(text, settings, dataset.vocabulary) == dataset.splits["train"].ids.tolist()
+    assert dataset.vocabulary.decode(encode_text("a wolf", settings, dataset.vocabulary)) == [
+        "a",
+        "<unk>",
+        "<eos>",
+    ]
+    with pytest.raises(DataError, match="the text given, line 2: 'wolf' is not in the vocabulary"):
+        encode_text("a\na wolf", VocabularySettings(unknown="refuse"), dataset.vocabulary)
+
+
+def test_progress_is_said_on_a_long_text(
+    corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reefknot.text.encoding._SECONDS", -1.0)
+    said: list[str] = []
+    opened(corpus(), say=said.append)
+    assert said[3] == "train: 15 tokens counted"
+    assert "valid: 7 tokens encoded" in said
+
+
+OPEN = """
+import sys, time
+from pathlib import Path
+import numpy, pydantic
+from reefknot.text.corpora import CorpusSettings
+from reefknot.text.dataset import open_dataset
+from reefknot.text.vocabulary import VocabularySettings
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0
+
+before, start = pages(), time.perf_counter()
+dataset = open_dataset(CorpusSettings(name=sys.argv[1]), VocabularySettings(), cache=Path(sys.argv[2]))
+seconds, after = time.perf_counter() - start, pages()
+train = dataset.splits["train"]
+print(train.tokens, seconds, after - before, int(train.ids[-1]), dataset.fingerprint)
+"""
+
+
+def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OPEN, str(folder), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_encode_the_same_text_do_not_harm_each_other(corpus: Corpus, cache: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = "\n".join(" ".join(map(str, row)) for row in rng.zipf(1.3, (10_000, 20)) % 5_000)
+    folder = corpus(train=text.encode())
+    processes = [start(folder, cache) for _ in range(3)]
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert {answer[0] for answer in answers} == {"210000"}
+    assert len({answer[4] for answer in answers}) == 1
+    assert len(list((cache / "datasets").iterdir())) == 1
+
+
+def test_a_hundred_million_tokens_open_fast_and_stay_on_disk(
+    corpus: Corpus, opened: Open, cache: Path
+) -> None:
+    folder = corpus()
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    opened(folder)
+    [entry] = (cache / "datasets").iterdir()
+    record = json.loads((entry / "counts.json").read_bytes())
+    record["splits"]["train"]["tokens"] = 100_000_000
+    (entry / "counts.json").write_text(json.dumps(record))
+    os.truncate(entry / "train.ids", 400_000_000)  # sparse: a file of this length without its blocks
+    tokens, seconds, pages, last, _ = start(folder, cache).communicate(timeout=60)[0].split()  # a new process
+    assert int(tokens) == 100_000_000
+    assert int(last) == 0
+    assert float(seconds) < 0.5
+    assert int(pages) * os.sysconf("SC_PAGE_SIZE") < 50e6
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(
+    not os.environ.get("REEFKNOT_DATA"), reason="REEFKNOT_DATA names no folder of real corpora"
+)
+@pytest.mark.parametrize("name", list(KNOWN))
+def test_published_counts(name: str, tmp_path: Path) -> None:
+    known = KNOWN[name]
+    dataset = open_dataset(CorpusSettings(name=name), VocabularySettings(), cache=tmp_path)
+    assert len(dataset.vocabulary) == known.types
+    assert {split.name: split.tokens for split in dataset.splits.values()} == {
+        split: file.tokens for split, file in known.files.items()
+    }
+    assert dataset.name == name
+    assert int(dataset.splits["train"].ids.max()) == known.types - 1

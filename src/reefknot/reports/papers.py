@@ -137,10 +137,11 @@ def _results(tables: Sequence[Recipe], level: int) -> str:
 def _origin(table: Recipe, records: Sequence[Record]) -> str:
     """Machine, code and commands: what somebody needs to get the same figures."""
     environments = [result.environment for row in table.rows for result in row.results]
+    devices = [record.training.device for record in records]
     facts = {
         "Recipe": [f"`{table.name}`"],
-        "device": [record.training.device for record in records],
-        "CPU": [str(environment.get("cpu") or "") for environment in environments],
+        "device": devices,
+        "CPU": [cpu for environment in environments if (cpu := str(environment.get("cpu") or "")) not in devices],
         "torch": [str(environment.get("torch") or "") for environment in environments],
         "corpus": [f"{record.corpus.name} ({record.corpus.fingerprint[:12]})" for record in records],
         "seeds": sorted({str(record.seed) for record in records}, key=int),

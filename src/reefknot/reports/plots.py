@@ -92,7 +92,7 @@ def curves(rows: Sequence[TableRow]) -> list[Plot]:
 
         caption = f"{name} perplexity by epoch."
         if kind == "train":
-            caption += " Mean over each epoch, with dropout on, so not comparable with the validation figure."
+            caption += " A mean over each epoch while the weights change, so not comparable with validation."
         plots.append(Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption))
     return plots
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
-import click
 import typer
 
 from reefknot.cli import (
@@ -45,32 +46,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with its errors told as sentences. A mistyped command line is typer's to tell."""
+
+    @wraps(verb)
+    def run(*args: Any, **options: Any) -> None:
+        code = 0
+        try:
+            verb(*args, **options)
+        except ReefknotError as error:
+            code = _complain(error)
+        except BrokenPipeError:
+            # The reader of our output has left, as `| head` does; nothing more can be said to it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (MemoryError, OSError, RuntimeError) as error:
+            code = _complain(_resource_error(error))
+        raise typer.Exit(code)
+
+    return run
+
+
 for verb in (train, table, evaluate, compare, report, generate, score, neighbors, params, validate, ls):
     name = verb.__name__.rpartition(".")[2]
-    app.command(name, epilog=verb.EXAMPLES)(getattr(verb, name))
+    app.command(name, epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run one command and leave with its exit code."""
-    try:
-        app(standalone_mode=False)
-        code = 0
-    except click.exceptions.Exit as leaving:
-        code = leaving.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except click.Abort:
-        code = 130
-    except ReefknotError as error:
-        code = _complain(error)
-    except BrokenPipeError:
-        # The reader of our output has left, as `| head` does; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except (MemoryError, OSError, RuntimeError) as error:
-        code = _complain(_resource_error(error))
-    sys.exit(code)
+    app()
 
 
 def _complain(error: ReefknotError) -> int:

@@ -136,9 +136,7 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
     _refuse_overlap(tensors)
-    return save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"}
-    )
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
 
 
 def _refuse_overlap(tensors: Mapping[str, Tensor]) -> None:

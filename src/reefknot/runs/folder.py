@@ -204,13 +204,9 @@ def _refuse_foreign(path: Path) -> None:
     if not path.is_dir() or (path / "config.json").exists():
         return
     # A process killed while it started a run leaves its lock and half a config.json: still ours.
-    strangers = [
-        p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith("config.json.tmp-")
-    ]
+    strangers = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith("config.json.tmp-")]
     if strangers:
-        raise SettingsError(
-            f"{path} is no run (it holds {min(strangers)} but no config.json); use another --out"
-        )
+        raise SettingsError(f"{path} is no run (it holds {min(strangers)} but no config.json); use another --out")
 
 
 def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

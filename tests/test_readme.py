@@ -1,0 +1,58 @@
+"""What the README says of the tree and of the commands is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from reefknot.recipes import shipped
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _tree() -> list[tuple[str, str]]:
+    """(path, phrase) of every line of the tree."""
+    block = README.partition("## The tree")[2].split("```")[1]
+    found: list[tuple[str, str]] = []
+    folders: list[str] = []
+    for line in block.strip("\n").splitlines():
+        name, _, phrase = line.strip().partition(" ")
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders = [*folders[:depth], name.rstrip("/")]
+        found.append(("/".join(folders), phrase.strip()))
+    return found
+
+
+def test_every_path_of_the_tree_exists_and_has_a_phrase() -> None:
+    wrong = [path for path, phrase in _tree() if not (ROOT / path).exists()]
+    bare = [path for path, phrase in _tree() if not phrase and path.endswith(".py")]
+    assert not wrong
+    assert not bare
+
+
+def test_every_source_file_is_in_the_tree() -> None:
+    listed = {path for path, _ in _tree()}
+    files = [path for path in (ROOT / "src/reefknot").rglob("*") if path.suffix in (".py", ".html", ".css")]
+    names = [path.relative_to(ROOT).as_posix() for path in files if not path.name.startswith("__")]
+    missing = [name for name in names if name not in listed and not name.startswith("src/reefknot/cli/")]
+    assert not missing
+
+
+def test_every_recipe_that_is_named_exists() -> None:
+    named = re.findall(r"reefknot (?:table|train) ([\w/]+)", README)
+    assert named
+    assert set(named) <= set(shipped())
+
+
+def test_the_python_example_runs() -> None:
+    code = README.partition("## In Python")[2].split("```python")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_papers_and_readme_are_generated_from_results() -> None:
+    done = subprocess.run(
+        [sys.executable, "script/papers", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

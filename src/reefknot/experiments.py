@@ -50,6 +50,7 @@ def choose_device(name: str) -> str:
     return name
 
 
+@stopping_at_once("stopped; the same command goes on where it stands")
 def train(
     recipe: Recipe,
     row: Row,
@@ -65,17 +66,16 @@ def train(
     seed = experiment.training.seed
     out = out or default_folder(recipe, row, seed)
     name = f"{row.name}, seed {seed}" if seed else row.name
-    with stopping_at_once("stopped before the first step; the same command begins again"):
-        dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
-        set_determinism(experiment.training.determinism)
-        seed_everything(seed)
-        model = build_model(experiment, len(dataset.vocabulary))
-        _check_parameters(model, row)
-        # Ranks build the same weights and drop other units.
-        seed_everything(seed, world.rank)
-        config = _config(recipe, row, experiment, dataset)
-        run = _enter(out, config, world)
-    with run:
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
+    settings = experiment.training
+    streams = Streams(dataset.splits["train"].ids, settings.batch, settings.steps).slice(world.rank, world.size)
+    set_determinism(settings.determinism)
+    seed_everything(seed)
+    model = build_model(experiment, len(dataset.vocabulary))
+    _check_parameters(model, row)
+    # Ranks build the same weights and drop other units.
+    seed_everything(seed, world.rank)
+    with _enter(out, _config(recipe, row, experiment, dataset), world) as run:
         if run.result is not None:
             display.say(f"{name}  done already: {out}")
             return run.result
@@ -83,12 +83,19 @@ def train(
         if world.first:
             dataset.vocabulary.save(run.vocabulary_path)
             run.write_environment(capture())
-        progress = _train(model, dataset, experiment, run, world, display, name, track)
+
+        def validate() -> float:
+            return _score(model, dataset, experiment, "valid").mean
+
+        trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
+        trainer = Trainer(
+            model, streams, validate, settings, run, world=world, display=display, name=name, trackers=trackers
+        )
+        progress = trainer.train()
         if not world.first:
             return None
-        with stopping_at_once("stopped while scoring the trained model; the same command scores it"):
-            display.update(f"{name}  scoring the best weights")
-            result = _finish(model, dataset, experiment, run, progress, row, world)
+        display.update(f"{name}  scoring the best weights")
+        result = _finish(model, dataset, experiment, run, progress, row, recipe.changed.get(row.name, []), world)
         display.say(f"{name}  test perplexity {result['test']['perplexity']:,.2f}")
         return result
 
@@ -115,29 +122,6 @@ def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
     return run or RunFolder.open(out)
 
 
-def _train(
-    model: LanguageModel,
-    dataset: Dataset,
-    experiment: Experiment,
-    run: RunFolder,
-    world: World,
-    display: Display,
-    name: str,
-    track: bool,
-) -> Progress:
-    settings = experiment.training
-    streams = Streams(dataset.splits["train"].ids, settings.batch, settings.steps).slice(world.rank, world.size)
-
-    def validate() -> float:
-        return _score(model, dataset, experiment, "valid").mean
-
-    trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
-    trainer = Trainer(
-        model, streams, validate, settings, run, world=world, display=display, name=name, trackers=trackers
-    )
-    return trainer.train()
-
-
 def _score(model: LanguageModel, dataset: Dataset, experiment: Experiment, split: str) -> Score:
     return score(
         model,
@@ -155,6 +139,7 @@ def _finish(
     run: RunFolder,
     progress: Progress,
     row: Row,
+    changed: list[str],
     world: World,
 ) -> dict[str, Any]:
     """Score the best weights and write everything a report or a comparison reads."""
@@ -177,6 +162,7 @@ def _finish(
             "expected": row.parameters,
         },
         "paper": row.paper,
+        "changed": changed,
         **{split: each.summary() for split, each in scores.items()},
         "best": {"step": progress.best_step, "epoch": progress.best_epoch},
         "training": {

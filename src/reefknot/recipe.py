@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, TABLES
 from reefknot.recipes import find_recipe
+from reefknot.runs.folder import differences
 from reefknot.settings import Count, Positive, Settings
 from reefknot.text.corpora import CorpusSettings
 from reefknot.text.vocabulary import VocabularySettings
@@ -98,6 +100,8 @@ class Recipe:
     rows: tuple[Row, ...]
     experiments: Mapping[str, Experiment]
     """One per row that can be trained."""
+    changed: Mapping[str, list[str]]
+    """What the overrides changed in each row, its seed aside."""
 
     def row(self, name: str | None) -> Row:
         """The row called `name`, in any case; without a name, the only one there is."""
@@ -118,15 +122,27 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     parsed = _check(RecipeFile, _read_toml(path), name)
     _refuse_twins(parsed.rows, name)
     changes = [parse_override(text) for text in overrides]
-    experiments = {}
+    rows: list[Row] = []
+    experiments: dict[str, Experiment] = {}
+    changed: dict[str, list[str]] = {}
     for row in parsed.rows:
+        rows.append(row)
         if row.quoted:
             continue
-        settings = merge(parsed.base, row.set)
-        for change in changes:
-            settings = merge(settings, change)
-        experiments[row.name] = check_experiment(settings, f'{name}, row "{row.name}"')
-    return Recipe(known_as, parsed.title, parsed.paper, tuple(parsed.rows), experiments)
+        where = f'{name}, row "{row.name}"'
+        plain = merge(parsed.base, row.set)
+        experiments[row.name] = check_experiment(reduce(merge, changes, plain), where)
+        if not changes:
+            continue
+        found = differences(_dump(check_experiment(plain, where)), _dump(experiments[row.name]))
+        changed[row.name] = [text for text in found if not text.startswith("training.seed:")]
+        if any(not text.startswith("training.") for text in changed[row.name]):
+            rows[-1] = row.model_copy(update={"parameters": None})  # another model: the paper's size is not its size
+    return Recipe(known_as, parsed.title, parsed.paper, tuple(rows), experiments, changed)
+
+
+def _dump(experiment: Experiment) -> dict[str, Any]:
+    return experiment.model_dump(mode="json")
 
 
 def _refuse_twins(rows: list[Row], where: str) -> None:

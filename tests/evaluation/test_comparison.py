@@ -132,9 +132,7 @@ def test_chunks_of_resamples_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> N
 def with_seeds(count: int, spread: float, shift: float, seed: int) -> tuple[list[Scores], list[Scores]]:
     rng = np.random.default_rng(seed)
     text = rng.exponential(5.0, 20_000)
-    runs = [
-        text + spread * rng.standard_normal() + 0.2 * rng.standard_normal(20_000) for _ in range(2 * count)
-    ]
+    runs = [text + spread * rng.standard_normal() + 0.2 * rng.standard_normal(20_000) for _ in range(2 * count)]
     return runs[:count], [run + shift for run in runs[count:]]
 
 

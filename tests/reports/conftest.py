@@ -62,8 +62,7 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
     about = ROWS[row]
     shift = 0.1 * list(ROWS).index(row)
     near = {
-        word: [[NEAR[(n + k + seed) % len(NEAR)], 0.83 - 0.06 * k] for k in range(5)]
-        for n, word in enumerate(WORDS)
+        word: [[NEAR[(n + k + seed) % len(NEAR)], 0.83 - 0.06 * k] for k in range(5)] for n, word in enumerate(WORDS)
     }
     labels = near if about["tied"] else {word: list(reversed(close)) for word, close in near.items()}
     record = {
@@ -86,7 +85,7 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
         "valid": score(about["ppl"] + seed),
         "test": score(about["ppl"] - 4 + seed),
         "best": {"step": 20_907, "epoch": 9},
-        "stopped_early": False,
+        "changed": [],
         "training": {
             "steps": 30_199,
             "epochs": 13,
@@ -119,13 +118,9 @@ def metrics(row: str) -> list[dict[str, Any]]:
         floor = math.log(best) + 0.9 * math.exp(-(epoch - 1) / 2.2)
         for part in range(1, 4):
             step = 2323 * (epoch - 1) + 774 * part
-            lines.append(
-                {"kind": "train", "step": step, "epoch": epoch, "nll": floor + 0.4 - 0.1 * epoch, "wall": {}}
-            )
+            lines.append({"kind": "train", "step": step, "epoch": epoch, "nll": floor + 0.4 - 0.1 * epoch, "wall": {}})
         step = 2323 * epoch
-        lines.append(
-            {"kind": "valid", "step": step, "epoch": epoch, "nll": floor, "perplexity": math.exp(floor)}
-        )
+        lines.append({"kind": "valid", "step": step, "epoch": epoch, "nll": floor, "perplexity": math.exp(floor)})
     return lines
 
 

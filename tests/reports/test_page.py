@@ -54,9 +54,7 @@ class Balance(HTMLParser):
         self.text.append(data)
 
 
-def write(
-    root: Path, folder: Path, rows: list[TableRow] | None = None, title: str = "Tying"
-) -> tuple[Path, Balance]:
+def write(root: Path, folder: Path, rows: list[TableRow] | None = None, title: str = "Tying") -> tuple[Path, Balance]:
     path = write_report(collect([root]), folder / "report.html", rows=rows, title=title)
     parsed = Balance()
     parsed.feed(path.read_text(encoding="utf-8"))
@@ -145,10 +143,7 @@ def test_text_that_is_no_unicode_is_replaced(tmp_path: Path) -> None:
 
 
 def test_missing_pieces_leave_no_holes(tmp_path: Path) -> None:
-    bare = {
-        key: result("Small", 0)[key]
-        for key in ("format", "recipe", "row", "seed", "corpus", "parameters", "test")
-    }
+    bare = {key: result("Small", 0)[key] for key in ("format", "recipe", "row", "seed", "corpus", "parameters", "test")}
     folder = write_run(tmp_path / "runs", "Small", 0, bare)
     for name in ("config.json", "environment.json", "metrics.jsonl"):
         (folder / name).unlink()
@@ -207,9 +202,7 @@ def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProc
         "--no-first-run",
     )
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", *offline, f"--user-data-dir={profile}"]
-    return subprocess.run(
-        [*command, *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run([*command, *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_page_never_scrolls_sideways(runs: Path, tmp_path: Path) -> None:
@@ -227,8 +220,7 @@ def test_the_page_never_scrolls_sideways(runs: Path, tmp_path: Path) -> None:
     frames.write_text(
         "<script>onmessage = message => document.title += `over by ${message.data};`</script>"
         + "".join(
-            f'<iframe src="report.html" style="width: {width}px; height: 900px"></iframe>'
-            for width in (390, 1200)
+            f'<iframe src="report.html" style="width: {width}px; height: 900px"></iframe>' for width in (390, 1200)
         )
     )
     seen = browse(frames, tmp_path / "profile", "--dump-dom", "--virtual-time-budget=5000")

@@ -145,9 +145,7 @@ def test_differing_settings_are_found_by_dotted_key() -> None:
 
 
 def test_band_labels() -> None:
-    assert [
-        Band(low=low, high=high, tokens=1, nll=1).label for low, high in ((0, 9), (1, 1), (1000, None))
-    ] == [
+    assert [Band(low=low, high=high, tokens=1, nll=1).label for low, high in ((0, 9), (1, 1), (1000, None))] == [
         "0–9",
         "1",
         "1,000+",

@@ -100,9 +100,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
 
 
-_NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
-    lambda s: s != "__metadata__"
-)
+_NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s != "__metadata__")
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _NAMES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
@@ -256,9 +254,7 @@ def reseal(folder: Path, **changes: Any) -> None:
         b"",
         b"\xff" * 64,
         (2**40).to_bytes(8, "little") + b"{}",
-        (60).to_bytes(8, "little")
-        + b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'.ljust(60)
-        + b"1",
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'.ljust(60) + b"1",
         (70).to_bytes(8, "little")
         + b'{"a":{"dtype":"F32","shape":[999999999],"data_offsets":[0,4]}}'.ljust(70)
         + b"1234",
@@ -320,9 +316,7 @@ def test_a_file_that_is_a_pipe_or_a_device_is_not_read(two: Checkpoints) -> None
     assert "state.json is not a file" in assert_is(two, 1)[0]
 
 
-def test_too_little_space_is_said_before_anything_is_written(
-    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_said_before_anything_is_written(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs(two.folder)
     full = os.statvfs_result((real.f_bsize, 1, real.f_blocks, 1, 1, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
@@ -336,9 +330,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=True, capture_output=True
-        )
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("mounting a small file system needs root")
     try:
@@ -347,9 +339,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         large = {"words.weight": torch.zeros(80_000)}
         with pytest.raises(ResourceError, match="free some space"):
             checkpoints.save(2, large, {}, {}, fingerprint="f")
-        monkeypatch.setattr(
-            Checkpoints, "_make_room", lambda *_: None
-        )  # a file system that lies about its space
+        monkeypatch.setattr(Checkpoints, "_make_room", lambda *_: None)  # a file system that lies about its space
         with pytest.raises(ResourceError, match="No space left on device; free some space"):
             checkpoints.save(2, large, {}, {}, fingerprint="f")
         assert names(checkpoints.folder) == ["step_00000001"]

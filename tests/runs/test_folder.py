@@ -193,9 +193,7 @@ def test_a_full_disk_is_said(metrics: Metrics) -> None:
 
 _CONFIGS = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | st.text(max_size=2),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.text("ab.", max_size=2), inner, max_size=2)
-    ),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab.", max_size=2), inner, max_size=2),
     max_leaves=6,
 ).map(lambda value: {"settings": value})
 

@@ -51,9 +51,7 @@ def is_whole(found: Checkpoint | None) -> bool:
     return same and found.values == values
 
 
-def inject(
-    monkeypatch: pytest.MonkeyPatch, point: int | None, fault: Callable[[], None]
-) -> Callable[[], int]:
+def inject(monkeypatch: pytest.MonkeyPatch, point: int | None, fault: Callable[[], None]) -> Callable[[], int]:
     """Call `fault` instead of the system call number `point`; a write is torn in the middle before it."""
     count = 0
 

@@ -83,9 +83,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 
-def test_hashes_are_remembered_until_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"one")
     os.utime(path, (1, 1))

@@ -42,9 +42,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 TINY = ("tiny.train.txt", "tiny.valid.txt", "tiny.test.txt")
 
 
-@pytest.mark.parametrize(
-    "part", ["3/2", "0/4", "x", "1", "1/0", "-1/2", "1/2/3", "", " 1/2", "１/２", "01/2"]
-)
+@pytest.mark.parametrize("part", ["3/2", "0/4", "x", "1", "1/0", "-1/2", "1/2/3", "", " 1/2", "１/２", "01/2"])
 def test_a_part_that_is_none(part: str) -> None:
     with pytest.raises(ValidationError, match="1 <= k <= n"):
         CorpusSettings(part=part)
@@ -70,15 +68,11 @@ def test_a_published_corpus_is_found(
         monkeypatch.setenv("REEFKNOT_DATA", str(tmp_path / "data"))
     found = find(tiny, cache, tmp_path / "data" if named == "option" else None)
     assert found.known == corpora.KNOWN[tiny]
-    assert {split: path.name for split, path in found.files.items()} == dict(
-        zip(corpora.SPLITS, TINY, strict=True)
-    )
+    assert {split: path.name for split, path in found.files.items()} == dict(zip(corpora.SPLITS, TINY, strict=True))
 
 
 def test_no_data_folder_says_what_to_put_where(tiny: str, cache: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"put tiny\.train\.txt, .* into DIR/tiny/ .*--data DIR or REEFKNOT_DATA"
-    ):
+    with pytest.raises(DataError, match=r"put tiny\.train\.txt, .* into DIR/tiny/ .*--data DIR or REEFKNOT_DATA"):
         find(tiny, cache)
 
 
@@ -127,9 +121,7 @@ def test_two_candidates_or_none(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dev\.txt, valid\.txt could each be the valid text; looked for"):
         find(folder, cache)
     (folder / "dev.txt").unlink()
-    with pytest.raises(
-        DataError, match=r"nothing there is the test text; .* holds notes, train\.txt, valid\.txt"
-    ):
+    with pytest.raises(DataError, match=r"nothing there is the test text; .* holds notes, train\.txt, valid\.txt"):
         find(folder, cache)
 
 
@@ -143,9 +135,7 @@ def test_a_name_that_is_no_corpus(name: str, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [4, 5, 7, 12])
-def test_parts_follow_each_other_and_are_the_whole(
-    lines: int, corpus: Callable[..., Path], cache: Path
-) -> None:
+def test_parts_follow_each_other_and_are_the_whole(lines: int, corpus: Callable[..., Path], cache: Path) -> None:
     folder = corpus(train=b"".join(b"%d\n" % number for number in range(1, lines + 1)))
     parts = [list(find(folder, cache, part=f"{k}/4").lines("train")) for k in (1, 2, 3, 4)]
     assert [int(line.words[0]) for line in chain(*parts)] == list(range(1, lines + 1))

@@ -83,9 +83,7 @@ def test_a_text_without_words(text: bytes, split: str, corpus: Corpus, opened: O
 
 
 @pytest.mark.parametrize("text", [b"a\0b\n", b"a \xff b\n"])
-def test_text_that_cannot_be_read_leaves_no_entry(
-    text: bytes, corpus: Corpus, opened: Open, cache: Path
-) -> None:
+def test_text_that_cannot_be_read_leaves_no_entry(text: bytes, corpus: Corpus, opened: Open, cache: Path) -> None:
     with pytest.raises(DataError, match=r"test\.txt, line 1: .*byte"):
         opened(corpus(test=text))
     assert list((cache / "datasets").iterdir()) == []
@@ -125,9 +123,7 @@ def test_the_cache_is_used_and_told_apart(corpus: Corpus, opened: Open, cache: P
 
 @pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json"])
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
-def test_a_damaged_entry_is_made_again(
-    file: str, damage: str, corpus: Corpus, opened: Open, cache: Path
-) -> None:
+def test_a_damaged_entry_is_made_again(file: str, damage: str, corpus: Corpus, opened: Open, cache: Path) -> None:
     folder = corpus()
     before = opened(folder)
     [entry] = (cache / "datasets").iterdir()
@@ -174,9 +170,7 @@ def test_a_sentence_is_encoded_as_a_corpus_is(corpus: Corpus, opened: Open) -> N
         encode_text("a\na wolf", VocabularySettings(unknown="refuse"), dataset.vocabulary)
 
 
-def test_progress_is_said_on_a_long_text(
-    corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_said_on_a_long_text(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.text.encoding._SECONDS", -1.0)
     said: list[str] = []
     opened(corpus(), say=said.append)
@@ -220,9 +214,7 @@ def test_processes_that_encode_the_same_text_do_not_harm_each_other(corpus: Corp
     assert len(list((cache / "datasets").iterdir())) == 1
 
 
-def test_a_hundred_million_tokens_open_fast_and_stay_on_disk(
-    corpus: Corpus, opened: Open, cache: Path
-) -> None:
+def test_a_hundred_million_tokens_open_fast_and_stay_on_disk(corpus: Corpus, opened: Open, cache: Path) -> None:
     folder = corpus()
     for path in folder.iterdir():
         os.utime(path, (1, 1))
@@ -240,9 +232,7 @@ def test_a_hundred_million_tokens_open_fast_and_stay_on_disk(
 
 
 @pytest.mark.corpus
-@pytest.mark.skipif(
-    not os.environ.get("REEFKNOT_DATA"), reason="REEFKNOT_DATA names no folder of real corpora"
-)
+@pytest.mark.skipif(not os.environ.get("REEFKNOT_DATA"), reason="REEFKNOT_DATA names no folder of real corpora")
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_published_counts(name: str, tmp_path: Path) -> None:
     known = KNOWN[name]

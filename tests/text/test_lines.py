@@ -60,9 +60,7 @@ def test_a_line_of_a_megabyte_is_a_line(tmp_path: Path) -> None:
         (b"\xff\xfea\0", 1, 3),
     ],
 )
-def test_text_that_is_not_utf8_names_file_line_and_byte(
-    data: bytes, line: int, byte: int, tmp_path: Path
-) -> None:
+def test_text_that_is_not_utf8_names_file_line_and_byte(data: bytes, line: int, byte: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"text, line {line}: .*\bbyte {byte}\b"):
         words_of(data, tmp_path)
 

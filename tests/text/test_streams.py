@@ -22,9 +22,7 @@ def whole(streams: Streams) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(2, 40), st.data())
-def test_every_target_comes_once_and_in_order(
-    batch: int, steps: int, length: int, data: st.DataObject
-) -> None:
+def test_every_target_comes_once_and_in_order(batch: int, steps: int, length: int, data: st.DataObject) -> None:
     left_over = data.draw(st.integers(0, batch - 1))
     streams = Streams(text(batch * length + left_over), batch, steps)
     inputs_BT, targets_BT = whole(streams)

@@ -122,9 +122,7 @@ def test_an_absent_file(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path / "vocabulary.json")
 
 
-@pytest.mark.parametrize(
-    "bad", [{"min_count": 0}, {"max_size": 2}, {"unknown": "drop"}, {"end_of_line": "yes"}]
-)
+@pytest.mark.parametrize("bad", [{"min_count": 0}, {"max_size": 2}, {"unknown": "drop"}, {"end_of_line": "yes"}])
 def test_settings_are_checked(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         VocabularySettings.model_validate(bad)

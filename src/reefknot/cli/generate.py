@@ -22,7 +22,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="Below 1 safer, above 1 wilder; 0 takes the best.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Choose among the k best words.")] = None,
     top_p: Annotated[float | None, typer.Option(min=1e-9, max=1.0, help="Among the best that reach p.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random choices.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random choices.")] = 0,
     unknown: Annotated[bool, typer.Option("--unknown", help="Let <unk> be chosen.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,

@@ -8,9 +8,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from types import FrameType
 
 from reefknot.errors import ReefknotError, Stopped
+from reefknot.training.signals import WATCHED
 
 
 @dataclass(frozen=True)
@@ -41,45 +43,50 @@ class JobFailed(ReefknotError):
 def run_jobs(jobs: list[Job], at_once: int) -> None:
     """Run all jobs, `at_once` side by side. A job that fails does not stop the others; a stop request stops all."""
     running: set[subprocess.Popen[str]] = set()
+    starting = RLock()  # no job may start between the signal and the flag that it sets
     stopping = False
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
-        stopping = True
-        for process in list(running):
-            process.send_signal(number)
+        with starting:
+            stopping = True
+            for process in running:
+                process.send_signal(number)
 
     def run(job: Job) -> int:
-        if stopping:
-            return Stopped.exit_code
-        # A session of its own: a Ctrl-C reaches the children once, through us, not twice.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "reefknot", *job.command()],
-            stdout=None if at_once == 1 else subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        running.add(process)
+        with starting:
+            if stopping:
+                return Stopped.exit_code
+            # A session of its own: a Ctrl-C reaches the children once, through us, not twice.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "reefknot", *job.command()],
+                stdout=None if at_once == 1 else subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            running.add(process)
         if process.stdout is not None:
             for line in process.stdout:
                 print(line, end="", flush=True)
         code = process.wait()
-        running.discard(process)
+        with starting:
+            running.discard(process)
         return code
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, forward) for number in WATCHED}
     try:
         with ThreadPoolExecutor(at_once) as pool:
             codes = list(pool.map(run, jobs))
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    _report(jobs, codes)
-
-
-def _report(jobs: list[Job], codes: list[int]) -> None:
-    if Stopped.exit_code in codes:
+    # A job that was asked to stop before it could listen died of the signal; it is as resumable as the others.
+    if any(codes) and (stopping or Stopped.exit_code in codes):
         raise Stopped("stopped; the same command goes on where it stands")
+    _report_failures(jobs, codes)
+
+
+def _report_failures(jobs: list[Job], codes: list[int]) -> None:
     failed = [(job, code) for job, code in zip(jobs, codes, strict=True) if code]
     if failed:
         error = JobFailed("these runs failed: " + ", ".join(str(job.out) for job, _ in failed))

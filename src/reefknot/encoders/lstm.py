@@ -52,7 +52,10 @@ class LSTM(Encoder):
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         x_BTD = F.dropout(x_BTD, self.dropout, self.training)
-        raw_BTD, (h, c) = self.lstm(x_BTD, (state["h"].contiguous(), state["c"].contiguous()))
+        h, c = (state[name].to(x_BTD.dtype).contiguous() for name in ("h", "c"))
+        raw_BTD, (h, c) = self.lstm(x_BTD, (h, c))
         output_BTD = F.dropout(raw_BTD, self.dropout, self.training)
-        # Carried in float32 whatever the precision inside: a window's rounding must not depend on its neighbours.
-        return Encoded(output_BTD, raw_BTD, {"h": h.float(), "c": c.float()})
+        # Carried in float32 at least, whatever the precision inside: a window's rounding must not depend on its
+        # neighbours.
+        carried = torch.promote_types(h.dtype, torch.float32)
+        return Encoded(output_BTD, raw_BTD, {"h": h.to(carried), "c": c.to(carried)})

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from reefknot.errors import SettingsError
 from reefknot.models.language_model import LanguageModel
+
+COLDEST, HOTTEST = 1e-6, 1e6
+"""Temperatures that float32 can divide by; below the first, the best word is taken as if it were 0."""
 
 
 @torch.no_grad()
@@ -30,6 +34,8 @@ def generate(
         top_k, top_p: keep the k best words, or the fewest words whose probabilities reach p; both may be given.
         never: ids that are not to be produced, such as <unk>.
     """
+    if not 0.0 <= temperature <= HOTTEST:
+        raise SettingsError(f"temperature {temperature}: must be a number from 0 to {HOTTEST:g}")
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     model.eval()
@@ -48,7 +54,7 @@ def generate(
 def _draw(
     logp_V: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
 ) -> int:
-    if temperature == 0:
+    if temperature < COLDEST:
         return int(logp_V.argmax())
     logp, ids = (logp_V / temperature).sort(descending=True)
     probabilities = torch.softmax(logp[:top_k], dim=-1)

@@ -16,7 +16,7 @@ Neighbors = dict[str, list[tuple[str, float]]]
 def nearest(vectors_VD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> Neighbors:
     """For each word, the k other words with the largest cosine, best first."""
     unit_VD = F.normalize(vectors_VD.float(), dim=-1)
-    ids = torch.tensor([vocabulary.id_of(word) for word in words], device=unit_VD.device)
+    ids = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=unit_VD.device)
     cosines = unit_VD[ids] @ unit_VD.T
     cosines.scatter_(1, ids[:, None], -2.0)
     values, near = cosines.topk(min(k, len(vocabulary) - 1), dim=-1)
@@ -35,5 +35,6 @@ def examples(vocabulary: Vocabulary, count: int) -> list[str]:
     ]
     if len(usable) <= count:
         return usable
-    ranks = np.unique(np.geomspace(8, len(usable) - 1, count).astype(int))
+    first = min(8, len(usable) - count)  # the very commonest say little
+    ranks = np.unique(np.geomspace(first, len(usable) - 1, count).astype(int))
     return [usable[rank] for rank in ranks]

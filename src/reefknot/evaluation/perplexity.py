@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.errors import NonFiniteError
+from reefknot.errors import DataError, NonFiniteError
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Split
@@ -82,7 +82,9 @@ def score(
         context, targets = ids[:-1], ids[1:]
     else:
         context, targets = np.concatenate([[vocabulary.eos], ids[:-1]]), ids
-    streams = max(1, min(streams, len(targets)))
+    if not len(targets):
+        raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
+    streams = min(streams, len(targets))
     x_BT, y_BT = _fold(context, streams, 0), _fold(targets, streams, IGNORE)
     window = window or max(1, min(1024, LOGITS_AT_ONCE // (len(vocabulary) * streams)))
     device = next(model.parameters()).device
@@ -100,9 +102,9 @@ def score(
     nll = nll_BT[y_BT != IGNORE].numpy()
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
-    definition = _definition(split, vocabulary, len(nll), streams, precision)
     first = split.tokens - len(nll)
     words = split.words - first + (0 if vocabulary.eos is None else split.lines)
+    definition = _definition(split, vocabulary, len(nll), words, streams, precision)
     return Score(nll, first, words, split.bytes, definition)
 
 
@@ -115,22 +117,22 @@ def _fold(ids: NDArray[np.int64], streams: int, filler: int) -> Tensor:
     return torch.from_numpy(folded)
 
 
-def _definition(split: Split, vocabulary: Vocabulary, scored: int, streams: int, precision: str) -> str:
+def _definition(split: Split, vocabulary: Vocabulary, scored: int, words: int, streams: int, precision: str) -> str:
     if vocabulary.eos is None:
-        start = "an empty state; its first token, which has nothing before it, is not scored"
-        line_ends = "line ends are no tokens"
+        start = "the first token, which has nothing before it, is not scored"
+        line_ends, words_are = "line ends are no tokens", "words"
     else:
-        start = "an empty state and <eos>; nothing is dropped"
-        line_ends = "every line ends with the token <eos>, which is scored"
-    cut = "one stream" if streams == 1 else f"{streams} contiguous streams, each from an empty state"
+        start = "<eos> stands before the first token and nothing is dropped"
+        line_ends, words_are = "every line ends with the token <eos>, which is scored", "words and line ends"
+    cut = "one stream" if streams == 1 else f"{streams} contiguous streams, each"
     unknown = "none in this text" if not split.unknown else f"{split.unknown:,} here, scored as the token <unk>"
     return "\n".join(
         [
             "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
             f"tokens: {scored:,} scored once each, of {split.tokens:,} in the {split.name} text",
-            f"context: {cut}; the state is carried through all of it, beginning with {start}",
+            f"context: {cut} from an empty state that is carried to its end; {start}",
             f"unknown words: {unknown}; end of line: {line_ends}",
-            f"word perplexity: the same total over {split.words:,} words and the line ends; "
+            f"word perplexity: the same total over {words:,} {words_are}; "
             f"bits per byte: over {split.bytes:,} bytes of UTF-8 text",
             f"computed in {precision}; independent of how the text is cut into windows",
         ]

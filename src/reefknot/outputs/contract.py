@@ -49,7 +49,7 @@ class OutputEnd(nn.Module):
         return {}
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
-        """All log-probabilities, logp_NV: the readable reference."""
+        """All log-probabilities, logp_NV, at least in float32: the readable reference."""
         raise NotImplementedError
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ class Softmax(OutputEnd):
     def log_probs(self, h_ND: Tensor) -> Tensor:
         labels = self.labels
         scores_NV = F.linear(labels.context(h_ND), labels.weight(), labels.bias)
-        return torch.log_softmax(scores_NV, dim=-1)
+        at_least = torch.promote_types(scores_NV.dtype, torch.float32)
+        return torch.log_softmax(scores_NV, dim=-1, dtype=at_least)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         return -self._nll(h_ND, y_N)

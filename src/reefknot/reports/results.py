@@ -119,7 +119,8 @@ class Record(_Stored):
     valid: Score | None = None
     test: Score | None = None
     best: Best | None = None
-    stopped_early: bool = False
+    changed: tuple[str, ...] = ()
+    """Settings that differ from the recipe's row, which then is not the paper's any more."""
     training: Training = Training()
     frequency: Frequency = Frequency()
     neighbors: Neighbors = Neighbors()

@@ -82,6 +82,8 @@ class Table:
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     best: int | None
+    notes: tuple[str, ...] = ()
+    """What a reader must know to take the figures rightly."""
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
@@ -118,7 +120,7 @@ def build(rows: Sequence[TableRow]) -> Table:
     columns = (Column(part, title, tuple(map(cell, rows))) for part, title, cell in _COLUMNS)
     scores = {n: score.mean for n, row in enumerate(rows) if (score := row.perplexity("test"))}
     best = min(scores, key=scores.__getitem__) if len(scores) > 1 else None
-    return Table(tuple(row.name for row in rows), tuple(c for c in columns if any(c.cells)), best)
+    return Table(tuple(row.name for row in rows), tuple(c for c in columns if any(c.cells)), best, _notes(rows))
 
 
 def print_table(rows: Sequence[TableRow], console: Console) -> None:
@@ -139,6 +141,8 @@ def print_table(rows: Sequence[TableRow], console: Console) -> None:
         if n:
             console.print()
         console.print(_rich(table, part, name_width))
+    for note in table.notes:
+        console.print(note, markup=False, highlight=False)
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
@@ -149,7 +153,13 @@ def to_markdown(rows: Sequence[TableRow]) -> str:
     for n, name in enumerate(table.names):
         cells = [f"**{column.cells[n]}**" if table.is_best(column, n) else column.cells[n] for column in table.columns]
         lines.append("| " + " | ".join([_escape(name), *cells]) + " |")
+    lines += [line for note in table.notes for line in ("", _escape(note))]
     return "\n".join(lines) + "\n"
+
+
+def _notes(rows: Sequence[TableRow]) -> tuple[str, ...]:
+    changed = {row.name: dict.fromkeys(text for record in row.records for text in record.changed) for row in rows}
+    return tuple(f"{name}: not the recipe's settings ({'; '.join(texts)})" for name, texts in changed.items() if texts)
 
 
 def number(value: float) -> str:

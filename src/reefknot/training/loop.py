@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,8 @@ class Trainer:
             while self.state.progress.epoch <= self.settings.epochs:
                 self._run_epoch(stop)
                 self._end_epoch()
+                if self._asked(stop):
+                    raise self._stopped()
         return self.state.progress
 
     def _resume(self) -> None:
@@ -134,7 +136,7 @@ class Trainer:
             ends_epoch = progress.window == self.streams.windows
             if asked and not ends_epoch:
                 self._save()
-                raise Stopped(f"stopped at step {progress.step:,} and saved; the same command resumes")
+                raise self._stopped()
             if progress.step % self.settings.save_every == 0 and not ends_epoch:
                 self._save()
 
@@ -163,6 +165,13 @@ class Trainer:
         self._save()
         if best and self.world.first:
             self.checkpoints.mark_best(progress.step)
+
+    def _asked(self, stop: StopRequest) -> bool:
+        """Whether any process was asked to stop."""
+        return self.world.sum([float(bool(stop))])[0] > 0
+
+    def _stopped(self) -> Stopped:
+        return Stopped(f"stopped at step {self.state.progress.step:,} and saved; the same command resumes")
 
     # -- one update ------------------------------------------------------------------------------------------------
 
@@ -229,17 +238,21 @@ class Trainer:
         enabled = self.settings.precision == "bfloat16"
         return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=enabled)
 
-    def _refuse_update(self, nll: float, norm: float) -> None:
-        progress = self.state.progress
-        where = {"step": progress.step + 1, "epoch": progress.epoch, "window": progress.window}
-        seed = {"seed": self.settings.seed, "loss": repr(nll), "gradient_norm": repr(norm)}
+    def _refuse_update(self, nll: float, norm: float) -> NoReturn:
+        step = self.state.progress.step + 1
+        self._stop_nonfinite(
+            f"the loss is {nll} and the gradient's norm {norm} at step {step:,}; the update was not made",
+            {"step": step, "window": self.state.progress.window, "loss": repr(nll), "gradient_norm": repr(norm)},
+        )
+
+    def _stop_nonfinite(self, fault: str, facts: dict[str, Any]) -> NoReturn:
+        """Write down what is needed to see it again, and leave. The last checkpoint is finite."""
+        record = {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
         if self.world.first:
-            write_json(self.run.path / "nonfinite.json", where | seed)
+            write_json(self.run.path / "nonfinite.json", facts | record)
         raise NonFiniteError(
-            f"the loss is {nll} and the gradient's norm {norm} at step {progress.step + 1} (epoch "
-            f"{progress.epoch}, window {progress.window}); the update was not made. The last checkpoint is kept and "
-            f"{self.run.path / 'nonfinite.json'} names the batch. Try a smaller training.optimiser.learning_rate or "
-            "a training.clip, in another --out"
+            f"{fault}. The last checkpoint is kept and {self.run.path / 'nonfinite.json'} names the batch. "
+            "Try a smaller training.optimiser.learning_rate or a training.clip, in another --out"
         )
 
     # -- what is written -------------------------------------------------------------------------------------------
@@ -248,6 +261,10 @@ class Trainer:
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         model, tensors, values = self.state.capture(self.world)
+        if not all(bool(weight.isfinite().all()) for weight in model.values()):
+            # A finite gradient can still make an infinite weight, by weight decay for one.
+            step = progress.step
+            self._stop_nonfinite(f"step {step:,} has made a weight that is not a number; it was not saved", {"step": step})
         if self.world.first:
             self.run.metrics.sync()
             self.checkpoints.save(progress.step, model, tensors, values, fingerprint=config_hash(self.run.config))

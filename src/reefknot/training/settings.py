@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reefknot.parts import OPTIMISERS, SCHEDULES
 from reefknot.settings import Count, Positive, Settings
@@ -44,3 +44,9 @@ class TrainingSettings(Settings):
     log_every: Annotated[Count, Field(description="updates between two lines of metrics")] = 100
     save_every: Annotated[Count, Field(description="updates between two checkpoints; every epoch ends with one")] = 1000
     keep: Annotated[int, Field(ge=1, le=1000, description="checkpoints kept beside the best")] = 2
+
+    @model_validator(mode="after")
+    def _check_accumulate(self) -> TrainingSettings:
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate = {self.accumulate} does not divide batch = {self.batch}")
+        return self

@@ -24,23 +24,20 @@ class StopRequest:
         return self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        for number in WATCHED:
-            self._previous[number] = signal.signal(number, self._note)
+        self._previous = {number: signal.signal(number, self._note) for number in WATCHED}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler)
+        # From now on the kernel answers: it ends even a process that waits for others inside a library.
+        for watched in WATCHED:
+            signal.signal(watched, signal.SIG_DFL)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.dataset import Dataset, open_dataset
 from reefknot.text.streams import Streams
 from reefknot.text.vocabulary import Vocabulary
-from reefknot.training.display import Display
+from reefknot.training.display import Display, Logged
 from reefknot.training.distributed import World
 from reefknot.training.generators import seed_everything, set_determinism
 from reefknot.training.loop import Trainer
@@ -79,10 +79,12 @@ def train(
         if run.result is not None:
             display.say(f"{name}  done already: {out}")
             return run.result
-        display.say(f"{name}  {out}")
         if world.first:
+            display = Logged(display, run.log)
+            run.log(dataset.describe())
             dataset.vocabulary.save(run.vocabulary_path)
             run.write_environment(capture())
+        display.say(f"{name}  {out}  {dataset.summary}")
 
         def validate() -> float:
             return _score(model, dataset, experiment, "valid").mean
@@ -192,7 +194,7 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]
     samples = []
     for seed, temperature in enumerate((1.0, 0.8, 0.5)):
         ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed)
-        text = " ".join(vocabulary.decode(ids))
+        text = vocabulary.text(ids).strip()
         samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
     return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}
 
@@ -225,7 +227,7 @@ class TrainedRun:
 def open_run(path: Path, device: str = "cpu") -> TrainedRun:
     """The model of a run with its best weights, ready to use."""
     run = RunFolder.open(path)
-    experiment = check_experiment(run.config["settings"], f"{path}/config.json")
+    experiment = check_experiment(run.config.get("settings", {}), f"{path}/config.json")
     vocabulary = Vocabulary.load(run.vocabulary_path)
     model = build_model(experiment, len(vocabulary))
     load_weights(model, best_weights(run))

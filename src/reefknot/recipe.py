@@ -160,7 +160,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except (OSError, RecursionError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
 
 
@@ -173,7 +173,7 @@ def parse_override(text: str) -> dict[str, Any]:
     parsed: Any
     try:
         parsed = tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
         parsed = value
     for name in reversed(names):
         parsed = {name: parsed}
@@ -271,7 +271,7 @@ def _short(text: str, length: int = 100) -> str:
 
 def _nearest(key: str, kind: type[Settings]) -> str | None:
     """The setting somebody meant: the same name in its place elsewhere, or the closest spelling."""
-    known = list(_keys(kind.model_json_schema()))
+    known = list(_keys(kind.model_json_schema(), key.split(".")))
     last = key.rpartition(".")[2]
     same = [path for path in known if path.rpartition(".")[2] == last and path != key]
     if same and len(key) < 200:
@@ -279,8 +279,8 @@ def _nearest(key: str, kind: type[Settings]) -> str | None:
     return next(iter(get_close_matches(key[:200], known, n=1)), None)
 
 
-def _keys(schema: dict[str, Any]) -> Iterable[str]:
-    """All dotted settings of a schema."""
+def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[str]:
+    """All dotted settings of a schema; where names or numbers are free, as in [tables], those of `key`."""
 
     def walk(node: dict[str, Any], prefix: str) -> Iterable[str]:
         if "$ref" in node:
@@ -290,5 +290,9 @@ def _keys(schema: dict[str, Any]) -> Iterable[str]:
         for name, child in node.get("properties", {}).items():
             yield f"{prefix}{name}"
             yield from walk(child, f"{prefix}{name}.")
+        depth = prefix.count(".")
+        for free in (node.get("additionalProperties"), node.get("items")):
+            if isinstance(free, dict) and depth < len(key):
+                yield from walk(free, f"{prefix}{key[depth]}.")
 
     return walk(schema, "")

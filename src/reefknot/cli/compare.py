@@ -94,7 +94,7 @@ def _refuse_other_texts(paths: list[Path], systems: list[tuple[list[Any], Path]]
     from reefknot.errors import SettingsError
     from reefknot.runs.folder import RunFolder
 
-    corpora = [RunFolder.open(folder).config["corpus"] for _, folder in systems]
+    corpora = [RunFolder.open(folder).config.get("corpus") for _, folder in systems]
     for path, corpus in zip(paths, corpora, strict=True):
         if corpus != corpora[0]:
             raise SettingsError(f"{path} and {paths[0]} were scored on different texts or vocabularies")

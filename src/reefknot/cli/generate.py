@@ -40,12 +40,11 @@ def generate(
     elif not ids:
         ids = [0]
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
-    written = write(
-        trained.model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed
-    )
-    tokens = vocabulary.decode(written)
+    model = trained.model
+    writer = write(model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed)
+    written = list(writer)
     strange = [word for word in words if word not in vocabulary]
     if strange:
         typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
-    text = " ".join([*words, *tokens]).replace(" <eos> ", "\n").replace("<eos>", "")
-    emit({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
+    text = " ".join([*words, vocabulary.text(written)])
+    emit({"prompt": prompt, "tokens": vocabulary.decode(written), "text": text}, text, as_json)

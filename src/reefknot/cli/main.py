@@ -27,7 +27,7 @@ from reefknot.cli import (
     train,
     validate,
 )
-from reefknot.errors import ReefknotError, ResourceError
+from reefknot.errors import DataError, ReefknotError, ResourceError
 
 EXAMPLES = """\b
 Examples:
@@ -62,7 +62,7 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             # The reader of our output has left, as `| head` does; nothing more can be said to it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (MemoryError, OSError, RuntimeError) as error:
-            code = _complain(_resource_error(error))
+            code = _complain(_refusal(error))
         raise typer.Exit(code)
 
     return run
@@ -83,12 +83,14 @@ def _complain(error: ReefknotError) -> int:
     return error.exit_code
 
 
-def _resource_error(error: MemoryError | OSError | RuntimeError) -> ResourceError:
-    """A full disk or memory as a sentence; anything else is a bug of ours and keeps its traceback."""
+def _refusal(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
+    """What the machine refuses, as a sentence; anything else is a bug of ours and keeps its traceback."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
             f"the disk is full ({error.filename or 'while writing'}); make room and run the same command"
         )
+    if isinstance(error, OSError) and error.filename is not None:
+        return DataError(f"{error.filename}: {error.strerror}")
     text = str(error)
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         return ResourceError(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reefknot.cli.options import Data, Device, Overrides, Recipe
+
+if TYPE_CHECKING:
+    from reefknot.cli.jobs import Job
+    from reefknot.recipe import Experiment
 
 EXAMPLES = """\b
 Examples:
@@ -15,6 +19,17 @@ Examples:
   reefknot table press2017/table6 --data DIR --seeds 3
   reefknot table press2017/table6 --data DIR --device cuda --jobs 4
 """
+
+
+def _is_done(job: Job, experiment: Experiment) -> bool:
+    """Finished with these very settings; a run with others goes to training, which refuses it and shows why."""
+    from reefknot.runs.folder import RunFolder
+
+    if not (job.out / "result.json").exists():
+        return False
+    settings = experiment.model_dump(mode="json")
+    settings["training"]["seed"] = job.seed
+    return bool(RunFolder.open(job.out).config.get("settings") == settings)
 
 
 def table(
@@ -44,7 +59,7 @@ def table(
         if not row.quoted
         for seed in range(seeds)
     ]
-    waiting = [job for job in planned if not (job.out / "result.json").exists()]
+    waiting = [job for job in planned if not _is_done(job, loaded.experiments[job.row])]
     typer.echo(f"{loaded.title}\n{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
     trouble: ReefknotError | None = None
     try:

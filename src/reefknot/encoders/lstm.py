@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,33 +29,36 @@ class LSTM(Encoder):
     ) -> None:
         super().__init__()
         self.dim = hidden_dim
-        self.layers = layers
         self.dropout = dropout
-        self.lstm = nn.LSTM(input_dim, hidden_dim, layers, dropout=dropout if layers > 1 else 0.0, batch_first=True)
+        # One module per layer, because the dropout between the layers of a stacked nn.LSTM draws, on a GPU, from a
+        # generator inside cuDNN that nobody can save: a resumed run would drop other units.
+        widths = [input_dim] + [hidden_dim] * (layers - 1)
+        self.layers = nn.ModuleList(nn.LSTM(width, hidden_dim, batch_first=True) for width in widths)
         if biases == 1:
-            self._freeze_second_biases()
-
-    def _freeze_second_biases(self) -> None:
-        """cuDNN wants two bias vectors; two that are always added are one, so the second becomes a zero buffer."""
-        for layer in range(self.layers):
-            name = f"bias_hh_l{layer}"
-            zeros = torch.zeros_like(getattr(self.lstm, name))
-            delattr(self.lstm, name)
-            self.lstm.register_buffer(name, zeros, persistent=False)
-        # The list of weights that nn.LSTM hands to the kernel still holds the deleted parameters.
-        self.lstm._flat_weights = [getattr(self.lstm, name) for name in self.lstm._flat_weights_names]
-        self.lstm.flatten_parameters()
+            for layer in self.layers:
+                _freeze_second_bias(cast(nn.LSTM, layer))
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        shape = (self.layers, streams, self.dim)
+        shape = (len(self.layers), streams, self.dim)
         return {"h": torch.zeros(shape, device=device), "c": torch.zeros(shape, device=device)}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        x_BTD = F.dropout(x_BTD, self.dropout, self.training)
-        h, c = (state[name].to(x_BTD.dtype).contiguous() for name in ("h", "c"))
-        raw_BTD, (h, c) = self.lstm(x_BTD, (h, c))
-        output_BTD = F.dropout(raw_BTD, self.dropout, self.training)
-        # Carried in float32 at least, whatever the precision inside: a window's rounding must not depend on its
-        # neighbours.
-        carried = torch.promote_types(h.dtype, torch.float32)
-        return Encoded(output_BTD, raw_BTD, {"h": h.to(carried), "c": c.to(carried)})
+        raw_BTD, dropped_BTD = x_BTD, F.dropout(x_BTD, self.dropout, self.training)
+        ends: list[tuple[Tensor, Tensor]] = []
+        for layer, h, c in zip(self.layers, state["h"], state["c"], strict=True):
+            raw_BTD, end = layer(dropped_BTD, (h[None].contiguous(), c[None].contiguous()))
+            dropped_BTD = F.dropout(raw_BTD, self.dropout, self.training)
+            ends.append(end)
+        h, c = (torch.cat(parts) for parts in zip(*ends, strict=True))
+        # Carried in float32 whatever the precision inside: a window's rounding must not depend on its neighbours.
+        return Encoded(dropped_BTD, raw_BTD, {"h": h.float(), "c": c.float()})
+
+
+def _freeze_second_bias(layer: nn.LSTM) -> None:
+    """cuDNN wants two bias vectors; two that are always added are one, so the second becomes a zero buffer."""
+    zeros = torch.zeros_like(cast(Tensor, layer.bias_hh_l0))
+    del layer.bias_hh_l0
+    layer.register_buffer("bias_hh_l0", zeros, persistent=False)
+    # The list of weights that nn.LSTM hands to the kernel still holds the deleted parameter.
+    layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+    layer.flatten_parameters()

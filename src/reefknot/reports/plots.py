@@ -146,16 +146,14 @@ def _draw_frequency(figure: Figure, rows: Sequence[TableRow], losses: dict[int, 
     grid: Any = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[3, 2][:panels])
     axes = [row[0] for row in grid]
     first = _by_ends(losses[min(losses)])
-    for place, (n, one) in enumerate(losses.items()):
+    for n, one in losses.items():
         loss = _by_ends(one)
-        # A small step sideways keeps the markers of equal rows from hiding each other.
-        step = 0.5 * ((place + 0.5) / len(losses) - 0.5)
         xs = [ends.index(key) for key in ends if key in loss]
-        axes[0].plot([x + step for x in xs], [loss[ends[x]] for x in xs], **_line(n) | {"linewidth": 1.1})
+        axes[0].plot(xs, [loss[ends[x]] for x in xs], **_line(n) | {"linewidth": 1.1})
         if panels == 2:
             both = [x for x in xs if ends[x] in first]
             gap = [loss[ends[x]] - first[ends[x]] for x in both]
-            axes[1].plot([x + step for x in both], gap, **_line(n) | {"linewidth": 1.1})
+            axes[1].plot(both, gap, **_line(n) | {"linewidth": 1.1})
     axes[0].set(ylabel="nats per token", ylim=(0, None))
     total = sum(band.tokens for _, band in bands) or 1
     axes[-1].set_xticks(range(len(bands)), [f"{_short(band)}\n{100 * band.tokens / total:.0f} %" for _, band in bands])

@@ -31,6 +31,12 @@ class Dataset:
     corpus_settings: CorpusSettings
     vocabulary_settings: VocabularySettings
 
+    @property
+    def summary(self) -> str:
+        """One line: which text this is, and how much of it."""
+        tokens = " / ".join(f"{split.tokens:,}" for split in self.splits.values())
+        return f"{self.name} (hash {self.fingerprint[:12]}): {tokens} tokens, {len(self.vocabulary):,} types"
+
     def describe(self) -> str:
         """The texts and the policies in a few lines, for people."""
         lines = [f"{self.name}: {self.origin}; {len(self.vocabulary):,} types; hash {self.fingerprint[:12]}"]

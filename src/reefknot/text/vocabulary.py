@@ -105,6 +105,11 @@ class Vocabulary:
                 f"'{error.args[0]}' is not in the vocabulary; use another word, or train with unknown = \"replace\""
             ) from None
 
+    def text(self, ids: Iterable[int]) -> str:
+        """Words with spaces between them; an `<eos>` ends its line."""
+        words = ("\n" if word == END_OF_LINE else word for word in self.decode(ids))
+        return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
+
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Words of ids."""
         return [self.words[index] for index in ids]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -75,6 +76,24 @@ class LiveLine:
 
     def close(self) -> None:
         self._live.stop()
+
+
+class Logged:
+    """What is said is also written down."""
+
+    def __init__(self, display: Display, log: Callable[[str], None]) -> None:
+        self._display = display
+        self._log = log
+
+    def say(self, text: str) -> None:
+        self._display.say(text)
+        self._log(text)
+
+    def update(self, line: str) -> None:
+        self._display.update(line)
+
+    def close(self) -> None:
+        self._display.close()
 
 
 def open_display() -> Display:

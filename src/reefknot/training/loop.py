@@ -264,7 +264,9 @@ class Trainer:
         if not all(bool(weight.isfinite().all()) for weight in model.values()):
             # A finite gradient can still make an infinite weight, by weight decay for one.
             step = progress.step
-            self._stop_nonfinite(f"step {step:,} has made a weight that is not a number; it was not saved", {"step": step})
+            self._stop_nonfinite(
+                f"step {step:,} has made a weight that is not a number; it was not saved", {"step": step}
+            )
         if self.world.first:
             self.run.metrics.sync()
             self.checkpoints.save(progress.step, model, tensors, values, fingerprint=config_hash(self.run.config))

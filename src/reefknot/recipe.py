@@ -17,7 +17,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from reefknot.errors import SettingsError
 from reefknot.models.initialisation import InitialisationSettings, initialise
@@ -43,6 +43,15 @@ else:
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line of printable characters")
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_one_line)]
+
+
 class EvaluationSettings(Settings):
     """How a finished model is scored."""
 
@@ -57,7 +66,9 @@ class Experiment(Settings):
 
     corpus: CorpusSettings
     vocabulary: VocabularySettings = VocabularySettings()
-    tables: Annotated[dict[str, TableSettings], Field(description="what is learned per word; ends refer to it by name")]
+    tables: Annotated[
+        dict[OneLine, TableSettings], Field(description="what is learned per word; ends refer to it by name")
+    ]
     input: InputSettings
     encoder: EncoderSettings
     output: OutputSettings
@@ -69,7 +80,7 @@ class Experiment(Settings):
 class Row(Settings):
     """One row of a paper's table."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100, description="as the paper writes it")]
+    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="as the paper writes it")]
     quoted: Annotated[bool, Field(description="a figure the paper quotes from others; never trained here")] = False
     parameters: Annotated[Count | None, Field(description="exact number of parameters, checked before training")] = None
     paper: dict[str, Positive] = Field({}, description="the paper's perplexities by split")
@@ -84,8 +95,8 @@ class Row(Settings):
 class RecipeFile(Settings):
     """What stands in the file."""
 
-    title: str
-    paper: Annotated[str | None, Field(description="the paper's short name, such as press2017")] = None
+    title: OneLine
+    paper: Annotated[OneLine | None, Field(description="the paper's short name, such as press2017")] = None
     base: dict[str, Any]
     rows: Annotated[list[Row], Field(min_length=1)]
 
@@ -130,8 +141,8 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
         if row.quoted:
             continue
         where = f'{name}, row "{row.name}"'
-        plain = merge(parsed.base, row.set)
-        experiments[row.name] = check_experiment(reduce(merge, changes, plain), where)
+        plain = _merge_all([parsed.base, row.set], where)
+        experiments[row.name] = check_experiment(_merge_all([plain, *changes], where), where)
         if not changes:
             continue
         found = differences(_dump(check_experiment(plain, where)), _dump(experiments[row.name]))
@@ -169,7 +180,7 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        raise SettingsError(f"'{text}' is not key=value, such as training.epochs=3")
+        raise SettingsError(f"'{_short(text)}' is not key=value, such as training.epochs=3")
     parsed: Any
     try:
         parsed = tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
@@ -196,6 +207,13 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _merge_all(layers: list[dict[str, Any]], where: str) -> dict[str, Any]:
+    try:
+        return reduce(merge, layers)
+    except RecursionError:
+        raise SettingsError(f"{where}: nested too deeply") from None
+
+
 def build_model(experiment: Experiment, vocab_size: int) -> LanguageModel:
     """The model an experiment describes, drawn from torch's generator as it stands."""
     given: dict[str, Any] = {"vocab_size": vocab_size}
@@ -216,7 +234,7 @@ def check_experiment(settings: Mapping[str, Any], where: str) -> Experiment:
     missing = sorted(named - set(experiment.tables))
     if missing:
         known = ", ".join(experiment.tables) or "none"
-        raise SettingsError(f"{where}: no table '{missing[0]}' in [tables] (there: {known})")
+        raise SettingsError(f"{where}: no table '{_short(missing[0])}' in [tables] (there: {known})")
     if unused:
         raise SettingsError(f"{where}: no end uses tables.{unused[0]}; remove it or name it in an end")
     return experiment
@@ -226,14 +244,13 @@ def _check(kind: type[T], raw: Any, where: str) -> T:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        problems = [_sentence(kind, raw, dict(problem)) for problem in error.errors(include_url=False)]
+        problems = error.errors(include_url=False)
     except RecursionError:
-        problems = ["nested too deeply"]
-    shown = [f"  {problem}" for problem in dict.fromkeys(problems)]
-    more = len(shown) - ERRORS_SHOWN
-    if more > 0:
-        shown = [*shown[:ERRORS_SHOWN], f"  and {more} more"]
-    raise SettingsError("\n".join([f"{where}:", *shown]))
+        raise SettingsError(f"{where}: nested too deeply") from None
+    # There may be thousands, so only those that are shown are put into words.
+    shown = dict.fromkeys(f"  {_sentence(kind, raw, dict(problem))}" for problem in problems[:ERRORS_SHOWN])
+    more = len(problems) - ERRORS_SHOWN
+    raise SettingsError("\n".join([f"{where}:", *shown, *([f"  and {more} more"] if more > 0 else [])]))
 
 
 def _sentence(kind: type[Settings], raw: Any, problem: dict[str, Any]) -> str:
@@ -243,10 +260,12 @@ def _sentence(kind: type[Settings], raw: Any, problem: dict[str, Any]) -> str:
         near = _nearest(key, kind)
         return _short(f"{key}: no such setting") + (f"; did you mean {near}?" if near else "")
     if problem["type"] == "missing":
-        return f"{key}: must be set"
+        return _short(f"{key}: must be set")
     message = problem["msg"].removeprefix("Value error, ")
     value = problem["input"]
-    given = "" if isinstance(value, Mapping | list) else f" (it is {_short(repr(value), 60)})"
+    # Python refuses to write out the digits of a number with thousands of them.
+    told = hex(value) if isinstance(value, int) and value.bit_length() > 64 else repr(value)
+    given = "" if isinstance(value, Mapping | list) else f" (it is {_short(told, 60)})"
     return _short(f"{key}: {message[:1].lower()}{message[1:]}", 160) + given
 
 

@@ -45,13 +45,16 @@ class LSTM(Encoder):
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD, dropped_BTD = x_BTD, F.dropout(x_BTD, self.dropout, self.training)
         ends: list[tuple[Tensor, Tensor]] = []
-        for layer, h, c in zip(self.layers, state["h"], state["c"], strict=True):
+        starts = (state[name].to(x_BTD.dtype) for name in ("h", "c"))
+        for layer, h, c in zip(self.layers, *starts, strict=True):
             raw_BTD, end = layer(dropped_BTD, (h[None].contiguous(), c[None].contiguous()))
             dropped_BTD = F.dropout(raw_BTD, self.dropout, self.training)
             ends.append(end)
         h, c = (torch.cat(parts) for parts in zip(*ends, strict=True))
-        # Carried in float32 whatever the precision inside: a window's rounding must not depend on its neighbours.
-        return Encoded(dropped_BTD, raw_BTD, {"h": h.float(), "c": c.float()})
+        # Carried in float32 at least, whatever the precision inside: a window's rounding must not depend on its
+        # neighbours.
+        carried = torch.promote_types(h.dtype, torch.float32)
+        return Encoded(dropped_BTD, raw_BTD, {"h": h.to(carried), "c": c.to(carried)})
 
 
 def _freeze_second_bias(layer: nn.LSTM) -> None:

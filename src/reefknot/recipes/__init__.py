@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -24,11 +25,12 @@ def find_recipe(name: str) -> tuple[Path, str]:
     if name in known:
         return known[name], name
     path = Path(name)
-    if path.is_file():
-        return path, path.stem
+    with suppress(OSError):  # a name that is too long to be a file's
+        if path.is_file():
+            return path, path.stem
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"shipped are: {', '.join(sorted(known))}"
-    raise SettingsError(f"no recipe '{name}': neither a shipped one nor a file; {hint}")
+    raise SettingsError(f"no recipe {name[:200]!r}: neither a shipped one nor a file; {hint}")
 
 
 def _name(path: Path) -> str:

@@ -186,7 +186,7 @@ def _find_folder(name: str) -> dict[str, Path]:
         present = sorted(path.name for path in folder.iterdir() if path.is_file())
     except (OSError, ValueError, RuntimeError):  # no such folder, no such user, not a possible path
         known = ", ".join((BUILT_IN, *KNOWN))
-        raise DataError(f"corpus '{name[:200]}': neither a known corpus ({known}) nor a folder") from None
+        raise DataError(f"corpus {name[:200]!r}: neither a known corpus ({known}) nor a folder") from None
     files: dict[str, Path] = {}
     for split, stems in _NAMES.items():
         pattern = re.compile(rf"(?:[^.].*\.)?(?:{stems})(?:\.txt|\.tokens)?", re.IGNORECASE)

@@ -263,10 +263,14 @@ def _sentence(kind: type[Settings], raw: Any, problem: dict[str, Any]) -> str:
         return _short(f"{key}: must be set")
     message = problem["msg"].removeprefix("Value error, ")
     value = problem["input"]
-    # Python refuses to write out the digits of a number with thousands of them.
-    told = hex(value) if isinstance(value, int) and value.bit_length() > 64 else repr(value)
-    given = "" if isinstance(value, Mapping | list) else f" (it is {_short(told, 60)})"
+    given = "" if isinstance(value, Mapping | list) else f" (it is {_written(value)})"
     return _short(f"{key}: {message[:1].lower()}{message[1:]}", 160) + given
+
+
+def _written(value: Any) -> str:
+    """A value as a recipe has it; Python does not write out the digits of a number with thousands of them."""
+    huge = isinstance(value, int) and value.bit_length() > 64
+    return _short(hex(value) if huge else repr(value), 60)
 
 
 def _dotted(raw: Any, location: tuple[str | int, ...]) -> str:

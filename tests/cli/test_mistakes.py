@@ -1,0 +1,214 @@
+"""A user's mistake is a sentence and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+MISTAKES = [
+    ("train dmo", 2, "no recipe 'dmo'.*did you mean demo?"),
+    ("train nowhere.toml", 2, "no recipe 'nowhere.toml'.*shipped are: demo, press2017/table6"),
+    ("train {recipe}", 2, 'say which row with --row; there are: "tied", "untied"'),
+    ("train {recipe} --row teid", 2, 'no row "teid"; there are: "tied", "untied"'),
+    ("train {recipe} --row quoted", 2, 'no row "quoted"'),
+    ("train {recipe} --row tied training.epoch=3", 2, "training.epoch: no such setting; did you mean training.epochs?"),
+    ("train {recipe} --row tied epochs=3", 2, "epochs: no such setting; did you mean training.epochs?"),
+    ("train {recipe} --row tied training.epochs=0", 2, "training.epochs: .* greater than or equal to 1 .it is 0."),
+    ("train {recipe} --row tied training.epochs=many", 2, "training.epochs: .*valid integer .it is 'many'."),
+    ("train {recipe} --row tied epochs", 2, "'epochs' is not key=value"),
+    ("train {recipe} --row tied encoder.hidden_dim=9", 2, "the encoder gives 9 numbers per token"),
+    ("train {recipe} --row tied training.batch=100000", 3, "streams need at least 200,000"),
+    ("train {recipe} --row tied corpus.name=nowhere", 3, "corpus 'nowhere': neither a known corpus"),
+    ("train {recipe} --row tied --device tpu", 2, "--device tpu: must be auto, cpu or cuda"),
+    ("train {recipe} --row tied --out {recipe}", 2, "is a file, not a folder"),
+    ("train {recipe} --row tied --out {corpus}", 2, "is no run .* use another --out"),
+    ("train {recipe} --row tied --seeds 0", 2, "--seeds"),
+    ("train {recipe} --row tied --seeds many", 2, "--seeds"),
+    ("train press2017/table6 --row small-wt", 3, "put ptb.train.txt, ptb.valid.txt, ptb.test.txt into DIR/ptb/"),
+    ("train press2017/table6 --row small-wt --data {corpus}", 3, "not complete in .*ptb.train.txt"),
+    ("table dmo", 2, "did you mean demo?"),
+    ("table {recipe} --jobs 0", 2, "--jobs"),
+    ("evaluate nowhere", 3, "nowhere is no run: there is no such folder"),
+    ("evaluate {root}", 3, "is no run: it has no config.json"),
+    ("evaluate {tied} --split all", 2, "--split all: must be one of train, valid, test"),
+    ("evaluate {tied} --streams 0", 2, "--streams"),
+    ("evaluate {tied} --device tpu", 2, "--device tpu"),
+    ("evaluate {long}", 3, "File name too long"),
+    ("validate {long}", 2, "no recipe .aaa"),
+    ("compare {tied}", 2, "at least two runs"),
+    ("compare {tied} nowhere", 3, "nowhere: there is no such folder"),
+    ("compare {root} {tied}", 2, "holds several rows"),
+    ("compare {tied} {untied} --split train", 2, "a run keeps scores of test and valid"),
+    ("compare {tied} {untied} --by words", 2, "--by words: must be blocks or documents"),
+    ("compare {tied} {untied} --by documents --split valid", 3, "too few to resample; use --by blocks"),
+    ("report nowhere", 3, "nowhere: there is no such folder"),
+    ("report {corpus}", 3, "no runs in this folder"),
+    ("report {tied} -o {corpus}", None, "is a folder"),
+    ("generate nowhere", 3, "no such folder"),
+    ("generate {tied} --temperature nan", 2, "temperature"),
+    ("generate {tied} --temperature inf", 2, "temperature inf: must be a number from 0"),
+    ("generate {tied} --temperature -1", 2, "temperature"),
+    ("generate {tied} --top-k 0", 2, "--top-k"),
+    ("generate {tied} --top-p 2", 2, "--top-p"),
+    ("generate {tied} --seed 99999999999999999999", 2, "--seed"),
+    ("score nowhere text", 3, "no such folder"),
+    ("neighbors {tied} zebra green", 3, "not in the vocabulary of .*: zebra"),
+    ("neighbors {tied}", 2, "(?i)words"),
+    ("params {recipe} --row teid", 2, 'no row "teid"'),
+    ("params {recipe} tables.spare.kind=word tables.spare.dim=3", 2, "no end uses tables.spare"),
+    ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables. .there: words."),
+    ("validate nowhere", 2, "no recipe 'nowhere'"),
+    ("ls nothing", 2, "no family 'nothing'; there are: recipes"),
+    ("trian", 2, "No such command 'trian'"),
+    ("ls --jsno", 2, "(?i)no such option.*--jsno"),
+]
+
+
+@pytest.fixture
+def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
+    return {
+        "recipe": recipe,
+        "corpus": corpus,
+        "root": runs.root,
+        "tied": runs.tied,
+        "untied": runs.untied,
+        "long": "a" * 300,
+    }
+
+
+@pytest.mark.parametrize(("command", "code", "sentence"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
+def test_a_mistake_is_a_sentence(
+    cli: Cli,
+    places: dict[str, Path | str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    code: int | None,
+    sentence: str,
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    outcome = cli(*command.format(**places).split())
+    assert re.search(sentence, outcome.err), outcome.err
+    assert outcome.code == code or (code is None and outcome.code in (2, 3))
+    assert "Traceback" not in outcome.err
+    assert len(outcome.err.splitlines()) <= 5
+    assert outcome.out == "" or command.startswith("table")
+    assert list(tmp_path.iterdir()) == [] or command.startswith("train")
+
+
+def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
+    wrong = [f"training.wrong{number}=1" for number in range(30)]
+    outcome = cli("params", recipe, *wrong)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) <= 10
+    assert "and 22 more" in outcome.err
+
+
+def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs.tied, unfinished, ignore=shutil.ignore_patterns("best", "checkpoints", "result.json"))
+    for words in (("evaluate",), ("generate",), ("score",), ("neighbors",)):
+        extra = ("green",) if words[0] in ("score", "neighbors") else ()
+        outcome = cli(*words, unfinished, *extra)
+        assert outcome.code == 3
+        assert "has no trained weights yet: finish its training first" in outcome.err
+    outcome = cli("compare", runs.tied, unfinished)
+    assert outcome.code == 3
+    assert "training is not finished" in outcome.err
+
+
+def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(runs.tied, damaged, symlinks=True)
+    for path in damaged.glob("checkpoints/*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    outcome = cli("evaluate", damaged)
+    assert outcome.code == 3
+    assert "model.safetensors does not have the SHA-256" in outcome.err
+    (damaged / "vocabulary.json").unlink()
+    assert "vocabulary.json: cannot be read" in cli("generate", damaged).err
+    (damaged / "config.json").write_text("{}", encoding="utf-8")
+    outcome = cli("evaluate", damaged)
+    assert outcome.code == 2
+    assert "config.json" in outcome.err
+    assert cli("compare", damaged, runs.tied).code in (2, 3)
+    (damaged / "config.json").write_text("[", encoding="utf-8")
+    assert cli("evaluate", damaged).code == 3
+
+
+def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(runs.tied, moved, symlinks=True)
+    other = tmp_path / "text"
+    shutil.copytree(corpus, other)
+    (other / "train.txt").write_text("other words entirely\n" * 50, encoding="utf-8")
+    config = json.loads((moved / "config.json").read_text(encoding="utf-8"))
+    config["settings"]["corpus"]["name"] = str(other)
+    (moved / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    outcome = cli("evaluate", moved)
+    assert outcome.code == 3
+    assert "the corpus has changed" in outcome.err
+
+
+def test_runs_on_different_texts_are_not_compared(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(runs.tied, other, symlinks=True)
+    config = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    (other / "config.json").write_text(json.dumps(config | {"corpus": "another"}), encoding="utf-8")
+    outcome = cli("compare", runs.tied, other)
+    assert outcome.code == 2
+    assert "were scored on different texts or vocabularies" in outcome.err
+
+
+def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    text = recipe.read_text(encoding="utf-8")
+    wrong.write_text(text.replace('name = "tied"\n', 'name = "tied"\nparameters = 9\n'), encoding="utf-8")
+    for words in (("validate", wrong), ("train", wrong, "--row", "tied", "--out", tmp_path / "run")):
+        outcome = cli(*words)
+        assert outcome.code == 2
+        assert "652 parameters" in outcome.err or "has 652" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (MemoryError(), 5, "out of memory; try"),
+        (torch.OutOfMemoryError("CUDA out of memory."), 5, "out of memory; try"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 5, "out of memory; try"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 5, "the disk is full ./x/y.; make room"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: Permission denied"),
+    ],
+)
+def test_what_the_machine_refuses_is_a_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("reefknot.cli.ls._families", fail)
+    outcome = cli("ls")
+    assert outcome.code == code
+    assert re.search(sentence, outcome.err)
+
+
+def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("reefknot.cli.ls._families", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        cli("ls")

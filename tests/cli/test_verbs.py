@@ -1,0 +1,203 @@
+"""Every verb on two tiny runs: what it says to people, what it says to programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+def test_train_says_how_it_goes(runs: Runs) -> None:
+    assert f"tied  {runs.tied}" in runs.said
+    assert "untied  epoch 2/2  valid perplexity" in runs.said
+    assert "test perplexity" in runs.said
+    assert {path.name for path in runs.tied.iterdir()} >= {"config.json", "result.json", "metrics.jsonl", "best"}
+
+
+def test_training_again_is_done_already(cli: Cli, recipe: Path, runs: Runs) -> None:
+    outcome = cli("train", recipe, "--row", "tied", "--out", runs.tied)
+    assert outcome.code == 0
+    assert "done already" in outcome.out
+
+
+def test_other_settings_are_refused_with_the_difference(cli: Cli, recipe: Path, runs: Runs) -> None:
+    outcome = cli("train", recipe, "training.epochs=9", "--row", "tied", "--out", runs.tied)
+    assert outcome.code == 2
+    assert "training.epochs: 2 -> 9" in outcome.err
+
+
+def test_ls(cli: Cli) -> None:
+    found = cli("ls", "--json").json()
+    assert {"recipes", "corpora", "labels", "outputs"} <= set(found)
+    assert found["labels"]["plain"] == "Rows of a table, against the hidden state as it is."
+    assert all(text for entries in found.values() for text in entries.values())
+    text = cli("ls").out
+    assert "press2017/table6" in text
+    assert set(cli("ls", "labels", "--json").json()) == {"labels"}
+
+
+def test_validate(cli: Cli, recipe: Path) -> None:
+    found = cli("validate", recipe, "press2017/table6", "--json").json()
+    sizes = {(Path(each["recipe"]).stem, each["row"]): each["parameters"] for each in found}
+    assert sizes["table6", "Small + WT + PR"] == 2_691_800
+    # 12 words of width 8, an LSTM of 4 * 8 * (8 + 8 + 1), and a bias per word.
+    assert sizes["tiny", "tied"] == 12 * 8 + 544 + 12
+    assert ("tiny", "quoted") not in sizes
+    assert "tied: valid, 652 parameters" in cli("validate", recipe).out
+
+
+def test_params(cli: Cli, recipe: Path) -> None:
+    found = cli("params", recipe, "--json").json()
+    assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652}
+    assert found["untied"]["output"] == 12 + 96
+    assert "4,651,600" in cli("params", "press2017/table6").out
+    wider = cli("params", recipe, "tables.words.dim=16", "encoder.hidden_dim=16", "--row", "tied", "--json").json()
+    assert wider == {"tied": {"input": 192, "encoder": 4 * 16 * 33, "output": 12, "total": 192 + 2112 + 12}}
+
+
+def test_evaluate(cli: Cli, runs: Runs) -> None:
+    found = cli("evaluate", runs.tied, "--json").json()
+    stored = json.loads((runs.tied / "result.json").read_text(encoding="utf-8"))
+    assert found["nll"] == pytest.approx(stored["test"]["nll"], abs=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
+    text = cli("evaluate", runs.tied, "--split", "valid", "--streams", 3).out
+    assert text.startswith("valid perplexity ")
+    assert "3 contiguous streams" in text
+    assert cli("evaluate", runs.tied, "--split", "train", "--json").json()["split"] == "train"
+
+
+def test_compare_with_itself_shows_no_difference(cli: Cli, runs: Runs) -> None:
+    (found,) = cli("compare", runs.tied, runs.tied, "--json").json()
+    assert found["difference"] == 0
+    assert not found["seen"]
+    assert "no difference seen" in cli("compare", runs.tied, runs.tied).out
+
+
+@pytest.mark.parametrize("by", ["blocks", "documents"])
+def test_compare_two_runs(cli: Cli, runs: Runs, by: str) -> None:
+    (found,) = cli("compare", runs.tied.parent, runs.untied, "--by", by, "--json").json()
+    low, high = found["interval"]
+    assert low <= found["difference"] <= high
+    assert found["perplexity_b"] / found["perplexity_a"] == pytest.approx(found["ratio"])
+    assert (found["by"], found["seeds"]) == (by, [1, 1])
+    # Sixty lines, an empty one after every second, so thirty documents.
+    assert by == "blocks" or found["units"] == 30
+    text = cli("compare", runs.tied, runs.untied, "--split", "valid").out
+    assert f"A = {runs.tied}" in text
+    assert "Trained once" in text
+
+
+def test_report(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = cli("report", runs.root, "-o", page, "--title", "Ends & ties", "--json").json()
+    assert found == {"report": str(page.resolve()), "runs": 2}
+    html = page.read_text(encoding="utf-8")
+    assert "Ends &amp; ties" in html
+    assert "<b>bold</b>" not in html
+    assert cli("report", runs.tied, "-o", page).out == f"report: {page.resolve()}\n"
+
+
+def test_generate(cli: Cli, runs: Runs) -> None:
+    options = ("--length", 12, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3)
+    found = cli("generate", runs.tied, "--prompt", "green river", *options, "--json").json()
+    assert len(found["tokens"]) == 12
+    assert "<unk>" not in found["tokens"]
+    assert found["text"].startswith("green river")
+    assert "<eos>" not in found["text"]
+    assert cli("generate", runs.tied, "--prompt", "green river", *options).out == found["text"] + "\n"
+    assert cli("generate", runs.tied, "--length", 1).code == 0
+
+
+def test_generate_names_unknown_words(cli: Cli, runs: Runs) -> None:
+    outcome = cli("generate", runs.tied, "--prompt", "green zebra", "--json")
+    assert outcome.json()["prompt"] == "green zebra"
+    assert "not in the vocabulary, read as <unk>: zebra" in outcome.err
+
+
+def test_score(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = cli("score", runs.tied, "green zebra", "--json").json()
+    assert [word["word"] for word in found["words"]] == ["green", "zebra", "<eos>"]
+    assert [word["unknown"] for word in found["words"]] == [False, True, False]
+    assert found["log_prob"] == pytest.approx(sum(word["log_prob"] for word in found["words"]))
+    text = cli("score", runs.tied, "green zebra").out
+    assert "zebra  (unknown)" in text
+    with (runs.root.parent / "lines.txt").open("w+", encoding="utf-8") as lines:
+        lines.write("green river\n\nhouse\n")
+        lines.seek(0)
+        monkeypatch.setattr(sys, "stdin", lines)
+        found = cli("score", runs.tied, "--json").json()
+    assert [each["sentence"] for each in found] == ["green river", "", "house"]
+
+
+def test_neighbors(cli: Cli, runs: Runs) -> None:
+    found = cli("neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
+    assert found["input"] == found["labels"]
+    assert set(found["input"]) == {"green", "river"}
+    assert [len(near) for near in found["input"].values()] == [3, 3]
+    untied = cli("neighbors", runs.untied, "green", "--json").json()
+    assert untied["input"] != untied["labels"]
+    assert "green (input): " in cli("neighbors", runs.untied, "green").out
+
+
+def test_table_trains_compares_and_reports(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    """One row is done already; the other is trained in a process of its own, as it is by the command."""
+    root = tmp_path / "table"
+    shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
+    outcome = cli("table", recipe, "--out", root, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert "2 runs in" in outcome.out
+    assert "1 of them done" in outcome.out
+    assert all(name in outcome.out for name in ("quoted", "tied", "untied", "parameters", "tokens/s", "memory"))
+    assert f"report: {(root / 'report.html').resolve()}" in outcome.out
+    assert "untied" in (root / "report.html").read_text(encoding="utf-8")
+    # Alone or in a table, in this process or another: the same seed is the same run.
+    results = [json.loads((folder / "result.json").read_text()) for folder in (root / "untied" / "seed0", runs.untied)]
+    assert results[0]["test"] == results[1]["test"]
+    again = cli("table", recipe, "--out", root)
+    assert again.code == 0
+    assert "2 runs in" in again.out
+    assert "2 of them done" in again.out
+
+
+def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    shutil.copytree(runs.root, root, symlinks=True)
+    outcome = cli("table", recipe, "training.epochs=9", "--out", root)
+    assert outcome.code == 2
+    assert "0 of them done" in outcome.out
+    assert "these runs failed" in outcome.err
+
+
+def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr("reefknot.cli.jobs.run_jobs", lambda jobs, at_once: planned.extend(jobs))
+    assert cli("train", recipe, "--row", "tied", "--seeds", 3, "--out", tmp_path / "runs").code == 0
+    assert [job.seed for job in planned] == [0, 1, 2]
+    assert [job.out for job in planned] == [tmp_path / "runs" / f"seed{seed}" for seed in range(3)]
+    command = planned[2].command()
+    assert command[:2] == ["train", str(recipe)]
+    assert "training.seed=2" in command
+
+
+def test_no_network(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("a default run opened a connection")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    out = tmp_path / "run"
+    assert cli("train", recipe, "training.epochs=1", "--row", "tied", "--out", out, "--device", "cpu").code == 0
+    assert cli("evaluate", out).code == 0
+    assert cli("report", out, "-o", tmp_path / "report.html").code == 0

@@ -1,0 +1,134 @@
+"""What all tests share: a cache of their own, a small made text, a small recipe, and the longer campaigns.
+
+pytest tests/crash --kills 1000                                 more kills than CI has time for
+HYPOTHESIS_PROFILE=campaign pytest tests/fuzz --timeout 0       more damaged recipes
+pytest tests/contract tests/cli tests/golden --freeze           write the frozen files anew, to be read and committed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("campaign", settings.get_profile("ci"), derandomize=False, max_examples=20_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+RECIPE = """
+title = "Tiny: two rows on a made text"
+
+[base.corpus]
+name = {corpus}
+
+[base.tables.words]
+kind = "word"
+dim = 8
+
+[base.input]
+kind = "lookup"
+table = "words"
+
+[base.encoder]
+kind = "lstm"
+hidden_dim = 8
+layers = 2
+dropout = 0.3
+
+[base.output]
+kind = "softmax"
+labels = {{ kind = "{labels}", table = "words" }}
+
+[base.init]
+uniform = 0.1
+
+[base.training]
+epochs = 2
+batch = 4
+steps = 5
+divisor = "batch"
+clip = 5.0
+log_every = 2
+save_every = 3
+optimiser = {{ kind = "sgd", learning_rate = 1.0 }}
+schedule = {{ kind = "decay", hold = 1, factor = 0.5 }}
+
+[[rows]]
+name = "tied"
+
+[[rows]]
+name = "untied"
+[rows.set]
+tables.classes = {{ kind = "word", dim = 8 }}
+output.labels.table = "classes"
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=20, help="how often tests/crash kills a training process")
+    parser.addoption("--freeze", action="store_true", help="write the frozen files instead of comparing with them")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test touches the user's cache; one thread each, because small models only wait for a second one."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REEFKNOT_CACHE", str(folder))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield folder
+
+
+@pytest.fixture
+def frozen(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, Any]], dict[str, Any]]:
+    """What a committed JSON file says; with --freeze it is first made to say what is so now."""
+
+    def read(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+        if request.config.getoption("--freeze"):
+            path.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return stored
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def made_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A folder of train, valid and test text, the first of about so many tokens; equal numbers, equal text."""
+
+    def write(tokens: int) -> Path:
+        folder = tmp_path_factory.mktemp("text")
+        draw = random.Random(tokens)
+        words = [f"w{index}" for index in range(30)]
+        for name, size in (("train", tokens), ("valid", 60), ("test", 60)):
+            lines = []
+            for _ in range(size // 10):
+                # Every word has few successors, so that there is something to learn.
+                line = [draw.randrange(30)]
+                while len(line) < 9:
+                    line.append((3 * line[-1] + draw.randrange(3)) % 30)
+                lines.append(" ".join(words[index] for index in line) + "\n")
+            (folder / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path: Path, made_text: Callable[[int], Path]) -> Callable[..., Path]:
+    """Writes a recipe with the rows "tied" and "untied", dropout on; 120 tokens make 6 updates an epoch."""
+
+    def write(tokens: int = 120, labels: str = "projected") -> Path:
+        path = tmp_path / "tiny.toml"
+        path.write_text(RECIPE.format(corpus=repr(str(made_text(tokens))), labels=labels), encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,60 @@
+"""The list of combinations: complete, counted, buildable, and honest about what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import SettingsError
+from reefknot.outputs.labels.plain import Plain
+from reefknot.parts import ENCODERS, INPUTS, LABELS, OUTPUTS
+
+from .conftest import SETTINGS, WITHOUT_MEANING, Case, all_cases, meaningful_cases, part_settings
+
+Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
+
+
+def test_every_registered_part_is_walked() -> None:
+    every, kept = list(all_cases()), meaningful_cases()
+    print(f"{len(kept)} combinations with a meaning, {len(every) - len(kept)} without")
+    assert len(every) == len(set(every))
+    for family, field in ((INPUTS, "input"), (ENCODERS, "encoder"), (OUTPUTS, "output"), (LABELS, "labels")):
+        assert set(family) <= {getattr(case, field) for case in every}
+    assert {case.tied for case in kept} == {True, False}
+
+
+def test_listed_combinations_raise_their_sentence() -> None:
+    for pattern, sentence in WITHOUT_MEANING:
+        matching = [case for case in all_cases() if case.matches(pattern)]
+        assert matching, f"{pattern} names nothing that is registered"
+        for case in matching:
+            with pytest.raises(SettingsError, match=sentence):
+                case.build()
+
+
+def test_tied_means_one_table(case: Case) -> None:
+    model = case.build()
+    assert model.tied == case.tied
+    assert sum(model.parameter_counts().values()) == sum(p.numel() for p in set(model.parameters()))
+
+
+def test_a_new_part_needs_its_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LABELS._parts, "newcomer", f"{Plain.__module__}:{Plain.__name__}")
+    assert "newcomer" in {case.labels for case in meaningful_cases()}
+
+
+def test_a_missing_test_value_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(SETTINGS, "encoders.lstm")
+    with pytest.raises(pytest.fail.Exception, match=r"encoders.lstm needs hidden_dim: add .* to SETTINGS"):
+        part_settings(ENCODERS, "lstm", {}, "")
+
+
+def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:
+    """Checkpoints stay readable. New combinations join the list by `pytest tests/contract --freeze`."""
+    now = {case.name: list(case.build().state_dict()) for case in meaningful_cases()}
+    stored = frozen(Path(__file__).with_name("keys.json"), now)
+    assert stored
+    assert {name: now.get(name) for name in stored} == stored

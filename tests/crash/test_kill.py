@@ -1,0 +1,137 @@
+"""SIGKILL at random moments, the same command again until it is done: the bits of a run that nothing happened to.
+
+    pytest tests/crash --kills 1000         a longer campaign; a run that ends before it is over is begun anew
+
+The moments are spread over start-up, updates and saves by a printed seed. Dropout is on.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETTINGS = ("training.epochs=10", "training.log_every=1", "training.save_every=40")
+"""About two thousand updates of two milliseconds."""
+MOMENTS = {"start-up": 1, "update": 3, "save": 2}
+"""Where a kill is aimed at, and how often."""
+
+
+@dataclass
+class Campaign:
+    """One command, killed and run again."""
+
+    recipe: Path
+    draw: random.Random
+    landed: Counter[str] = field(default_factory=Counter)
+    """Where the kills really came down, as the folder shows it afterwards."""
+
+    @contextmanager
+    def sitting(self, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+        words = ["train", str(self.recipe), "--row", "tied", "--out", str(out), *SETTINGS]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reefknot", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def finish(self, out: Path) -> None:
+        """Run without a kill; also the way an unbroken run is made."""
+        with self.sitting(out) as process:
+            said, _ = process.communicate(timeout=200)
+            assert process.returncode == 0, said.decode()
+
+    def kill(self, out: Path) -> bool:
+        """Begin or resume, and kill once; False if the run was done before that."""
+        moment = self.draw.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        before = changed(out / "metrics.jsonl")
+        with self.sitting(out) as process:
+            if moment == "start-up":
+                time.sleep(self.draw.uniform(0, 3))
+            else:
+                wait(process, lambda: changed(out / "metrics.jsonl") != before)
+                time.sleep(self.draw.uniform(0, 0.3))
+            if moment == "save":
+                wait(process, lambda: any(out.glob(f"checkpoints/*.tmp-{process.pid}")))
+            process.kill()
+            if process.wait() == 0:
+                return False
+        self._note(out, process.pid)
+        return True
+
+    def _note(self, out: Path, pid: int) -> None:
+        saved = max((int(path.name[5:]) for path in out.glob("checkpoints/step_" + "[0-9]" * 8)), default=0)
+        logged = max((line["step"] for line in read_metrics(out)), default=0)
+        self.landed["after the first update"] += logged > 0
+        self.landed["between two checkpoints"] += logged > saved > 0
+        self.landed["while saving"] += any(out.glob(f"checkpoints/*.tmp-{pid}"))
+
+
+def wait(process: subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 120
+    while process.poll() is None and not condition():
+        assert time.monotonic() < until, "nothing has happened for two minutes"
+        time.sleep(0.0005)
+
+
+def changed(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Whole lines, without what the clock says."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [{key: value for key, value in json.loads(line).items() if key != "wall"} for line in lines]
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """Everything that must be equal to the bit."""
+    newest = max((run / "checkpoints").iterdir())
+    return {
+        "files": sorted(str(path.relative_to(run)) for path in run.rglob("*")),
+        "best": (run / "best" / "model.safetensors").read_bytes(),
+        "last": (newest / "model.safetensors").read_bytes(),
+        "state": (newest / "state.safetensors").read_bytes(),
+        "scores": (run / "scores.safetensors").read_bytes(),
+        "metrics": read_metrics(run),
+    }
+
+
+@pytest.mark.timeout(0)  # a campaign may take hours; every wait in it has an end of its own
+def test_killed_anywhere_it_resumes_to_the_same_bits(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    kills: int = request.config.getoption("--kills")
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    campaign = Campaign(tiny_recipe(4000), random.Random(seed))
+    campaign.finish(tmp_path / "unbroken")
+    expected = outcome(tmp_path / "unbroken")
+    assert len(expected["metrics"]) > 1500
+    done, runs = 0, 0
+    while done < kills:
+        runs += 1
+        out = tmp_path / f"killed{runs}"
+        while done < kills and campaign.kill(out):
+            done += 1
+        campaign.finish(out)
+        found = outcome(out)
+        assert [key for key in expected if found[key] != expected[key]] == [], f"{out} differs"
+    print(f"{done} kills in {runs} runs, {dict(campaign.landed)}, 0 differences")
+    assert campaign.landed["after the first update"] >= kills // 3
+    assert campaign.landed["between two checkpoints"] >= kills // 5
+    assert campaign.landed["while saving"] >= kills // 20

@@ -1,0 +1,166 @@
+"""The LSTM against torch's own, and what is ours in it: the single bias and the three places of dropout."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reefknot.encoders.lstm import LSTM
+
+IN, HIDDEN, LAYERS = 5, 7, 2
+
+
+def pair(biases: Literal[1, 2]) -> tuple[LSTM, nn.LSTM]:
+    """Ours and torch's with the same weights; the second bias of torch's is zero where ours has one."""
+    torch.manual_seed(0)
+    ours = LSTM(IN, HIDDEN, layers=LAYERS, biases=biases).double()
+    theirs = nn.LSTM(IN, HIDDEN, LAYERS, batch_first=True).double()
+    own = {stacked(name): parameter for name, parameter in ours.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name in own:
+                parameter.copy_(own[name])
+            else:
+                parameter.zero_()
+    return ours, theirs
+
+
+def stacked(name: str) -> str:
+    """What torch's stacked LSTM calls a weight of ours: layers.1.weight_ih_l0 is weight_ih_l1."""
+    _, layer, weight = name.split(".")
+    return weight.removesuffix("0") + layer
+
+
+def vectors(streams: int = 3, steps: int = 4) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(streams, steps, IN, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("biases", [1, 2])
+def test_values_and_gradients_are_those_of_torch(biases: Literal[1, 2]) -> None:
+    ours, theirs = pair(biases)
+    x_BTD = vectors()
+    found = ours(x_BTD, ours.initial_state(3))
+    expected, (h, c) = theirs(x_BTD)
+    torch.testing.assert_close(found.output, expected)
+    torch.testing.assert_close(found.state["h"], h)
+    torch.testing.assert_close(found.state["c"], c)
+    found.output.square().sum().backward()
+    expected.square().sum().backward()
+    reference = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, reference[stacked(name)].grad)
+
+
+@pytest.mark.parametrize("biases", [1, 2])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_parameters_are_counted_exactly(biases: Literal[1, 2], layers: int) -> None:
+    encoder = LSTM(IN, HIDDEN, layers=layers, biases=biases)
+    gates = 4 * HIDDEN
+    matrices = gates * (IN + HIDDEN) + (layers - 1) * gates * 2 * HIDDEN
+    assert sum(p.numel() for p in encoder.parameters()) == matrices + layers * biases * gates
+
+
+def test_the_zero_bias_is_neither_stored_nor_learned() -> None:
+    encoder = LSTM(IN, HIDDEN, layers=LAYERS, biases=1)
+    assert not any("bias_hh" in name for name in encoder.state_dict())
+    assert not any("bias_hh" in name for name, _ in encoder.named_parameters())
+    optimiser = torch.optim.SGD(encoder.parameters(), lr=1.0)
+    encoder(vectors().float(), encoder.initial_state(3)).output.square().sum().backward()
+    optimiser.step()
+    buffers = dict(encoder.named_buffers())
+    assert len(buffers) == LAYERS
+    assert not any(buffer.any() for buffer in buffers.values())
+
+
+@pytest.mark.parametrize("biases", [1, 2])
+def test_copies_and_conversions_compute_the_same(biases: Literal[1, 2]) -> None:
+    encoder, _ = pair(biases)
+    x_BTD = vectors()
+    expected = encoder(x_BTD, encoder.initial_state(3)).output
+    copied = copy.deepcopy(encoder)
+    assert torch.equal(copied(x_BTD, copied.initial_state(3)).output, expected)
+    rounded = copy.deepcopy(encoder).float()
+    found = rounded(x_BTD.float(), rounded.initial_state(3)).output
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    # The copy learns on its own, so its kernel reads its own weights.
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert not copied(x_BTD, copied.initial_state(3)).output.any()
+    assert torch.equal(encoder(x_BTD, encoder.initial_state(3)).output, expected)
+
+
+def test_loading_reaches_the_kernel() -> None:
+    source, target = LSTM(IN, HIDDEN), LSTM(IN, HIDDEN)
+    x_BTD = vectors().float()
+    target.load_state_dict(source.state_dict())
+    outputs = [encoder(x_BTD, encoder.initial_state(3)).output for encoder in (source, target)]
+    assert torch.equal(*outputs)
+
+
+def test_dropout_at_the_output_is_the_difference_to_raw() -> None:
+    torch.manual_seed(0)
+    encoder = LSTM(IN, 50, layers=1, dropout=0.4)
+    found = encoder(torch.randn(20, 30, IN), encoder.initial_state(20))
+    dropped = found.output == 0
+    assert dropped.float().mean().item() == pytest.approx(0.4, abs=0.01)
+    torch.testing.assert_close(found.output[~dropped], found.raw[~dropped] / 0.6)
+
+
+def test_dropout_at_the_input() -> None:
+    """With one layer that copies its input gate's side, a dropped number leaves the unit at zero."""
+    torch.manual_seed(0)
+    width = 40
+    encoder = LSTM(width, width, layers=1, dropout=0.3)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+        weights = dict(encoder.named_parameters())
+        # Gates are in the order input, forget, cell, output: the cell's candidate of a unit is its own input.
+        weights["layers.0.weight_ih_l0"][2 * width : 3 * width] = torch.eye(width)
+    found = encoder(torch.ones(50, 1, width), encoder.initial_state(50))
+    assert (found.raw == 0).float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert (encoder.eval()(torch.ones(50, 1, width), encoder.initial_state(50)).raw != 0).all()
+
+
+def test_dropout_between_the_layers() -> None:
+    torch.manual_seed(0)
+    width = 40
+    encoder = LSTM(width, width, layers=2, dropout=0.3)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+        weights = dict(encoder.named_parameters())
+        # The first layer says the same whatever goes in; the second copies what reaches it.
+        weights["layers.0.bias_ih_l0"][2 * width : 3 * width] = 1.0
+        weights["layers.1.weight_ih_l0"][2 * width : 3 * width] = torch.eye(width)
+    found = encoder(torch.ones(50, 1, width), encoder.initial_state(50))
+    assert (found.raw == 0).float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert (found.state["h"][0] != 0).all()
+
+
+def test_dropout_is_never_in_time() -> None:
+    """The state is carried whole: a unit dropped at the output goes on as it was."""
+    torch.manual_seed(0)
+    encoder = LSTM(IN, HIDDEN, layers=1, dropout=0.5)
+    found = encoder(vectors().float(), encoder.initial_state(3))
+    assert torch.equal(found.state["h"][0], found.raw[:, -1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_layer_with_dropout_does_not_warn() -> None:
+    LSTM(IN, HIDDEN, layers=1, dropout=0.5)
+
+
+@pytest.mark.parametrize("biases", [1, 2])
+def test_builds_without_memory(biases: Literal[1, 2]) -> None:
+    with torch.device("meta"):
+        encoder = LSTM(20_000, 20_000, layers=4, biases=biases)
+    assert all(p.is_meta for p in encoder.parameters())
+    assert sum(p.numel() for p in encoder.parameters()) > 10**10

@@ -1,0 +1,113 @@
+"""Generated text: the best word, the chosen few, the right distribution, the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from reefknot.errors import SettingsError
+from reefknot.evaluation.generation import generate
+from reefknot.models.language_model import LanguageModel
+
+WORDS = 9
+Build = Callable[[int], LanguageModel]
+
+
+@torch.no_grad()
+def next_probabilities(model: LanguageModel, prompt: list[int]) -> Tensor:
+    model.eval()
+    return model.output.log_probs(model(torch.tensor([prompt])).output[:, -1])[0].exp()
+
+
+def first_words(model: LanguageModel, draws: int, **options: object) -> Tensor:
+    """The first word after a fixed prompt, over many seeds."""
+    return torch.tensor([next(generate(model, [2, 5], 1, seed=seed, **options)) for seed in range(draws)])  # type: ignore[arg-type]
+
+
+def greedy(model: LanguageModel, prompt: list[int], length: int) -> list[int]:
+    """The best word each time, the whole text read again for every word."""
+    text = list(prompt)
+    for _ in range(length):
+        text.append(int(next_probabilities(model, text).argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-30}])
+def test_the_best_word_every_time(model_for: Build, options: dict[str, float]) -> None:
+    model = model_for(WORDS)
+    assert list(generate(model, [2, 5], 12, **options)) == greedy(model, [2, 5], 12)  # type: ignore[arg-type]
+
+
+def test_a_seed_is_a_text(model_for: Build) -> None:
+    model = model_for(WORDS)
+    texts = [list(generate(model, [2], 30, seed=seed)) for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(texts[0]) == 30
+    # Nothing else in the process may change it.
+    torch.manual_seed(99)
+    assert list(generate(model, [2], 30, seed=0)) == texts[0]
+
+
+def test_dropout_is_off(model_for: Build) -> None:
+    model = model_for(WORDS).train()
+    assert list(generate(model, [2], 20, temperature=0.0)) == list(generate(model, [2], 20, temperature=0.0))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
+def test_draws_follow_the_distribution(model_for: Build, temperature: float) -> None:
+    model = model_for(WORDS)
+    p_V = next_probabilities(model, [2, 5]).double() ** (1 / temperature)
+    p_V /= p_V.sum()
+    draws = 1_500
+    seen = torch.bincount(first_words(model, draws, temperature=temperature), minlength=WORDS).double()
+    # The chi-square test wants a few draws in every class: the rarest go together.
+    rare = p_V * draws < 5
+    seen = torch.cat([seen[~rare], seen[rare].sum()[None]])
+    expected = torch.cat([p_V[~rare], p_V[rare].sum()[None]]) * draws
+    kept = expected > 0
+    assert chisquare(seen[kept], expected[kept]).pvalue > 1e-3
+
+
+def test_top_k_keeps_the_k_best(model_for: Build) -> None:
+    model = model_for(WORDS)
+    best = set(next_probabilities(model, [2, 5]).topk(3).indices.tolist())
+    assert set(first_words(model, 300, top_k=3, temperature=3.0).tolist()) == best
+    assert set(first_words(model, 50, top_k=10**6).tolist()) <= set(range(WORDS))
+
+
+def test_top_p_keeps_the_fewest_that_reach_p(model_for: Build) -> None:
+    model = model_for(WORDS)
+    p_V, ids = next_probabilities(model, [2, 5]).sort(descending=True)
+    wanted = 0.5 * float(p_V[0]) + 0.5 * float(p_V[:2].sum())  # more than the best has, less than the two best
+    assert set(first_words(model, 300, top_p=wanted).tolist()) == set(ids[:2].tolist())
+    just = float(p_V[0]) * 0.999
+    assert set(first_words(model, 50, top_p=just).tolist()) == {int(ids[0])}
+
+
+def test_top_p_is_taken_of_what_top_k_leaves(model_for: Build) -> None:
+    model = model_for(WORDS)
+    best = next_probabilities(model, [2, 5]).topk(2).indices.tolist()
+    assert set(first_words(model, 300, top_k=2, top_p=1.0, temperature=3.0).tolist()) == set(best)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.4}])
+def test_never_is_never(model_for: Build, options: dict[str, float]) -> None:
+    model = model_for(WORDS)
+    best = int(next_probabilities(model, [2, 5]).argmax())
+    found = list(generate(model, [2, 5], 60, never=(best, 0), **options))  # type: ignore[arg-type]
+    assert not {best, 0} & set(found)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf"), 1e300])
+def test_an_impossible_temperature_is_a_sentence(model_for: Build, temperature: float) -> None:
+    with pytest.raises(SettingsError, match=r"temperature .*: must be a number from 0"):
+        next(generate(model_for(WORDS), [2], 1, temperature=temperature))
+
+
+def test_words_come_one_by_one(model_for: Build) -> None:
+    words = generate(model_for(WORDS), [2], 10**9)
+    assert len([next(words) for _ in range(5)]) == 5

@@ -1,0 +1,182 @@
+"""Perplexity: the same however the text is cut, equal to brute force, and true to its own definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.errors import DataError, NonFiniteError
+from reefknot.evaluation import perplexity as module
+from reefknot.evaluation.perplexity import perplexity, score
+from reefknot.models.language_model import LanguageModel
+from reefknot.text.dataset import Dataset
+
+Open = Callable[..., Dataset]
+Build = Callable[[int], LanguageModel]
+
+
+@torch.no_grad()
+def brute_force(model: LanguageModel, ids: list[int], first: int | None) -> list[float]:
+    """One token at a time, all log-probabilities written out."""
+    model.eval()
+    state = None
+    losses = []
+    context = ids[:-1] if first is None else [first, *ids[:-1]]
+    for before, after in zip(context, ids[1:] if first is None else ids, strict=True):
+        encoded = model(torch.tensor([[before]]), state)
+        state = encoded.state
+        losses.append(-model.output.log_probs(encoded.output[0])[0, after].item())
+    return losses
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+def test_equals_brute_force(opened: Open, model_for: Build, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(vocabulary))
+    found = score(model, split, vocabulary)
+    np.testing.assert_allclose(found.nll, brute_force(model, split.ids.tolist(), vocabulary.eos), atol=1e-5)
+    assert found.first == (0 if end_of_line else 1)
+    assert len(found.nll) == split.tokens - found.first
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("window", [1, 7, 32, 1000])
+def test_windows_change_nothing(opened: Open, model_for: Build, streams: int, window: int) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    split = dataset.splits["test"]
+    reference = score(model, split, dataset.vocabulary, streams=streams)
+    found = score(model, split, dataset.vocabulary, streams=streams, window=window)
+    assert abs(found.mean - reference.mean) < 1e-6
+    np.testing.assert_allclose(found.nll, reference.nll, atol=1e-5)
+    assert found.definition == reference.definition
+
+
+def test_memory_bound_changes_nothing(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    reference = score(model, dataset.splits["test"], dataset.vocabulary)
+    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 1)
+    assert abs(score(model, dataset.splits["test"], dataset.vocabulary).mean - reference.mean) < 1e-6
+
+
+def test_batching_a_stream_with_others_changes_nothing(opened: Open, model_for: Build) -> None:
+    """Stream 3 of 5 scores as it would alone: from an empty state and the token before it."""
+    dataset = opened()
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(vocabulary))
+    found = score(model, split, vocabulary, streams=5).nll
+    lengths = [len(part) for part in np.array_split(np.arange(split.tokens), 5)]
+    start = sum(lengths[:2])
+    stop = start + lengths[2]
+    ids = split.ids.tolist()
+    np.testing.assert_allclose(found[start:stop], brute_force(model, ids[start - 1 : stop], None), atol=1e-5)
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+@pytest.mark.parametrize("streams", [2, 7, 20])
+def test_streams_score_every_token_once(opened: Open, model_for: Build, streams: int, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    model = model_for(len(dataset.vocabulary))
+    one = score(model, dataset.splits["test"], dataset.vocabulary)
+    many = score(model, dataset.splits["test"], dataset.vocabulary, streams=streams)
+    assert many.nll.shape == one.nll.shape
+    assert many.mean == pytest.approx(one.mean, rel=0.1)
+    assert many.mean != one.mean
+    # The first stream has all the context it had.
+    length = len(one.nll) // streams
+    np.testing.assert_allclose(many.nll[:length], one.nll[:length], atol=1e-5)
+
+
+def test_more_streams_than_tokens(opened: Open, model_for: Build) -> None:
+    dataset = opened(test="the cat\n")
+    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, streams=1000)
+    assert len(found.nll) == 3
+    assert "3 contiguous streams" in found.definition
+
+
+def test_figures_by_hand(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    split = dataset.splits["test"]
+    found = score(model_for(len(dataset.vocabulary)), split, dataset.vocabulary)
+    total = float(found.nll.sum(dtype=np.float64))
+    figures = found.summary()
+    # 14 words, 5 line ends and 58 + 1 bytes (ü has two) per repetition of the text.
+    assert (figures["tokens"], figures["words"], figures["bytes"]) == (12 * 19, 12 * 19, 12 * 59)
+    assert figures["perplexity"] == pytest.approx(math.exp(total / (12 * 19)))
+    assert figures["word_perplexity"] == pytest.approx(math.exp(total / (12 * 19)))
+    assert figures["bits_per_byte"] == pytest.approx(total / math.log(2) / (12 * 59))
+    assert figures["nll"] == pytest.approx(total / (12 * 19))
+
+
+def test_figures_without_line_ends(opened: Open, model_for: Build) -> None:
+    dataset = opened(end_of_line=False)
+    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+    assert found.summary()["tokens"] == found.summary()["words"] == 12 * 14 - 1
+
+
+def test_definition_says_what_was_measured(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    text = score(model, dataset.splits["test"], dataset.vocabulary).definition
+    assert "tokens: 228 scored once each, of 228 in the test text" in text
+    assert "one stream from an empty state" in text
+    assert "nothing is dropped" in text
+    assert "unknown words: 24 here, scored as the token <unk>" in text
+    assert "over 228 words and line ends; bits per byte: over 708 bytes" in text
+    assert "20 contiguous streams, each from an empty state" in (
+        score(model, dataset.splits["test"], dataset.vocabulary, streams=20).definition
+    )
+
+
+def test_definition_without_line_ends(opened: Open, model_for: Build) -> None:
+    dataset = opened(end_of_line=False, test="the cat sat\n")
+    text = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary).definition
+    assert "tokens: 2 scored once each, of 3 in the test text" in text
+    assert "is not scored" in text
+    assert "unknown words: none in this text; end of line: line ends are no tokens" in text
+    assert "over 2 words; bits" in text
+
+
+def test_one_token_with_nothing_before_it_is_refused(opened: Open, model_for: Build) -> None:
+    dataset = opened(end_of_line=False, test="cat\n")
+    with pytest.raises(DataError, match="test text has one token"):
+        score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+
+
+def test_scoring_leaves_the_mode_of_the_model_alone(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary)).train()
+    first, second = (score(model, dataset.splits["test"], dataset.vocabulary).mean for _ in range(2))
+    assert model.training
+    assert first == second
+
+
+def test_bfloat16_is_close_and_says_so(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    exact = score(model, dataset.splits["test"], dataset.vocabulary)
+    rounded = score(model, dataset.splits["test"], dataset.vocabulary, precision="bfloat16")
+    assert rounded.mean == pytest.approx(exact.mean, rel=0.02)
+    assert "computed in bfloat16" in rounded.definition
+    assert "computed in float32" in exact.definition
+
+
+def test_a_broken_model_is_named(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="test text"):
+        score(model, dataset.splits["test"], dataset.vocabulary)
+
+
+def test_perplexity_never_overflows() -> None:
+    assert perplexity(0.0) == 1.0
+    assert perplexity(math.log(120.7)) == pytest.approx(120.7)
+    assert math.isfinite(perplexity(1e6))

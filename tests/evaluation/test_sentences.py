@@ -1,0 +1,72 @@
+"""Scores of sentences: the model's own log-probabilities, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from reefknot.errors import DataError
+from reefknot.evaluation.sentences import score_sentence
+from reefknot.models.language_model import LanguageModel
+from reefknot.text.dataset import Dataset
+from reefknot.text.vocabulary import Vocabulary
+
+Open = Callable[..., Dataset]
+Build = Callable[[int], LanguageModel]
+
+
+@torch.no_grad()
+def by_log_probs(model: LanguageModel, ids: list[int]) -> list[float]:
+    model.eval()
+    logp_NV = model.output.log_probs(model(torch.tensor([ids[:-1]])).output[0])
+    return logp_NV.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+
+def test_words_and_the_end_of_the_line_are_scored(opened: Open, model_for: Build) -> None:
+    vocabulary = opened().vocabulary
+    model = model_for(len(vocabulary)).train()
+    words = ["the", "zebra", "sat"]
+    found = score_sentence(model, words, vocabulary)
+    assert vocabulary.eos is not None
+    ids = [vocabulary.eos, *vocabulary.encode(words), vocabulary.eos]
+    assert [word.word for word in found] == [*words, "<eos>"]
+    assert [word.log_prob for word in found] == pytest.approx(by_log_probs(model, ids), abs=1e-5)
+    assert [word.unknown for word in found] == [False, True, False, False]
+
+
+def test_sentences_start_afresh(opened: Open, model_for: Build) -> None:
+    vocabulary = opened().vocabulary
+    model = model_for(len(vocabulary))
+    first = score_sentence(model, ["the", "cat"], vocabulary)
+    score_sentence(model, ["a", "dog"], vocabulary)
+    assert score_sentence(model, ["the", "cat"], vocabulary) == first
+
+
+def test_an_empty_sentence_is_the_end_of_a_line(opened: Open, model_for: Build) -> None:
+    vocabulary = opened().vocabulary
+    found = score_sentence(model_for(len(vocabulary)), [], vocabulary)
+    assert [word.word for word in found] == ["<eos>"]
+
+
+def test_without_eos_the_first_word_only_stands_before(opened: Open, model_for: Build) -> None:
+    vocabulary = opened(end_of_line=False).vocabulary
+    model = model_for(len(vocabulary))
+    found = score_sentence(model, ["the", "cat", "sat"], vocabulary)
+    assert [word.word for word in found] == ["cat", "sat"]
+    expected = by_log_probs(model, vocabulary.encode(["the", "cat", "sat"]))
+    assert [word.log_prob for word in found] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [[], ["cat"]])
+def test_too_short_without_eos(opened: Open, model_for: Build, words: list[str]) -> None:
+    vocabulary = opened(end_of_line=False).vocabulary
+    with pytest.raises(DataError, match="at least two words"):
+        score_sentence(model_for(len(vocabulary)), words, vocabulary)
+
+
+def test_an_unknown_word_is_refused_where_there_is_no_unk(model_for: Build) -> None:
+    vocabulary = Vocabulary(("<eos>", "the", "cat"), (3, 2, 1))
+    with pytest.raises(DataError, match="'zebra' is not in the vocabulary"):
+        score_sentence(model_for(len(vocabulary)), ["the", "zebra"], vocabulary)

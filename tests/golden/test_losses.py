@@ -1,0 +1,92 @@
+"""Thirty losses of a tiny model, to the last digit: a change that moves them is a change of the mathematics.
+
+pytest tests/golden --freeze        writes losses.json anew, after a change that is meant to move them
+
+The text, the weights and the dropout come from a fixed seed. On other processors sums may be rounded in another order,
+so the stored figures are compared to five digits; in one process, twice the same is the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.recipe import build_model, check_experiment
+from reefknot.runs.folder import RunFolder
+from reefknot.text.streams import Streams
+from reefknot.training.generators import seed_everything
+from reefknot.training.loop import Trainer
+
+Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
+
+WORDS = 50
+SETTINGS: dict[str, Any] = {
+    "corpus": {},
+    "tables": {"words": {"kind": "word", "dim": 16}},
+    "input": {"kind": "lookup", "table": "words"},
+    "encoder": {"kind": "lstm", "hidden_dim": 16, "layers": 2, "dropout": 0.2},
+    "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "words"}},
+    "init": {"uniform": 0.1},
+    "training": {
+        "epochs": 2,
+        "batch": 4,
+        "steps": 10,
+        "divisor": "batch",
+        "clip": 5.0,
+        "log_every": 1,
+        "optimiser": {"kind": "sgd", "learning_rate": 1.0},
+        "schedule": {"kind": "decay", "hold": 1, "factor": 0.5},
+    },
+}
+CLASSES = {"tables": {**SETTINGS["tables"], "classes": {"kind": "word", "dim": 16}}}
+ROWS: dict[str, dict[str, Any]] = {
+    "untied": {**CLASSES, "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "classes"}}},
+    "tied": {},
+    "tied + PR": {"output": {"kind": "softmax", "labels": {"kind": "projected", "table": "words"}}},
+}
+"""The rows of the demo, smaller."""
+
+
+def text() -> np.ndarray[Any, np.dtype[np.int32]]:
+    """A made text with few successors per word: 15 windows of 4 streams and 10 steps, and one token each to begin."""
+    ids = [1]
+    while len(ids) < 4 * 151:
+        ids.append((7 * ids[-1] + len(ids) % 3) % WORDS)
+    return np.array(ids, dtype=np.int32)
+
+
+def losses(row: str, folder: Path) -> list[float]:
+    """The loss per token of every update, by the training loop itself."""
+    experiment = check_experiment(SETTINGS | ROWS[row], row)
+    seed_everything(0)
+    model = build_model(experiment, WORDS)
+    with RunFolder.open_for_training(folder, {"row": row}) as run:
+        streams = Streams(text(), experiment.training.batch, experiment.training.steps)
+        Trainer(model, streams, lambda: 1.0, experiment.training, run).train()
+        return [line["nll"] for line in run.metrics.read() if line["kind"] == "train"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_losses_are_those_that_were_stored(tmp_path: Path, frozen: Frozen) -> None:
+    now = {row: losses(row, tmp_path / str(number)) for number, row in enumerate(ROWS)}
+    stored = frozen(Path(__file__).with_name("losses.json"), now)
+    assert list(stored) == list(now)
+    for row, values in stored.items():
+        assert len(values) == 30
+        np.testing.assert_allclose(now[row], values, rtol=1e-5, err_msg=row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_twice_the_same_is_the_same_to_the_bit(tmp_path: Path, row: str) -> None:
+    first, second = (losses(row, tmp_path / name) for name in ("first", "second"))
+    assert first == second
+    assert first[0] > first[-1]

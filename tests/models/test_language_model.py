@@ -1,0 +1,138 @@
+"""The ends joined: sizes, widths, targets, and what tying means for the gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reefknot.encoders.lstm import LSTM
+from reefknot.errors import SettingsError
+from reefknot.inputs.lookup import Lookup
+from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.models.initialisation import InitialisationSettings, initialise
+from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.labels.plain import Plain
+from reefknot.outputs.labels.projected import Projected
+from reefknot.outputs.softmax import Softmax
+from reefknot.recipe import build_model, load_recipe
+from reefknot.tables import WordTable
+
+WORDS, WIDTH = 11, 6
+TOKENS = torch.tensor([[1, 4, 9, 2, 2, 10], [0, 3, 5, 8, 1, 7]])
+
+
+def model_of(words: WordTable, classes: WordTable, dropout: float = 0.0) -> LanguageModel:
+    return LanguageModel(Lookup(words), LSTM(WIDTH, WIDTH, layers=1, dropout=dropout), Softmax(Plain(classes)))
+
+
+@pytest.mark.parametrize(
+    ("row", "parameters"),
+    [
+        ("Small model", 4_651_600),
+        ("Small + WT", 2_651_600),
+        ("Small + PR", 4_691_800),
+        ("Small + WT + PR", 2_691_800),
+    ],
+)
+def test_sizes_of_press_and_wolf(row: str, parameters: int) -> None:
+    recipe = load_recipe("press2017/table6")
+    with torch.device("meta"):
+        model = build_model(recipe.experiments[row], 10_000)
+    assert sum(model.parameter_counts().values()) == parameters == recipe.row(row).parameters
+    assert model.tied == ("WT" in row)
+
+
+def test_ends_that_do_not_fit_say_so() -> None:
+    table = WordTable(WORDS, WIDTH)
+    with pytest.raises(
+        SettingsError, match=r"the encoder gives 9 numbers per token but the output end reads 6.*project"
+    ):
+        LanguageModel(Lookup(table), LSTM(WIDTH, 9), Softmax(Plain(table)))
+    LanguageModel(Lookup(table), LSTM(WIDTH, 9), Softmax(Projected(table, 9)))
+
+
+def test_tied_is_holding_the_same_table() -> None:
+    words, classes = WordTable(WORDS, WIDTH), WordTable(WORDS, WIDTH)
+    assert model_of(words, words).tied
+    assert not model_of(words, classes).tied
+
+
+def test_parts_share_the_count_once() -> None:
+    words = WordTable(WORDS, WIDTH)
+    counts = model_of(words, words).parameter_counts()
+    assert counts == {"input": WORDS * WIDTH, "encoder": 4 * WIDTH * (2 * WIDTH + 1), "output": WORDS}
+
+
+def test_without_targets_each_token_is_the_target_of_the_one_before() -> None:
+    table = WordTable(WORDS, WIDTH)
+    model = model_of(table, table)
+    found = model.loss(TOKENS)
+    given = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    assert torch.equal(found.sum(), given.sum())
+    assert found.parts["nll"].count == 2 * 5
+    torch.testing.assert_close(found.mean(), found.sum() / 10)
+
+
+def test_loss_is_the_sum_of_target_log_probs() -> None:
+    table = WordTable(WORDS, WIDTH)
+    model = model_of(table, table)
+    targets = TOKENS[:, 1:].clone()
+    targets[0, 2] = IGNORE
+    logp_BT, state = model.target_log_probs(TOKENS[:, :-1], targets)
+    losses = model.loss(TOKENS[:, :-1], targets)
+    assert logp_BT.shape == targets.shape
+    assert logp_BT[0, 2] == 0
+    torch.testing.assert_close(losses.sum(), -logp_BT.sum())
+    assert all(torch.equal(losses.state[name], state[name]) for name in state)
+
+
+def test_the_state_is_carried() -> None:
+    table = WordTable(WORDS, WIDTH)
+    model = model_of(table, table)
+    whole, _ = model.target_log_probs(TOKENS[:, :-1], TOKENS[:, 1:])
+    first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3])
+    second, _ = model.target_log_probs(TOKENS[:, 2:-1], TOKENS[:, 3:], state)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+def test_the_output_end_reads_what_was_dropped() -> None:
+    torch.manual_seed(0)
+    table = WordTable(WORDS, WIDTH)
+    model = model_of(table, table, dropout=0.5)
+    assert not torch.equal(model.loss(TOKENS).sum(), model.loss(TOKENS).sum())
+    model.eval()
+    assert torch.equal(model.loss(TOKENS).sum(), model.loss(TOKENS).sum())
+
+
+def test_a_tied_table_gets_the_sum_of_both_gradients() -> None:
+    torch.manual_seed(0)
+    words, classes = WordTable(WORDS, WIDTH), WordTable(WORDS, WIDTH)
+    classes.load_state_dict(words.state_dict())
+    untied = model_of(words, classes).double()
+    tied = LanguageModel(untied.input, untied.encoder, Softmax(Plain(words))).double()
+    untied.loss(TOKENS).sum().backward()
+    assert words.weight.grad is not None
+    assert classes.weight.grad is not None
+    expected = words.weight.grad + classes.weight.grad
+    tied.zero_grad()
+    tied.loss(TOKENS).sum().backward()
+    torch.testing.assert_close(words.weight.grad, expected)
+
+
+def test_a_uniform_start_draws_every_parameter_once() -> None:
+    table = WordTable(WORDS, WIDTH)
+    model = model_of(table, table)
+    torch.manual_seed(3)
+    initialise(model, InitialisationSettings(uniform=0.1))
+    for name, parameter in model.named_parameters():
+        assert parameter.abs().max() <= 0.1, name
+        assert parameter.any(), name
+    torch.manual_seed(3)
+    assert torch.equal(table.weight, torch.empty(WORDS, WIDTH).uniform_(-0.1, 0.1))
+
+
+def test_no_start_leaves_the_parts_alone() -> None:
+    table = WordTable(WORDS, WIDTH)
+    before = table.weight.clone()
+    initialise(model_of(table, table), InitialisationSettings())
+    assert torch.equal(table.weight, before)

@@ -1,0 +1,276 @@
+"""Recipes: how rows differ from the base, how overrides are read, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import SettingsError
+from reefknot.recipe import Row, build_model, check_experiment, load_recipe, merge, parse_override
+from reefknot.recipes import FOLDER, find_recipe, shipped
+
+BASE = """
+title = "Made for a test"
+
+[base.corpus]
+
+[base.tables.words]
+kind = "word"
+dim = 4
+
+[base.input]
+kind = "lookup"
+table = "words"
+
+[base.encoder]
+kind = "lstm"
+hidden_dim = 4
+
+[base.output]
+kind = "softmax"
+labels = { kind = "plain", table = "words", bias = false }
+
+[base.training]
+epochs = 2
+batch = 4
+steps = 5
+optimiser = { kind = "sgd", learning_rate = 1.0 }
+schedule = { kind = "decay", hold = 1, factor = 0.5 }
+"""
+SETTINGS: dict[str, Any] = tomllib.loads(BASE)["base"]
+ROW = '\n[[rows]]\nname = "only"\n'
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "made.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def complaint(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(SettingsError) as found:
+        load_recipe(write(folder, text), overrides)
+    said = str(found.value)
+    assert len(said.splitlines()) <= 10
+    assert found.value.exit_code == 2
+    return said
+
+
+# -- merging -------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_laid_over_the_base() -> None:
+    base = {"a": {"b": 1, "c": 2}, "d": [1, 2]}
+    assert merge(base, {"a": {"c": 3}, "d": [9]}) == {"a": {"b": 1, "c": 3}, "d": [9]}
+    assert merge(base, {"a": 5}) == {"a": 5, "d": [1, 2]}
+    assert merge(base, {"e": {"f": 1}})["e"] == {"f": 1}
+    assert base == {"a": {"b": 1, "c": 2}, "d": [1, 2]}
+
+
+def test_another_kind_replaces_and_the_same_kind_merges() -> None:
+    base = {"labels": {"kind": "plain", "table": "words", "bias": False}}
+    assert merge(base, {"labels": {"kind": "projected", "table": "words"}}) == {
+        "labels": {"kind": "projected", "table": "words"}
+    }
+    merged = {"labels": {"kind": "plain", "table": "classes", "bias": False}}
+    assert merge(base, {"labels": {"kind": "plain", "table": "classes"}}) == merged
+    assert merge(base, {"labels": {"table": "classes"}}) == merged
+
+
+def test_rows_and_overrides_reach_the_experiment(tmp_path: Path) -> None:
+    rows = """
+[[rows]]
+name = "Small + PR"
+[rows.set]
+output.labels = { kind = "projected", table = "words" }
+
+[[rows]]
+name = "Quoted"
+quoted = true
+paper = { test = 100 }
+
+[[rows]]
+name = "Longer"
+[rows.set]
+training.epochs = 7
+"""
+    recipe = load_recipe(write(tmp_path, BASE + rows), ["training.seed=5", "training.epochs=9"])
+    assert recipe.name == "made"
+    assert [row.slug for row in recipe.rows] == ["small-pr", "quoted", "longer"]
+    assert set(recipe.experiments) == {"Small + PR", "Longer"}
+    labels = recipe.experiments["Small + PR"].output.labels  # type: ignore[attr-defined]
+    assert (labels.kind, labels.bias, labels.penalty) == ("projected", True, 0.15)
+    assert {each.training.seed for each in recipe.experiments.values()} == {5}
+    assert recipe.experiments["Longer"].training.epochs == 9
+
+
+# -- overrides -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("training.epochs=3", {"training": {"epochs": 3}}),
+        ("a=1.5", {"a": 1.5}),
+        ("a = true ", {"a": True}),
+        ("corpus.name=ptb", {"corpus": {"name": "ptb"}}),
+        ('corpus.name="ptb"', {"corpus": {"name": "ptb"}}),
+        ("corpus.name=/data/my text", {"corpus": {"name": "/data/my text"}}),
+        ("corpus.part=1/2", {"corpus": {"part": "1/2"}}),
+        ("a={ kind = 'x', b = [1, 2] }", {"a": {"kind": "x", "b": [1, 2]}}),
+        ("a=b=c", {"a": "b=c"}),
+        ("a=", {"a": ""}),
+        ("a=1\nb=2", {"a": "1\nb=2"}),
+    ],
+)
+def test_overrides_are_toml_or_a_word(text: str, expected: dict[str, Any]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["epochs", "=3", "a..b=1", ".=1", ""])
+def test_what_is_no_override(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"is not key=value, such as training\.epochs=3"):
+        parse_override(text)
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("training.epoch=3", "training.epoch: no such setting; did you mean training.epochs?"),
+        ("epochs=3", "epochs: no such setting; did you mean training.epochs?"),
+        ("encoder.learning_rate=3", "encoder.learning_rate: no such setting; did you mean training.optimiser.learn"),
+        ("output.labels.bais=true", "output.labels.bais: no such setting; did you mean output.labels.bias?"),
+        ("tables.words.dmi=3", "tables.words.dmi: no such setting; did you mean tables.words.dim?"),
+        ("zzz.qqq=1", "zzz: no such setting"),
+        ("training.epochs=1.5", "training.epochs: input should be a valid integer (it is 1.5)"),
+        ("training.clip=nan", "training.clip: input should be"),
+        ("encoder.dropout=1.0", "encoder.dropout: input should be less than 1 (it is 1.0)"),
+        ("training.schedule.kind=cosine", "training.schedule: input tag 'cosine' found using 'kind' does not match"),
+        ("corpus.part=3/2", 'corpus.part: give "k/n" with 1 <= k <= n'),
+        ("encoder=3", "encoder: "),
+    ],
+)
+def test_a_wrong_setting_is_named_as_one_would_write_it(tmp_path: Path, override: str, sentence: str) -> None:
+    said = complaint(tmp_path, BASE + ROW, override)
+    assert sentence in said
+    assert 'made.toml, row "only":' in said
+
+
+def test_what_must_be_set_is_named(tmp_path: Path) -> None:
+    said = complaint(tmp_path, BASE.replace("hidden_dim = 4\n", "").replace("epochs = 2\n", "") + ROW)
+    assert "encoder.hidden_dim: must be set" in said
+    assert "training.epochs: must be set" in said
+
+
+def test_all_mistakes_at_once_but_no_more_than_ten_lines(tmp_path: Path) -> None:
+    said = complaint(tmp_path, BASE + ROW, *(f"training.wrong{number}=1" for number in range(40)))
+    assert len(said.splitlines()) == 10
+    assert said.endswith("and 32 more")
+    two = complaint(tmp_path, BASE + ROW, "training.epochs=0", "encoder.layers=0")
+    assert "training.epochs" in two
+    assert "encoder.layers" in two
+
+
+def test_hostile_values_stay_short_and_printable(tmp_path: Path) -> None:
+    said = complaint(tmp_path, BASE + ROW, "training.epochs=" + "\x1b[31m" + "x" * 10_000)
+    assert len(said) < 400
+    assert "\x1b" not in said
+    assert len(complaint(tmp_path, BASE + ROW, "k" * 10_000 + "=1")) < 400
+    digits = "9" * 5_000
+    assert "training.epochs: input should be a valid integer" in complaint(
+        tmp_path, BASE + ROW, f"training.epochs={digits}"
+    )
+    assert "cannot be read: Exceeds the limit" in complaint(tmp_path, f"title = {digits}")
+
+
+def test_tables_must_be_there_and_be_used(tmp_path: Path) -> None:
+    assert "no table 'wrods' in [tables] (there: words)" in complaint(tmp_path, BASE + ROW, "input.table=wrods")
+    spare = 'tables.spare={ kind = "word", dim = 3 }'
+    assert "no end uses tables.spare; remove it or name it in an end" in complaint(tmp_path, BASE + ROW, spare)
+
+
+@pytest.mark.parametrize("second", ["small wt", "Small - WT!", "SMALL+WT"])
+def test_rows_that_would_share_a_folder(tmp_path: Path, second: str) -> None:
+    rows = f'\n[[rows]]\nname = "Small + WT"\n[[rows]]\nname = "{second}"\n'
+    assert f'rows "Small + WT" and "{second}" would share a folder' in complaint(tmp_path, BASE + rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("title = ", "not valid TOML"),
+        (BASE, "rows: must be set"),
+        (BASE + "rows = []", "rows"),
+        (ROW, "base: must be set"),
+        (BASE + '[[rows]]\nname = ""\n', "rows.0.name"),
+        (BASE + ROW + "parametres = 3\n", "rows.0.parametres: no such setting; did you mean rows.0.parameters?"),
+        ('colour = "red"\n' + BASE + ROW, "colour: no such setting"),
+        (BASE + ROW + "paper = { test = -1.0 }\n", "rows.0.paper.test"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, sentence: str) -> None:
+    assert sentence in complaint(tmp_path, text)
+
+
+def test_files_that_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "made.toml"
+    path.write_bytes(b"title = '\xff'")
+    with pytest.raises(SettingsError, match=r"not UTF-8 text \(byte 9\)"):
+        load_recipe(str(path))
+
+
+def test_unknown_recipes() -> None:
+    with pytest.raises(SettingsError, match=r"did you mean press2017/table6\?"):
+        find_recipe("press2017/table5")
+    with pytest.raises(SettingsError, match="shipped are: demo, press2017/table6"):
+        find_recipe("qqqqqq")
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_found_by_name_in_any_case_or_by_slug() -> None:
+    recipe = load_recipe("press2017/table6")
+    for name in ("Small + WT", "small + wt", "small-wt"):
+        assert recipe.row(name).name == "Small + WT"
+    with pytest.raises(SettingsError, match='no row "Deep RNN"; there are: "Small model"'):
+        recipe.row("Deep RNN")
+    with pytest.raises(SettingsError, match="say which row with --row"):
+        recipe.row(None)
+
+
+def test_the_only_row_needs_no_name(tmp_path: Path) -> None:
+    assert load_recipe(write(tmp_path, BASE + ROW)).row(None).name == "only"
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"), [("Small + WT", "small-wt"), ("λ = 0.15", "0-15"), ("日本", "row"), ("../..", "row")]
+)
+def test_slugs_are_harmless_folder_names(name: str, slug: str) -> None:
+    assert Row(name=name).slug == slug
+
+
+# -- what is shipped -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_shipped_recipe_is_sound(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.title == shipped()[name]
+    assert recipe.experiments
+    for experiment in recipe.experiments.values():
+        assert sum(build_model(experiment, 50).parameter_counts().values()) > 0
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    assert f"reefknot table {name}" in text.partition("title")[0]
+
+
+def test_a_checked_experiment_survives_its_own_dump() -> None:
+    experiment = check_experiment(SETTINGS, "test")
+    assert check_experiment(experiment.model_dump(mode="json"), "test") == experiment

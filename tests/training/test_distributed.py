@@ -1,0 +1,105 @@
+"""Two processes under torchrun on the CPU: the number of processes does not show in the losses. Dropout is off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot import experiments
+from reefknot.errors import SettingsError
+from reefknot.recipe import load_recipe
+from reefknot.runs.folder import RunFolder
+from reefknot.training.display import Silent
+from reefknot.training.distributed import World
+
+SETTINGS = ("encoder.dropout=0.0", "training.log_every=1", "training.keep=10", "training.accumulate=2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reefknot")
+
+Metrics = Callable[[Path], list[dict[str, Any]]]
+
+
+def two_processes(recipe: Path, out: Path, *overrides: str) -> list[str]:
+    return [*TORCHRUN, "train", str(recipe), "--row", "tied", "--out", str(out), *SETTINGS, *overrides]
+
+
+def one_process(recipe: Path, out: Path) -> None:
+    loaded = load_recipe(str(recipe), SETTINGS)
+    experiments.train(loaded, loaded.row("tied"), out, world=World(), display=Silent())
+
+
+def rewind(run: Path, out: Path, step: int) -> Path:
+    """A copy of a finished run as it stood after a step."""
+    shutil.copytree(run, out, symlinks=True)
+    (out / "result.json").unlink()
+    for path in (out / "checkpoints").iterdir():
+        if path.name > f"step_{step:08d}":
+            shutil.rmtree(path)
+    return out
+
+
+def assert_equal_losses(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [(line["kind"], line["step"], line["epoch"]) for line in lines] == [
+        (line["kind"], line["step"], line["epoch"]) for line in expected
+    ]
+    assert [line["nll"] for line in lines] == pytest.approx([line["nll"] for line in expected], abs=1e-6)
+    norms = [line.get("gradient_norm", 0.0) for line in lines]
+    assert norms == pytest.approx([line.get("gradient_norm", 0.0) for line in expected], rel=1e-4)
+
+
+def test_two_processes_are_one_and_each_resumes_the_other(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
+) -> None:
+    recipe = tiny_recipe()
+    one_process(recipe, tmp_path / "one")
+    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
+    expected = metrics(tmp_path / "one")
+    assert len(expected) == 14
+    assert_equal_losses(metrics(tmp_path / "two"), expected)
+    result = json.loads((tmp_path / "two" / "result.json").read_text(encoding="utf-8"))
+    assert result["training"]["processes"] == 2
+    assert result["training"]["tokens"] == 2 * 4 * 29
+    alone = json.loads((tmp_path / "one" / "result.json").read_text(encoding="utf-8"))
+    assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
+
+    one_process(recipe, rewind(tmp_path / "two", tmp_path / "two then one", 9))
+    assert_equal_losses(metrics(tmp_path / "two then one"), expected)
+    resumed = two_processes(recipe, rewind(tmp_path / "one", tmp_path / "one then two", 3))
+    done = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("resumed at step 3, epoch 1") == 1
+    assert_equal_losses(metrics(tmp_path / "one then two"), expected)
+
+
+def test_a_signal_to_torchrun_leaves_a_checkpoint(
+    tmp_path: Path,
+    tiny_recipe: Callable[..., Path],
+    start: Callable[[list[str]], subprocess.Popen[str]],
+    wait_for: Callable[[Callable[[], object]], None],
+) -> None:
+    out = tmp_path / "run"
+    process = start(two_processes(tiny_recipe(2000), out, "training.epochs=100000", "training.save_every=1000000"))
+    wait_for(lambda: (out / "metrics.jsonl").exists() and len((out / "metrics.jsonl").read_bytes()) > 1000)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    run = RunFolder.open(out)
+    found = run.checkpoints.latest(pytest.fail)
+    assert found is not None
+    assert found.values["processes"] == 2
+    assert found.step == found.values["progress"]["step"] > 3
+    assert found.values["progress"]["metrics_lines"] == run.metrics.lines
+    assert {name for name in found.state if name.endswith(".torch")} == {"generator.0.torch", "generator.1.torch"}
+
+
+def test_streams_that_cannot_be_shared_out(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
+    loaded = load_recipe(str(tiny_recipe()), ["training.batch=5"])
+    with pytest.raises(SettingsError, match="batch = 5 does not divide among 2 processes"):
+        experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=Silent())
+    assert not (tmp_path / "run").exists()

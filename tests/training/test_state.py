@@ -1,0 +1,130 @@
+"""State is a value: whatever it holds comes back, and what it does not hold cannot be forgotten silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import DataError
+from reefknot.runs.checkpoints import Checkpoints
+from reefknot.training.distributed import World
+from reefknot.training.state import Progress, TrainState, load_weights, weights
+
+
+class Model(nn.Module):
+    """A tied weight, a lasting buffer and a passing one."""
+
+    scale: Tensor
+    scratch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.rand(2))
+        self.register_buffer("scratch", torch.rand(2), persistent=False)
+
+
+def new_state(streams: int = 2) -> TrainState:
+    model = Model()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)  # has tensors and numbers of its own to save
+    return TrainState(model, optimiser, {"h": torch.zeros(1, streams, 3)}, Progress())
+
+
+def used_state() -> TrainState:
+    state = new_state()
+    for _ in range(3):
+        state.optimiser.zero_grad()
+        cast(Model, state.model).first(torch.rand(4, 3)).sum().backward()
+        state.optimiser.step()
+    state.optimiser.param_groups[0]["lr"] = 0.025
+    state.hidden = {"h": torch.rand(1, 2, 3)}
+    return state
+
+
+def through_disk(folder: Path, state: TrainState, world: World) -> tuple[Any, Any, Any]:
+    model, tensors, values = state.capture(world)
+    checkpoint = Checkpoints(folder).load(Checkpoints(folder).save(1, model, tensors, values, fingerprint="f"))
+    return checkpoint.model, checkpoint.state, checkpoint.values
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield key
+            yield from flatten(value[key])
+    elif isinstance(value, Tensor):
+        yield from flatten(value.tolist())
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from flatten(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Progress)])
+def test_every_field_of_progress_comes_back(tmp_path: Path, field: str) -> None:
+    state = used_state()
+    plain = getattr(state.progress, field)
+    setattr(state.progress, field, 0.125 if plain is None or isinstance(plain, float) else 17)
+    assert getattr(state.progress, field) != plain
+    back = new_state()
+    back.restore(*through_disk(tmp_path, state, World()), World())
+    assert asdict(back.progress) == asdict(state.progress)
+
+
+def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
+    state, back = used_state(), new_state()
+    saved = through_disk(tmp_path, state, World())
+    after = torch.rand(3)
+    torch.manual_seed(99)
+    back.restore(*saved, World())
+    assert torch.equal(torch.rand(3), after)
+    assert list(flatten(weights(back.model))) == list(flatten(weights(state.model)))
+    assert list(flatten(back.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
+    assert torch.equal(back.hidden["h"], state.hidden["h"])
+    assert {field.name for field in fields(TrainState)} == {"model", "optimiser", "hidden", "progress"}, (
+        "a field was added: save it in capture, bring it back in restore, and compare it here"
+    )
+
+
+def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
+    model, tensors, values = through_disk(tmp_path, used_state(), World())
+    del values["progress"]["best_nll"]
+    with pytest.raises(DataError, match="another version of Reefknot"):
+        new_state().restore(model, tensors, values, World())
+
+
+def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
+    model = Model()
+    assert weights(model).keys() == {"first.weight", "first.bias", "scale"}
+    other = Model()
+    load_weights(other, weights(model))
+    assert other.second.weight is other.first.weight
+    assert torch.equal(other.second.weight, model.first.weight)
+    assert not torch.equal(other.scratch, model.scratch)
+
+
+def test_another_model_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the checkpoint holds another model: scale do not fit"):
+        load_weights(Model(), {**weights(Model()), "scale": torch.zeros(3)})
+    saved = weights(Model())
+    saved["extra"] = saved.pop("scale")
+    with pytest.raises(DataError, match=r"another model: extra, scale do not fit"):
+        load_weights(Model(), saved)
+
+
+def test_the_streams_are_shared_out_anew(tmp_path: Path) -> None:
+    state = used_state()
+    saved = through_disk(tmp_path, state, World())
+    for rank in range(2):
+        back = new_state(streams=1)
+        back.restore(*saved, World(rank=rank, size=2))
+        assert torch.equal(back.hidden["h"], state.hidden["h"][:, rank : rank + 1])

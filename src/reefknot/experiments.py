@@ -97,7 +97,7 @@ def train(
         if not world.first:
             return None
         display.update(f"{name}  scoring the best weights")
-        result = _finish(model, dataset, experiment, run, progress, row, recipe.changed.get(row.name, []), world)
+        result = _finish(model, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
         display.say(f"{name}  test perplexity {result['test']['perplexity']:,.2f}")
         return result
 
@@ -219,8 +219,8 @@ class TrainedRun:
     def dataset(self, data: Path | None) -> Dataset:
         """The texts the run was trained on and scored with."""
         dataset = open_dataset(self.experiment.corpus, self.experiment.vocabulary, data=data)
-        if dataset.vocabulary.fingerprint != self.vocabulary.fingerprint:
-            raise DataError(f"the corpus has changed since {self.run.path} was trained: its vocabulary is another one")
+        if dataset.fingerprint != self.run.config.get("corpus"):
+            raise DataError(f"the corpus is not the one that {self.run.path} was trained on: its text has changed")
         return dataset
 
 

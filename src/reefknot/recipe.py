@@ -8,7 +8,6 @@ An experiment is one row with the base and any `key=value` overrides merged in: 
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, TABLES
 from reefknot.recipes import find_recipe
-from reefknot.runs.folder import differences
+from reefknot.runs.folder import differences, folder_name
 from reefknot.settings import Count, Positive, Settings
 from reefknot.text.corpora import CorpusSettings
 from reefknot.text.vocabulary import VocabularySettings
@@ -89,7 +88,7 @@ class Row(Settings):
     @property
     def slug(self) -> str:
         """The row's name as a folder."""
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "row"
+        return folder_name(self.name)
 
 
 class RecipeFile(Settings):
@@ -103,7 +102,7 @@ class RecipeFile(Settings):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that was read and checked: every row of it can be built."""
+    """A recipe that was read and checked: each of these rows can be built."""
 
     name: str
     title: str
@@ -116,19 +115,14 @@ class Recipe:
 
     def row(self, name: str | None) -> Row:
         """The row called `name`, in any case; without a name, the only one there is."""
-        trained = [row for row in self.rows if not row.quoted]
-        if name is None and len(trained) == 1:
-            return trained[0]
-        for row in trained:
-            if name is not None and name.lower() in (row.name.lower(), row.slug):
-                return row
-        names = ", ".join(f'"{row.name}"' for row in trained)
-        asked = "say which row with --row" if name is None else f'no row "{name}"'
-        raise SettingsError(f"{self.name}: {asked}; there are: {names}")
+        return _choose(self.rows, name, self.name)
 
 
-def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe by its shipped name or its path, with `key=value` overrides for every row."""
+def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None) -> Recipe:
+    """Read a recipe by its shipped name or its path, with `key=value` overrides.
+
+    Every row is checked, or the one that is asked for: an override may suit one row and not another.
+    """
     path, known_as = find_recipe(name)
     parsed = _check(RecipeFile, _read_toml(path), name)
     _refuse_twins(parsed.rows, name)
@@ -136,24 +130,36 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     rows: list[Row] = []
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[str]] = {}
-    for row in parsed.rows:
-        rows.append(row)
-        if row.quoted:
+    for each in parsed.rows if row is None else [_choose(parsed.rows, row, name)]:
+        rows.append(each)
+        if each.quoted:
             continue
-        where = f'{name}, row "{row.name}"'
-        plain = _merge_all([parsed.base, row.set], where)
-        experiments[row.name] = check_experiment(_merge_all([plain, *changes], where), where)
-        if not changes:
-            continue
-        found = differences(_dump(check_experiment(plain, where)), _dump(experiments[row.name]))
-        changed[row.name] = [text for text in found if not text.startswith("training.seed:")]
-        if any(not text.startswith("training.") for text in changed[row.name]):
-            rows[-1] = row.model_copy(update={"parameters": None})  # another model: the paper's size is not its size
+        where = f'{name}, row "{each.name}"'
+        plain = _merge_all([parsed.base, each.set], where)
+        wanted = _merge_all([plain, *changes], where)
+        experiments[each.name] = check_experiment(wanted, where)
+        changed[each.name] = [text for text in differences(plain, wanted) if not text.startswith("training.seed:")]
+        if _is_resized(changed[each.name]):
+            rows[-1] = each.model_copy(update={"parameters": None})
     return Recipe(known_as, parsed.title, parsed.paper, tuple(rows), experiments, changed)
 
 
-def _dump(experiment: Experiment) -> dict[str, Any]:
-    return experiment.model_dump(mode="json")
+def _is_resized(changed: list[str]) -> bool:
+    """Whether the paper's number of parameters may not hold any more."""
+    return any(not text.startswith(("training.", "evaluation.", "init.")) for text in changed)
+
+
+def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
+    """The row called `name`, in any case; without a name, the only one there is."""
+    trained = [row for row in rows if not row.quoted]
+    if name is None and len(trained) == 1:
+        return trained[0]
+    for row in trained:
+        if name is not None and name.lower() in (row.name.lower(), row.slug):
+            return row
+    names = ", ".join(f'"{row.name}"' for row in trained)
+    asked = "say which row with --row" if name is None else f'no row "{_short(name)}"'
+    raise SettingsError(f"{recipe}: {asked}; there are: {names}")
 
 
 def _refuse_twins(rows: list[Row], where: str) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.reports.papers import BEGIN, END, IDEAS, Recipe, update
+from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, record, update
 from reefknot.reports.table import TableRow
+from reefknot.runs.environment import source_sha256
 
 from .conftest import ROWS, result, write_run
 
@@ -52,7 +54,7 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in text  # nothing to beat
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % |" in text
         assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
-        assert "\nreefknot train press2017/table6 --row 'Small + WT' --seed 0\n" in text
+        assert "`reefknot table press2017/table6 --seeds 1` runs them" in text
 
 
 def test_the_rest_of_the_readme_stays(root: Path) -> None:
@@ -118,3 +120,27 @@ def test_an_idea_without_its_row_is_named(root: Path) -> None:
 
 def test_every_idea_points_at_a_file() -> None:
     assert [idea.code for idea in IDEAS if not (ROOT / idea.code).is_file()] == []
+
+
+def test_a_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    package = root / "src" / "reefknot"
+    package.mkdir(parents=True)
+    (package / "code.py").write_text("one = 1\n")
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    traced = {"commit": head, "source_sha256": source_sha256(package)}
+    run = write_run(tmp_path / "runs", "Small + WT", 0, result("Small + WT", 0) | traced)
+
+    assert record(root, [run]) == [root / "results" / "press2017" / "table6" / "small-wt" / "seed0"]
+    assert sorted(path.name for path in record(root, [run])[0].iterdir()) == sorted(RECORDED)
+
+    for changed, said in (
+        ({"source_sha256": "0" * 64}, "is not that of commit"),
+        ({"commit": "0" * 40}, "not in this"),
+    ):
+        write_run(tmp_path / "runs", "Small + WT", 0, result("Small + WT", 0) | traced | changed)
+        with pytest.raises(DataError, match=said):
+            record(root, [run])

@@ -16,8 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
+from reefknot import durable
 from reefknot.errors import DataError, ResourceError
-from reefknot.runs import durable
 from reefknot.runs.checkpoints import Checkpoints
 
 FILES = ["model.safetensors", "state.safetensors", "state.json", "MANIFEST.json"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reefknot.runs import durable
+from reefknot import durable
 from reefknot.training.generators import capture, restore, seed_everything, set_determinism
 
 CPU = torch.device("cpu")

@@ -76,7 +76,7 @@ def test_every_field_of_progress_comes_back(tmp_path: Path, field: str) -> None:
     setattr(state.progress, field, 0.125 if plain is None or isinstance(plain, float) else 17)
     assert getattr(state.progress, field) != plain
     back = new_state()
-    back.restore(*through_disk(tmp_path, state, World()), World())
+    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
     assert asdict(back.progress) == asdict(state.progress)
 
 
@@ -85,7 +85,7 @@ def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
     saved = through_disk(tmp_path, state, World())
     after = torch.rand(3)
     torch.manual_seed(99)
-    back.restore(*saved, World())
+    back.restore(*saved, World(), 0)
     assert torch.equal(torch.rand(3), after)
     assert list(flatten(weights(back.model))) == list(flatten(weights(state.model)))
     assert list(flatten(back.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
@@ -99,7 +99,7 @@ def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
     model, tensors, values = through_disk(tmp_path, used_state(), World())
     del values["progress"]["best_nll"]
     with pytest.raises(DataError, match="another version of Reefknot"):
-        new_state().restore(model, tensors, values, World())
+        new_state().restore(model, tensors, values, World(), 0)
 
 
 def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ def test_the_streams_are_shared_out_anew(tmp_path: Path) -> None:
     saved = through_disk(tmp_path, state, World())
     for rank in range(2):
         back = new_state(streams=1)
-        back.restore(*saved, World(rank=rank, size=2))
+        back.restore(*saved, World(rank=rank, size=2), 0)
         assert torch.equal(back.hidden["h"], state.hidden["h"][:, rank : rank + 1])

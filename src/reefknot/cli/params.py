@@ -26,9 +26,8 @@ def params(
     from reefknot.cli.sizes import model_size
     from reefknot.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
-    rows = [loaded.row(row)] if row else [each for each in loaded.rows if not each.quoted]
-    sizes = {each.name: model_size(loaded.experiments[each.name], data) for each in rows}
+    loaded = load_recipe(recipe, overrides or [], row)
+    sizes = {name: model_size(experiment, data) for name, experiment in loaded.experiments.items()}
     sizes = {name: parts | {"total": sum(parts.values())} for name, parts in sizes.items()}
     width = max(map(len, sizes))
     lines = [

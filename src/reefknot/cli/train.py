@@ -36,7 +36,7 @@ def train(
     from reefknot.training.display import Silent, open_display
     from reefknot.training.distributed import join_world
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(recipe, overrides or [], row)
     chosen = loaded.row(row)
     if seeds > 1:
         folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]

@@ -10,12 +10,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from reefknot.durable import write_text
 from reefknot.errors import SettingsError
 from reefknot.reports import plots
 from reefknot.reports.reading import read
 from reefknot.reports.results import Neighbors, Record, Result, Score, differing, flatten
 from reefknot.reports.table import TableRow, build, join, number
-from reefknot.runs.durable import write_text
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """PAPERS.md, and the results in README.md, generated from the records under `results/`.
 
-    script/papers            write them
-    script/papers --check    say which is out of date
+    script/papers                     write them
+    script/papers --check             say which is out of date
+    script/papers --record RUN ...    add finished runs to the records first
 
 A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json. One that does
 not say which code, command and settings made it is refused.
@@ -9,14 +10,18 @@ not say which code, command and settings made it is refused.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reefknot.durable import write_text
 from reefknot.errors import DataError
 from reefknot.reports.results import Record, Result, collect
 from reefknot.reports.table import TableRow, join, number, spread, to_markdown
-from reefknot.runs.durable import write_text
+from reefknot.runs.folder import folder_name
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,39 @@ def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> lis
         for path in stale:
             write_text(path, wanted[path])
     return stale
+
+
+RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
+"""What a record keeps of a run: no weights, no words of a corpus."""
+
+
+def record(root: Path, runs: Sequence[Path]) -> list[Path]:
+    """Copy finished runs into results/, by recipe, row and seed, once the code that ran is known to be its commit's."""
+    added = []
+    for result in collect(runs):
+        _refuse_untraceable(result)
+        _refuse_other_code(root, result)
+        folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in RECORDED:
+            shutil.copyfile(result.folder / name, folder / name)
+        added.append(folder)
+    return added
+
+
+def _refuse_other_code(root: Path, result: Result) -> None:
+    """A machine without the history takes the commit on trust; here the history can tell."""
+    from reefknot.runs.environment import source_sha256  # imports torch, which reports do without
+
+    commit, code = (result.record.commit, result.record.source_sha256) if result.record else (None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "commit.tar"
+        command = ["git", "-C", str(root), "archive", "-o", str(archive), str(commit), "src/reefknot"]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            raise DataError(f"{result.folder}: commit {commit} is not in this repository")
+        shutil.unpack_archive(archive, folder, filter="data")
+        if source_sha256(Path(folder) / "src" / "reefknot") != code:
+            raise DataError(f"{result.folder}: the code that ran is not that of commit {commit}; run it again")
 
 
 def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -148,8 +186,8 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
         "commit": [f"`{(record.commit or '')[:12]}`" for record in records],
     }
     told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
-    commands = dict.fromkeys(record.command for record in records)
-    return "\n".join([f"{'; '.join(told)}.", "", "```", *map(str, commands), "```", ""])
+    command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)}"
+    return f"{'; '.join(told)}. `{command}` runs them; each record has its own command and settings.\n"
 
 
 def _between_marks(readme: Path, block: str) -> str:

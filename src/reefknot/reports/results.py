@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from reefknot.durable import read_json
 from reefknot.errors import DataError
-from reefknot.runs.durable import read_json
 
 
 class _Stored(BaseModel):

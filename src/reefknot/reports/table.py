@@ -146,8 +146,12 @@ def print_table(rows: Sequence[TableRow], console: Console) -> None:
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
-    """A Markdown table, with the lowest test perplexity in bold."""
+    """A Markdown table, with the lowest test perplexity in bold.
+
+    Speed and memory are left out: a record does not say what else ran on its machine.
+    """
     table = build(rows)
+    table = replace(table, columns=tuple(c for c in table.columns if c.title not in ("tokens/s", "memory")))
     lines = ["| " + " | ".join(["row", *(column.title for column in table.columns)]) + " |"]
     lines.append("|---" + "|---:" * len(table.columns) + "|")
     for n, name in enumerate(table.names):

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pydantic import ValidationError
 
+from reefknot import durable
 from reefknot.errors import DataError, ResourceError
-from reefknot.runs import durable
 from reefknot.settings import Settings
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def capture() -> dict[str, Any]:
     commit, dirty = _revision()
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -39,7 +39,7 @@ def capture() -> dict[str, Any]:
         "reefknot": _version(),
         "commit": commit,
         "dirty": dirty,
-        "source_sha256": _source_sha256(),
+        "source_sha256": source_sha256(),
         "command": _command(),
     }
 
@@ -92,11 +92,11 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _source_sha256() -> str:
+def source_sha256(package: Path = _PACKAGE) -> str:
     """Says which code ran even where there is no git: every .py and .toml file of the package by its path."""
-    files = [path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".toml")]
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".toml")]
     total = hashlib.sha256()
-    for name, path in sorted((path.relative_to(_PACKAGE).as_posix(), path) for path in files):
+    for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):
         total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()
 

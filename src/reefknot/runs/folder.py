@@ -19,14 +19,15 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from reefknot import durable
 from reefknot.errors import DataError, SettingsError
-from reefknot.runs import durable
 from reefknot.runs.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -168,6 +169,11 @@ class Metrics:
 
     def _whole_lines(self) -> list[bytes]:
         return durable.read_bytes(self.path).split(b"\n")[:-1] if self.path.exists() else []
+
+
+def folder_name(row: str) -> str:
+    """A row's name as that of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-") or "row"
 
 
 def config_hash(config: dict[str, Any]) -> str:

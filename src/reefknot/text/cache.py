@@ -7,17 +7,16 @@ and renamed. Several processes may make the same entry at once; one rename wins 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from reefknot import durable
 from reefknot.errors import DataError, ResourceError
 
 T = TypeVar("T")
@@ -45,35 +44,18 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
         value = read(entry)
         if value is not None:
             return value
-        with _disk_errors(entry):
+        with durable.writing(entry):
             entry.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
             try:
                 fill(temporary)
                 for path in (*temporary.iterdir(), temporary):
-                    _sync(path)
+                    durable.sync(path)
                 _rename(temporary, entry, read)
-                _sync(entry.parent)
+                durable.sync(entry.parent)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a small file so that a reader sees the old bytes or the new ones, never a part."""
-    with _disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-            _sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def file_hash(path: Path, cache: Path) -> str:
@@ -91,17 +73,18 @@ def file_hash(path: Path, cache: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if time.time_ns() - facts.st_mtime_ns > _SETTLED_NS:
-        with contextlib.suppress(DataError, ResourceError):  # what cannot be remembered is computed again
-            write_file(record, json.dumps({**seen, "sha256": found}).encode())
+        with contextlib.suppress(OSError, ResourceError):  # what cannot be remembered is computed again
+            record.parent.mkdir(parents=True, exist_ok=True)
+            durable.write_json(record, {**seen, "sha256": found})
     return found
 
 
 def _read_record(path: Path) -> dict[str, object] | None:
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("sha256"), str) else None
+    with contextlib.suppress(DataError):
+        record = durable.decode_object(durable.read_bytes(path), path)
+        if isinstance(record.get("sha256"), str):
+            return record
+    return None
 
 
 def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
@@ -115,21 +98,3 @@ def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> N
             entry.replace(aside / entry.name)
             temporary.replace(entry)
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(f"{path}: the disk is full; free some space or name another folder") from error
-        raise DataError(f"{path}: cannot be written ({error.strerror}); name a folder that can be") from error

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from reefknot.durable import write_bytes
 from reefknot.errors import DataError
 from reefknot.settings import Count, Settings
-from reefknot.text.cache import write_file
 
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
@@ -121,7 +121,7 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON in ASCII; any word survives, control characters included."""
-        write_file(path, self._file())
+        write_bytes(path, self._file())
 
     def _file(self) -> bytes:
         stored = {"format": 1, "words": self.words, "counts": self.counts}

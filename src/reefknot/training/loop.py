@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from reefknot.durable import write_json
 from reefknot.encoders.contract import State, detach, join_streams, select_streams
 from reefknot.errors import NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.perplexity import perplexity
@@ -22,7 +23,6 @@ from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import Plan
 from reefknot.parts import OPTIMISERS, SCHEDULES
 from reefknot.runs.checkpoints import Checkpoints
-from reefknot.runs.durable import write_json
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.streams import Streams
 from reefknot.training.display import Display, Silent, progress_line
@@ -109,7 +109,7 @@ class Trainer:
         if found is None:
             self._cut_metrics()
             return
-        self.state.restore(found.model, found.state, found.values, self.world)
+        self.state.restore(found.model, found.state, found.values, self.world, self.settings.seed)
         progress = self.state.progress
         self._cut_metrics()
         if self.world.first and progress.best_step:

@@ -73,7 +73,7 @@ class TrainState:
         return weights(self.model), tensors, values
 
     def restore(
-        self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World
+        self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World, seed: int
     ) -> None:
         """Become the saved state, whatever number of processes saved it."""
         load_weights(self.model, model)
@@ -91,7 +91,7 @@ class TrainState:
             generators.restore(_group(groups["generator"])[str(world.rank)], world.device)
         else:
             # Other processes hold other streams: their random numbers start anew, but from the step, not from zero.
-            generators.seed_everything(self.progress.step, world.rank)
+            generators.seed_everything(seed + self.progress.step, world.rank)
 
     def _restore_optimiser(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         state: dict[int, dict[str, Any]] = {}

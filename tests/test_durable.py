@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from reefknot import durable
 from reefknot.errors import DataError, ResourceError
-from reefknot.runs import durable
 
 
 def test_json_keeps_order_text_and_floats(tmp_path: Path) -> None:

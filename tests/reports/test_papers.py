@@ -137,10 +137,8 @@ def test_a_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> N
     assert record(root, [run]) == [root / "results" / "press2017" / "table6" / "small-wt" / "seed0"]
     assert sorted(path.name for path in record(root, [run])[0].iterdir()) == sorted(RECORDED)
 
-    for changed, said in (
-        ({"source_sha256": "0" * 64}, "is not that of commit"),
-        ({"commit": "0" * 40}, "not in this"),
-    ):
-        write_run(tmp_path / "runs", "Small + WT", 0, result("Small + WT", 0) | traced | changed)
+    wrong = {"is not that of commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
+    for number, (said, changed) in enumerate(wrong.items()):
+        other = write_run(tmp_path / str(number), "Small + WT", 0, result("Small + WT", 0) | traced | changed)
         with pytest.raises(DataError, match=said):
-            record(root, [run])
+            record(root, [other])

@@ -159,7 +159,7 @@ def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Pat
     (moved / "config.json").write_text(json.dumps(config), encoding="utf-8")
     outcome = cli("evaluate", moved)
     assert outcome.code == 3
-    assert "the corpus has changed" in outcome.err
+    assert "its text has changed" in outcome.err
 
 
 def test_runs_on_different_texts_are_not_compared(cli: Cli, runs: Runs, tmp_path: Path) -> None:

@@ -116,15 +116,15 @@ def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.Monk
 
 def test_the_source_hash_sees_names_and_contents(checkout: Path) -> None:
     package = checkout / "src" / "reefknot"
-    seen = {environment._source_sha256()}
+    seen = {environment.source_sha256(package)}
     (package / "recipe.toml").write_text("a = 1\n")
-    seen.add(environment._source_sha256())
+    seen.add(environment.source_sha256(package))
     (package / "recipe.toml").rename(package / "other.toml")
-    seen.add(environment._source_sha256())
+    seen.add(environment.source_sha256(package))
     (package / "other.toml").write_text("a = 2\n")
-    seen.add(environment._source_sha256())
+    seen.add(environment.source_sha256(package))
     (package / "notes.md").write_text("not code")
-    seen.add(environment._source_sha256())
+    seen.add(environment.source_sha256(package))
     assert len(seen) == 4
 
 

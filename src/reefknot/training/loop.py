@@ -189,8 +189,9 @@ class Trainer:
         penalties: dict[str, Tensor] = {}
         for number, (x, y, plan, hidden) in enumerate(pieces):
             last = number == len(pieces) - 1
-            with self._quiet_unless(last), self._autocast():
-                loss_sum, piece_nll, state, penalties = self._window(x, y, hidden, plan)
+            with self._quiet_unless(last):
+                with self._autocast():
+                    loss_sum, piece_nll, state, penalties = self._window(x, y, hidden, plan)
                 # Processes average their gradients, so each share of the sum is weighted by their number;
                 # penalties are the same in every process and enter once.
                 objective = loss_sum * (self.world.size / divisor)

@@ -1,6 +1,6 @@
 """What all tests share: a cache of their own, a small made text, a small recipe, and the longer campaigns.
 
-pytest tests/crash --kills 1000                                 more kills than CI has time for
+pytest tests/crash --kills 1000 [--device cuda]                 more kills than CI has time for, also on a GPU
 HYPOTHESIS_PROFILE=campaign pytest tests/fuzz --timeout 0       more damaged recipes
 pytest tests/contract tests/cli tests/golden --freeze           write the frozen files anew, to be read and committed
 """
@@ -73,6 +73,7 @@ output.labels.table = "classes"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="how often tests/crash kills a training process")
+    parser.addoption("--device", default="cpu", help="where tests/crash trains: cpu or cuda")
     parser.addoption("--freeze", action="store_true", help="write the frozen files instead of comparing with them")
 
 

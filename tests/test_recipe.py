@@ -228,7 +228,7 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
 def test_unknown_recipes() -> None:
     with pytest.raises(SettingsError, match=r"did you mean press2017/table6\?"):
         find_recipe("press2017/table5")
-    with pytest.raises(SettingsError, match="shipped are: demo, press2017/table6"):
+    with pytest.raises(SettingsError, match=r"shipped are: .*press2017/table6"):
         find_recipe("qqqqqq")
 
 

@@ -1,6 +1,7 @@
 """SIGKILL at random moments, the same command again until it is done: the bits of a run that nothing happened to.
 
-    pytest tests/crash --kills 1000         a longer campaign; a run that ends before it is over is begun anew
+    pytest tests/crash --kills 1000                  a longer campaign; a run that ends before it is over is begun anew
+    pytest tests/crash --kills 200 --device cuda     the same on a GPU
 
 The moments are spread over start-up, updates and saves by a printed seed. Dropout is on.
 """
@@ -21,7 +22,8 @@ from typing import Any
 
 import pytest
 
-SETTINGS = ("training.epochs=10", "training.log_every=1", "training.save_every=40")
+SAVE_EVERY = 40
+SETTINGS = ("training.epochs=10", "training.log_every=1", f"training.save_every={SAVE_EVERY}")
 """About two thousand updates of two milliseconds."""
 MOMENTS = {"start-up": 1, "update": 3, "save": 2}
 """Where a kill is aimed at, and how often."""
@@ -33,12 +35,25 @@ class Campaign:
 
     recipe: Path
     draw: random.Random
+    device: str
     landed: Counter[str] = field(default_factory=Counter)
     """Where the kills really came down, as the folder shows it afterwards."""
 
     @contextmanager
     def sitting(self, out: Path) -> Iterator[subprocess.Popen[bytes]]:
-        words = ["train", str(self.recipe), "--row", "tied", "--out", str(out), *SETTINGS]
+        exact = ["training.determinism=exact"] if self.device == "cuda" else []
+        words = [
+            "train",
+            str(self.recipe),
+            "--row",
+            "tied",
+            "--out",
+            str(out),
+            "--device",
+            self.device,
+            *SETTINGS,
+            *exact,
+        ]
         process = subprocess.Popen(
             [sys.executable, "-m", "reefknot", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -57,13 +72,15 @@ class Campaign:
     def kill(self, out: Path) -> bool:
         """Begin or resume, and kill once; False if the run was done before that."""
         moment = self.draw.choices(list(MOMENTS), list(MOMENTS.values()))[0]
-        before = changed(out / "metrics.jsonl")
+        before, base = changed(out / "metrics.jsonl"), newest_step(out)
         with self.sitting(out) as process:
             if moment == "start-up":
                 time.sleep(self.draw.uniform(0, 3))
             else:
-                wait(process, lambda: changed(out / "metrics.jsonl") != before)
-                time.sleep(self.draw.uniform(0, 0.3))
+                # So many updates after the checkpoint it resumes from, whatever the speed of the machine.
+                further = self.draw.randint(1, 3 * SAVE_EVERY)
+                wait(process, lambda: changed(out / "metrics.jsonl") != before and logged_step(out) >= base + further)
+                time.sleep(self.draw.uniform(0, 0.005))
             if moment == "save":
                 wait(process, lambda: any(out.glob(f"checkpoints/*.tmp-{process.pid}")))
             process.kill()
@@ -73,8 +90,7 @@ class Campaign:
         return True
 
     def _note(self, out: Path, pid: int) -> None:
-        saved = max((int(path.name[5:]) for path in out.glob("checkpoints/step_" + "[0-9]" * 8)), default=0)
-        logged = max((line["step"] for line in read_metrics(out)), default=0)
+        saved, logged = newest_step(out), logged_step(out)
         self.landed["after the first update"] += logged > 0
         self.landed["between two checkpoints"] += logged > saved > 0
         self.landed["while saving"] += any(out.glob(f"checkpoints/*.tmp-{pid}"))
@@ -84,7 +100,19 @@ def wait(process: subprocess.Popen[bytes], condition: Callable[[], object]) -> N
     until = time.monotonic() + 120
     while process.poll() is None and not condition():
         assert time.monotonic() < until, "nothing has happened for two minutes"
-        time.sleep(0.0005)
+        time.sleep(0.002)
+
+
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max((int(path.name[5:]) for path in run.glob("checkpoints/step_" + "[0-9]" * 8)), default=0)
+
+
+def logged_step(run: Path) -> int:
+    """The step of the last whole line of metrics."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def changed(path: Path) -> int | None:
@@ -118,7 +146,7 @@ def test_killed_anywhere_it_resumes_to_the_same_bits(
     kills: int = request.config.getoption("--kills")
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
-    campaign = Campaign(tiny_recipe(4000), random.Random(seed))
+    campaign = Campaign(tiny_recipe(4000), random.Random(seed), request.config.getoption("--device"))
     campaign.finish(tmp_path / "unbroken")
     expected = outcome(tmp_path / "unbroken")
     assert len(expected["metrics"]) > 1500

@@ -5,20 +5,22 @@ Also the way back: a run folder opened as a model with its words.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from reefknot.errors import DataError, SettingsError
+from reefknot.errors import DataError, ReefknotError, SettingsError
 from reefknot.evaluation.frequency import loss_by_frequency
 from reefknot.evaluation.generation import generate
 from reefknot.evaluation.neighbors import examples, nearest
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
-from reefknot.runs.environment import capture, peak_memory_bytes
+from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.dataset import Dataset, open_dataset
 from reefknot.text.streams import Streams
@@ -75,7 +77,7 @@ def train(
     _check_parameters(model, row)
     # Ranks build the same weights and drop other units.
     seed_everything(seed, world.rank)
-    with _enter(out, _config(recipe, row, experiment, dataset), world) as run:
+    with _enter(out, run_config(recipe, row, experiment, dataset), world) as run, _logging_errors(run, world):
         if run.result is not None:
             display.say(f"{name}  done already: {out}")
             return run.result
@@ -83,7 +85,7 @@ def train(
             display = Logged(display, run.log)
             run.log(dataset.describe())
             dataset.vocabulary.save(run.vocabulary_path)
-            run.write_environment(capture())
+            _note_environment(run, display)
         display.say(f"{name}  {out}  {dataset.summary}")
 
         def validate() -> float:
@@ -102,13 +104,24 @@ def train(
         return result
 
 
+@contextmanager
+def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
+    """What ends a sitting stands in its log."""
+    try:
+        yield
+    except ReefknotError as error:
+        if world.first:
+            run.log(str(error))
+        raise
+
+
 def _check_parameters(model: LanguageModel, row: Row) -> None:
     total = sum(model.parameter_counts().values())
     if row.parameters is not None and total != row.parameters:
         raise SettingsError(f'row "{row.name}" should have {row.parameters:,} parameters but the model has {total:,}')
 
 
-def _config(recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
+def run_config(recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
     """What config.json holds: equal configs give equal runs, so the text is part of it."""
     return {
         "recipe": recipe.name,
@@ -116,6 +129,26 @@ def _config(recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset) 
         "corpus": dataset.fingerprint,
         "settings": experiment.model_dump(mode="json"),
     }
+
+
+def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Dataset) -> bool:
+    """Whether `out` holds the result of this row and seed, with these very settings, on this very text."""
+    if not (out / "result.json").exists():
+        return False
+    experiment = recipe.experiments[row.name]
+    seeded = experiment.model_copy(update={"training": experiment.training.model_copy(update={"seed": seed})})
+    return RunFolder.open(out).config == run_config(recipe, row, seeded, dataset)
+
+
+def _note_environment(run: RunFolder, display: Display) -> None:
+    """Write down what this sitting runs on, and what earlier ones did where that was something else."""
+    now, before = capture(), run.environment or {}
+    earlier = before.pop("earlier", [])
+    changed = [key for key in ("source_sha256", "python", "torch", "gpus") if before and before.get(key) != now[key]]
+    if changed:
+        earlier = [*earlier, before]
+        display.say(f"this run was begun with another environment ({', '.join(changed)}); both are written down")
+    run.write_environment(now | ({"earlier": earlier} if earlier else {}))
 
 
 def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
@@ -145,7 +178,6 @@ def _finish(
     world: World,
 ) -> dict[str, Any]:
     """Score the best weights and write everything a report or a comparison reads."""
-    peak = peak_memory_bytes(world.device)
     load_weights(model, best_weights(run))
     scores = {split: _score(model, dataset, experiment, split) for split in ("valid", "test")}
     run.write_scores({split: torch.from_numpy(each.nll) for split, each in scores.items()})
@@ -173,7 +205,7 @@ def _finish(
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             "tokens_per_second": progress.tokens / progress.seconds,
-            "peak_memory_bytes": peak,
+            "peak_memory_bytes": progress.peak_memory_bytes,
             "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
             "processes": world.size,
         },

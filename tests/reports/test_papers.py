@@ -54,7 +54,7 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in text  # nothing to beat
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % |" in text
         assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
-        assert "`reefknot table press2017/table6 --seeds 1` runs them" in text
+        assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in text
 
 
 def test_the_rest_of_the_readme_stays(root: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Data, Device, Run, emit
+from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained
 
 EXAMPLES = """\b
 Examples:
@@ -26,9 +26,8 @@ def evaluate(
     """Score a text with a run's best weights and say exactly what the figure means."""
     from reefknot.errors import SettingsError
     from reefknot.evaluation.perplexity import score
-    from reefknot.experiments import open_run
 
-    trained = open_run(run, device)
+    trained = open_trained(run, device)
     dataset = trained.dataset(data)
     if split not in dataset.splits:
         raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Device, Run, emit
+from reefknot.cli.options import AsJson, Device, Run, emit, open_trained
 
 EXAMPLES = """\b
 Examples:
@@ -29,9 +29,8 @@ def generate(
 ) -> None:
     """Write text with a run's best weights."""
     from reefknot.evaluation.generation import generate as write
-    from reefknot.experiments import open_run
 
-    trained = open_run(run, device)
+    trained = open_trained(run, device)
     vocabulary = trained.vocabulary
     words = prompt.split()
     ids = vocabulary.encode(words)

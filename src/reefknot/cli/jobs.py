@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import RLock
 from types import FrameType
 
-from reefknot.errors import ReefknotError, Stopped
-from reefknot.training.signals import WATCHED
+from reefknot.errors import ReefknotError, SettingsError, Stopped
+from reefknot.training.signals import listen, restore
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class JobFailed(ReefknotError):
 
 def run_jobs(jobs: list[Job], at_once: int) -> None:
     """Run all jobs, `at_once` side by side. A job that fails does not stop the others; a stop request stops all."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise SettingsError("torchrun trains one run in several processes; start several runs without it")
     running: set[subprocess.Popen[str]] = set()
     starting = RLock()  # no job may start between the signal and the flag that it sets
     stopping = False
@@ -73,13 +75,12 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
             running.discard(process)
         return code
 
-    previous = {number: signal.signal(number, forward) for number in WATCHED}
+    previous = listen(forward)
     try:
         with ThreadPoolExecutor(at_once) as pool:
             codes = list(pool.map(run, jobs))
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        restore(previous)
     # A job that was asked to stop before it could listen died of the signal; it is as resumable as the others.
     if any(codes) and (stopping or Stopped.exit_code in codes):
         raise Stopped("stopped; the same command goes on where it stands")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Run, emit
+from reefknot.cli.options import AsJson, Run, emit, open_trained
 
 EXAMPLES = """\b
 Examples:
@@ -24,9 +24,8 @@ def neighbors(
     """Nearest words by cosine: in the input table, and among the label vectors of the output."""
     from reefknot.errors import DataError
     from reefknot.evaluation.neighbors import nearest
-    from reefknot.experiments import open_run
 
-    trained = open_run(run)
+    trained = open_trained(run)
     unknown = [word for word in words if word not in trained.vocabulary]
     if unknown:
         raise DataError(f"not in the vocabulary of {run}: {', '.join(unknown)}")

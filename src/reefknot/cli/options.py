@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from reefknot.experiments import TrainedRun
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
 Overrides = Annotated[
@@ -19,6 +22,18 @@ Data = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def open_trained(run: Path, device: str = "cpu") -> TrainedRun:
+    """A run's model, computing as it did in training; says so when training has not come to its end."""
+    from reefknot.experiments import open_run
+    from reefknot.training.generators import set_determinism
+
+    trained = open_run(run, device)
+    set_determinism(trained.experiment.training.determinism)
+    if trained.run.result is None:
+        typer.echo(f"{run}: training is not finished; these are its best weights so far", err=True)
+    return trained
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Device, Run, emit
+from reefknot.cli.options import AsJson, Device, Run, emit, open_trained
 
 EXAMPLES = """\b
 Examples:
@@ -35,9 +35,8 @@ def score(
     from dataclasses import asdict
 
     from reefknot.evaluation.sentences import score_sentence
-    from reefknot.experiments import open_run
 
-    trained = open_run(run, device)
+    trained = open_trained(run, device)
     lines = sentences or [line.rstrip("\n") for line in sys.stdin]
     scored = []
     told = []

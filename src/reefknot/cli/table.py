@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from reefknot.cli.options import Data, Device, Overrides, Recipe
-
-if TYPE_CHECKING:
-    from reefknot.cli.jobs import Job
-    from reefknot.recipe import Experiment
 
 EXAMPLES = """\b
 Examples:
@@ -19,17 +15,6 @@ Examples:
   reefknot table press2017/table6 --data DIR --seeds 3
   reefknot table press2017/table6 --data DIR --device cuda --jobs 4
 """
-
-
-def _is_done(job: Job, experiment: Experiment) -> bool:
-    """Finished with these very settings; a run with others goes to training, which refuses it and shows why."""
-    from reefknot.runs.folder import RunFolder
-
-    if not (job.out / "result.json").exists():
-        return False
-    settings = experiment.model_dump(mode="json")
-    settings["training"]["seed"] = job.seed
-    return bool(RunFolder.open(job.out).config.get("settings") == settings)
 
 
 def table(
@@ -46,10 +31,12 @@ def table(
 
     from reefknot.cli.jobs import Job, run_jobs
     from reefknot.errors import ReefknotError
+    from reefknot.experiments import is_done
     from reefknot.recipe import load_recipe
     from reefknot.reports.page import write_report
     from reefknot.reports.results import collect
     from reefknot.reports.table import from_recipe, join, print_table
+    from reefknot.text.dataset import Dataset, open_dataset
 
     loaded = load_recipe(recipe, overrides or [])
     root = out or Path("runs") / loaded.name
@@ -59,8 +46,14 @@ def table(
         if not row.quoted
         for seed in range(seeds)
     ]
-    waiting = [job for job in planned if not _is_done(job, loaded.experiments[job.row])]
-    typer.echo(f"{loaded.title}\n{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
+    typer.echo(loaded.title)
+    datasets: dict[str, Dataset] = {}
+    for name, experiment in loaded.experiments.items():
+        datasets[name] = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=typer.echo)
+    for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
+        typer.echo(description)
+    waiting = [job for job in planned if not is_done(job.out, loaded, loaded.row(job.row), job.seed, datasets[job.row])]
+    typer.echo(f"{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
     trouble: ReefknotError | None = None
     try:
         run_jobs(waiting, jobs)

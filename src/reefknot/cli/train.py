@@ -30,6 +30,7 @@ def train(
 ) -> None:
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
     from reefknot.cli.jobs import Job, run_jobs
+    from reefknot.errors import SettingsError
     from reefknot.experiments import choose_device, default_folder
     from reefknot.experiments import train as train_row
     from reefknot.recipe import load_recipe
@@ -39,6 +40,10 @@ def train(
     loaded = load_recipe(recipe, overrides or [], row)
     chosen = loaded.row(row)
     if seeds > 1:
+        if any(text.startswith("training.seed=") for text in overrides or []):
+            raise SettingsError("--seeds trains seeds 0 to N-1; leave training.seed out, or leave --seeds out")
+        if out and (out / "config.json").exists():
+            raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
         folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]
         jobs = [
             Job(recipe, chosen.name, seed, folder, tuple(overrides or []), data, device, tensorboard)

@@ -102,6 +102,8 @@ def _refuse_other_code(root: Path, result: Result) -> None:
     """A machine without the history takes the commit on trust; here the history can tell."""
     from reefknot.runs.environment import source_sha256  # imports torch, which reports do without
 
+    if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
+        raise DataError(f"{result.folder}: was begun with other code than it was finished with; run it again")
     commit, code = (result.record.commit, result.record.source_sha256) if result.record else (None, None)
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "commit.tar"
@@ -111,6 +113,11 @@ def _refuse_other_code(root: Path, result: Result) -> None:
         shutil.unpack_archive(archive, folder, filter="data")
         if source_sha256(Path(folder) / "src" / "reefknot") != code:
             raise DataError(f"{result.folder}: the code that ran is not that of commit {commit}; run it again")
+
+
+def _earlier(result: Result) -> list[dict[str, object]]:
+    """The environments of a run's earlier sittings that were not like its last."""
+    return list(result.environment.get("earlier", []))
 
 
 def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -186,8 +193,13 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
         "commit": [f"`{(record.commit or '')[:12]}`" for record in records],
     }
     told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
-    command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)}"
-    return f"{'; '.join(told)}. `{command}` runs them; each record has its own command and settings.\n"
+    command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
+    scored = [line for record in records if record.test for line in record.test.definition.splitlines()]
+    context = next((line for line in scored if line.startswith("context: ")), "")
+    return (
+        f"{'; '.join(told)}. Ours: at the epoch with the best validation perplexity; ± is the standard deviation over "
+        f"seeds; {context}.\n\n`{command}` runs them; each record has its own command and settings.\n"
+    )
 
 
 def _between_marks(readme: Path, block: str) -> str:

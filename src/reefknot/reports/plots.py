@@ -178,10 +178,11 @@ def _curve(result: Result, kind: str) -> list[tuple[float, float]]:
     """Epoch and perplexity of each validation, or of each epoch's mean training loss."""
     metrics = [metric for metric in result.metrics if metric.kind == kind]
     if kind == "train":
-        epochs: dict[float, list[float]] = {}
+        epochs: dict[float, list[Metric]] = {}
         for metric in metrics:
-            epochs.setdefault(math.ceil(metric.epoch), []).append(metric.nll)
-        return [(epoch, _perplexity(fmean(losses))) for epoch, losses in epochs.items()]
+            epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
+        means = {n: fmean([m.nll for m in of], weights=[m.tokens for m in of]) for n, of in epochs.items()}
+        return [(epoch, _perplexity(mean)) for epoch, mean in means.items()]
     # A step lies in the epoch it names, so the largest ratio is the length of an epoch (exact at its end).
     length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
     return [(metric.step / length, _of(metric)) for metric in metrics] if length else []

@@ -64,13 +64,18 @@ def _paper(done: Sequence[TableRow]) -> list[str]:
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
     if len(compared) == 1:
         return [f"Against the paper's test figure, {row.name} differs by {percent(gap)}."]
-    by_ours = sorted(compared, key=lambda pair: _test(pair[0]))
-    by_paper = sorted(compared, key=lambda pair: pair[0].paper["test"])
-    order = "is the paper's" if by_ours == by_paper else "is not the paper's"
+    swapped = [a for a, _ in compared for b, _ in compared if a.paper["test"] < b.paper["test"] and _above(a, b)]
+    order = "is not the paper's" if swapped else "is the paper's"
     return [
         f"The largest difference to the paper's test figures is {percent(gap)} ({row.name}: "
         f"{number(_test(row))} against {number(row.paper['test'])}). The order of the rows {order}."
     ]
+
+
+def _above(a: TableRow, b: TableRow) -> bool:
+    """Whether row a is worse than row b by more than their seeds spread."""
+    spreads = [score.sd or 0.0 for row in (a, b) if (score := row.perplexity("test"))]
+    return _test(a) - _test(b) > max(spreads)
 
 
 def _sizes(done: Sequence[TableRow]) -> list[str]:

@@ -135,6 +135,8 @@ class Metric(_Stored):
     epoch: float
     nll: float
     perplexity: float | None = None
+    tokens: float = 1.0
+    """What a line of training is the mean over."""
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ def open_display() -> Display:
 
 
 def progress_line(name: str, facts: dict[str, Any], done: float, seconds_left: float) -> str:
-    """One line: how far, the loss, the speed, the time left."""
-    filled = round(20 * done)
-    bar = "━" * filled + "╌" * (20 - filled)
+    """One line: how far, the time left, then what may be cut off where the terminal is narrow."""
+    filled = round(10 * done)
+    bar = "━" * filled + "╌" * (10 - filled)
     told = "  ".join(f"{key} {value}" for key, value in facts.items())
-    return f"{name}  {bar} {done:4.0%}  {told}  {duration(seconds_left)} left"
+    return f"{name}  {bar} {done:.0%}, {duration(seconds_left)} left  {told}"

@@ -17,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reefknot.durable import write_json
 from reefknot.encoders.contract import State, detach, join_streams, select_streams
-from reefknot.errors import NonFiniteError, SettingsError, Stopped
+from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.perplexity import perplexity
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import Plan
 from reefknot.parts import OPTIMISERS, SCHEDULES
 from reefknot.runs.checkpoints import Checkpoints
+from reefknot.runs.environment import peak_memory_bytes
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.streams import Streams
 from reefknot.training.display import Display, Silent, progress_line
@@ -109,10 +110,12 @@ class Trainer:
         if found is None:
             self._cut_metrics()
             return
+        if found.fingerprint != config_hash(self.run.config):
+            raise DataError(f"{found.path} is a checkpoint of a run with other settings than {self.run.path} has")
         self.state.restore(found.model, found.state, found.values, self.world, self.settings.seed)
         progress = self.state.progress
         self._cut_metrics()
-        if self.world.first and progress.best_step:
+        if self.world.first and progress.best_step and self.checkpoints.path_of(progress.best_step).exists():
             # Killed between a checkpoint's commit and the mark: the checkpoint knows what was best.
             self.checkpoints.mark_best(progress.best_step)
         self.display.say(f"resumed at step {progress.step:,}, epoch {progress.epoch}")
@@ -131,9 +134,9 @@ class Trainer:
         self.model.train()
         while progress.window < self.streams.windows:
             gradient_norm, penalties, asked = self._step(stop)
-            if progress.step % self.settings.log_every == 0:
-                self._log_training(rate, gradient_norm, penalties)
             ends_epoch = progress.window == self.streams.windows
+            if ends_epoch or progress.step % self.settings.log_every == 0:
+                self._log_training(rate, gradient_norm, penalties)
             if asked and not ends_epoch:
                 self._save()
                 raise self._stopped()
@@ -261,6 +264,7 @@ class Trainer:
     def _save(self) -> None:
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
+        progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
         model, tensors, values = self.state.capture(self.world)
         if not all(bool(weight.isfinite().all()) for weight in model.values()):
             # A finite gradient can still make an infinite weight, by weight decay for one.
@@ -278,7 +282,12 @@ class Trainer:
         nll = progress.logged_nll / progress.logged_tokens
         speed = progress.tokens / progress.seconds
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
-        line |= {"learning_rate": rate, "gradient_norm": gradient_norm, "penalties": penalties}
+        line |= {
+            "tokens": progress.logged_tokens,
+            "learning_rate": rate,
+            "gradient_norm": gradient_norm,
+            "penalties": penalties,
+        }
         line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
         progress.logged_nll, progress.logged_tokens = 0.0, 0
         self._write_metric(line)

@@ -1,16 +1,27 @@
-"""SIGTERM, SIGINT and SIGUSR1 ask for an orderly stop; a second one ends the process at once."""
+"""Signals that ask for an orderly stop; a second one ends the process at once."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from reefknot.errors import Stopped
 
-WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def listen(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Handle the watched signals but those that are ignored, as `nohup` ignores SIGHUP; returns the old handlers."""
+    heard = [number for number in WATCHED if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def restore(previous: dict[signal.Signals, Any]) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 class StopRequest:
@@ -24,20 +35,19 @@ class StopRequest:
         return self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self._previous = {number: signal.signal(number, self._note) for number in WATCHED}
+        self._previous = listen(self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        restore(self._previous)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
         # From now on the kernel answers: it ends even a process that waits for others inside a library.
-        for watched in WATCHED:
-            signal.signal(watched, signal.SIG_DFL)
+        for heard in self._previous:
+            signal.signal(heard, signal.SIG_DFL)
 
 
 @contextmanager
@@ -47,9 +57,8 @@ def stopping_at_once(message: str) -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise Stopped(message)
 
-    previous = {number: signal.signal(number, leave) for number in WATCHED}
+    previous = listen(leave)
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        restore(previous)

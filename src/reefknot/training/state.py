@@ -39,6 +39,8 @@ class Progress:
     best_epoch: int = 0
     seconds: float = 0.0
     """Time spent training, over all sittings."""
+    peak_memory_bytes: int = 0
+    """The most that any sitting held."""
 
 
 @dataclass

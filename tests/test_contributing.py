@@ -1,35 +1,54 @@
 """The example in CONTRIBUTING.md works as it stands: one file, one line, and the contract holds."""
 
-import importlib.util
+from __future__ import annotations
+
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import reefknot.outputs.labels
 from reefknot.parts import LABELS
 from reefknot.tables import WordTable
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+_, FILE, LINE = (part.split("```")[0] for part in (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("```python\n"))
+KIND, HOME = re.fullmatch(r' *"(\w+)": "([\w.:]+)",\n', LINE).groups()  # type: ignore[union-attr]
+
+REGISTERS = f"""
+import reefknot.outputs.labels
+from reefknot.parts import LABELS
+
+reefknot.outputs.labels.__path__.append({{folder!r}})
+LABELS._parts[{KIND!r}] = {HOME!r}
+"""
 
 
-def test_example_labels_work_from_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "unit.py"
-    file.write_text(TEXT.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    line = TEXT.split("```python\n")[2].split("```")[0]
-    kind, home = (word.strip(' "\n,') for word in line.split('": "'))
-    spec = importlib.util.spec_from_file_location("reefknot.outputs.labels.unit", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(LABELS._parts, kind, home)
-
-    settings = LABELS.settings_of(kind).model_validate({"kind": kind, "table": "words", "length": 2.0})
-    table = WordTable(11, 4)
-    labels = LABELS.build(settings, {"tables": {"words": table}})
+def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")
+    monkeypatch.setattr(reefknot.outputs.labels, "__path__", [*reefknot.outputs.labels.__path__, str(tmp_path)])
+    monkeypatch.setitem(LABELS._parts, KIND, HOME)
+    labels = LABELS.load(KIND)(WordTable(11, 4), length=2.0)
     assert torch.allclose(labels.weight().norm(dim=-1), torch.full((11,), 2.0))
-    labels.weight().square().sum().backward()
-    assert table.weight.grad is not None
+
+
+def test_the_contract_holds_for_the_example(tmp_path: Path) -> None:
+    """In a process of its own, because the settings of a recipe are made when they are first imported."""
+    (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")
+    (tmp_path / "registers_the_example.py").write_text(REGISTERS.format(folder=str(tmp_path)), encoding="utf-8")
+    options = ["-p", "registers_the_example", "-p", "no:cacheprovider", "-k", f"{KIND} and tied"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/contract", *options],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 40, done.stdout

@@ -18,6 +18,7 @@ NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXPORTED = {
+    "CorpusSettings",
     "DataError",
     "LSTM",
     "LanguageModel",
@@ -30,6 +31,7 @@ EXPORTED = {
     "SettingsError",
     "Softmax",
     "Stopped",
+    "VocabularySettings",
     "WordTable",
     "linear_cross_entropy",
     "load_recipe",

@@ -136,6 +136,49 @@ def test_what_is_no_override(text: str) -> None:
         parse_override(text)
 
 
+@pytest.mark.parametrize(
+    ("override", "changed"),
+    [
+        ("training.epochs=3", ["training.epochs: 2 -> 3"]),
+        ("training.epochs=2", []),
+        ("encoder.layers=2", []),
+        ("training.optimiser.learning_rate=1", []),
+        ("training.seed=7", []),
+        ("training.log_every=7", []),
+        ("training.save_every=7", []),
+        ("training.keep=7", []),
+    ],
+)
+def test_what_counts_as_a_change(tmp_path: Path, override: str, changed: list[str]) -> None:
+    assert load_recipe(write(tmp_path, BASE + ROW), [override]).changed == {"only": changed}
+
+
+@pytest.mark.parametrize("value", ["0", "1979-05-27", "nan", "0x" + "f" * 6000])
+def test_changes_of_a_row_that_is_wrong_without_them(tmp_path: Path, value: str) -> None:
+    text = BASE.replace("epochs = 2", f"epochs = {value}") + ROW
+    (found,) = load_recipe(write(tmp_path, text), ["training.epochs=3", "training.batch=4"]).changed["only"]
+    assert found.startswith("training.epochs: ")
+    assert found.endswith(" -> 3")
+
+
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [
+        ("training.epochs=3", True),
+        ("init.uniform=0.5", True),
+        ("evaluation.streams=3", True),
+        ("encoder.layers=2", True),  # as it was
+        ("encoder.layers=3", False),
+        ("vocabulary.min_count=2", False),
+        ("corpus.tokens=100", False),
+        ("output.labels.bias=true", False),
+    ],
+)
+def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: str, kept: bool) -> None:
+    (row,) = load_recipe(write(tmp_path, BASE + ROW + "parameters = 99\n"), [override]).rows
+    assert row.parameters == (99 if kept else None)
+
+
 # -- mistakes ------------------------------------------------------------------------------------------------------
 
 
@@ -151,15 +194,37 @@ def test_what_is_no_override(text: str) -> None:
         ("training.epochs=1.5", "training.epochs: input should be a valid integer (it is 1.5)"),
         ("training.clip=nan", "training.clip: input should be"),
         ("encoder.dropout=1.0", "encoder.dropout: input should be less than 1 (it is 1.0)"),
-        ("training.schedule.kind=cosine", "training.schedule: input tag 'cosine' found using 'kind' does not match"),
+        (
+            "training.schedule.kind=cosine",
+            "training.schedule.kind: no schedule is called 'cosine'; there are: constant, decay\n",
+        ),
+        ("training.schedule.kind=deacy", "training.schedule.kind: no schedule is called 'deacy'; did you mean decay?"),
+        ("output.labels.kind=3", "output.labels.kind: must be a name; there are: plain, projected"),
+        ("output.labels.penalty=1.0", "output.labels.penalty: no such setting\n"),
+        ("training.optimiser.lr=1.0", "training.optimiser.lr: no such setting\n"),
         ("corpus.part=3/2", 'corpus.part: give "k/n" with 1 <= k <= n'),
-        ("encoder=3", "encoder: "),
+        ("encoder=3", "encoder: must be a table with a kind; there are: lstm (it is 3)"),
     ],
 )
 def test_a_wrong_setting_is_named_as_one_would_write_it(tmp_path: Path, override: str, sentence: str) -> None:
     said = complaint(tmp_path, BASE + ROW, override)
-    assert sentence in said
+    assert sentence in f"{said}\n"
     assert 'made.toml, row "only":' in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ('kind = "lstmm"', "encoder.kind: no encoder is called 'lstmm'; did you mean lstm?"),
+        ('kind = "gru"', "encoder.kind: no encoder is called 'gru'; there are: lstm"),
+        ("kind = 3", "encoder.kind: must be a name; there are: lstm"),
+        ("", "encoder.kind: must be set; there are: lstm"),
+    ],
+)
+def test_a_wrong_kind_is_the_only_complaint(tmp_path: Path, kind: str, sentence: str) -> None:
+    """Whether the other settings are right depends on the kind."""
+    text = BASE.replace('kind = "lstm"\nhidden_dim = 4', f"{kind}\nwidth = 4") + ROW
+    assert complaint(tmp_path, text).splitlines()[1:] == [f"  {sentence}"]
 
 
 def test_what_must_be_set_is_named(tmp_path: Path) -> None:
@@ -175,6 +240,39 @@ def test_all_mistakes_at_once_but_no_more_than_ten_lines(tmp_path: Path) -> None
     two = complaint(tmp_path, BASE + ROW, "training.epochs=0", "encoder.layers=0")
     assert "training.epochs" in two
     assert "encoder.layers" in two
+
+
+def test_mistakes_of_all_rows_at_once_and_those_of_the_base_once(tmp_path: Path) -> None:
+    wrong = {"a": "layers = 0", "b": "layers = -1", "c": "layer = 2"}
+    rows = "".join(f'\n[[rows]]\nname = "{name}"\nset.encoder.{setting}\n' for name, setting in wrong.items())
+    said = complaint(tmp_path, BASE.replace("epochs = 2", "epochs = 0") + rows).splitlines()
+    assert said == [
+        said[0],
+        "  encoder.layers: input should be greater than or equal to 1 (it is 0)",
+        "  training.epochs: input should be greater than or equal to 1 (it is 0)",
+        said[3],
+        "  encoder.layers: input should be greater than or equal to 1 (it is -1)",
+        said[5],
+        "  encoder.layer: no such setting; did you mean encoder.layers?",
+    ]
+    assert [line[-8:] for line in said if not line.startswith(" ")] == ['row "a":', 'row "b":', 'row "c":']
+
+
+def test_a_mistake_that_parts_of_two_kinds_share_is_told_once(tmp_path: Path) -> None:
+    rows = ROW + '[[rows]]\nname = "PR"\nset.output.labels = { kind = "projected", table = "words" }\n'
+    said = complaint(tmp_path, BASE + rows, "output.labels.biass=true")
+    assert said.count("output.labels.biass: no such setting; did you mean output.labels.bias?") == 1
+    assert len(said.splitlines()) == 2
+
+
+def test_many_wrong_rows_still_make_ten_lines(tmp_path: Path) -> None:
+    rows = "".join(f'\n[[rows]]\nname = "row {n}"\nset.encoder.layers = -{n}\n' for n in range(1, 31))
+    said = complaint(tmp_path, BASE + rows).splitlines()
+    assert len(said) == 9
+    assert said[-1] == "  and 26 more"
+    nine = complaint(tmp_path, BASE + ROW, *(f"training.wrong{number}=1" for number in range(9)))
+    assert len(nine.splitlines()) == 10
+    assert "more" not in nine
 
 
 def test_hostile_values_stay_short_and_printable(tmp_path: Path) -> None:
@@ -212,6 +310,8 @@ def test_rows_that_would_share_a_folder(tmp_path: Path, second: str) -> None:
         (BASE + ROW + "parametres = 3\n", "rows.0.parametres: no such setting; did you mean rows.0.parameters?"),
         ('colour = "red"\n' + BASE + ROW, "colour: no such setting"),
         (BASE + ROW + "paper = { test = -1.0 }\n", "rows.0.paper.test"),
+        (BASE + ROW + "paper = { tset = 1.0 }\n", "paper.tset: no such setting; did you mean rows.0.paper.test?"),
+        (BASE + ROW + "paper = { qqq = 1.0 }\n", "rows.0.paper.qqq: no such setting"),
     ],
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, sentence: str) -> None:

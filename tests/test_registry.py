@@ -11,9 +11,9 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
-from reefknot.parts import FAMILIES, LABELS, OUTPUTS
-from reefknot.registry import GIVEN, Registry, Shared
-from reefknot.settings import Dim
+from reefknot.parts import FAMILIES
+from reefknot.registry import GIVEN, Registry, Shared, _settings
+from reefknot.settings import WRONG_KIND, Dim
 
 
 class Leaf:
@@ -65,7 +65,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tests_of_registry", module)
 
 
-def read(raw: dict[str, Any]) -> Any:
+def read(raw: Any) -> Any:
     return TypeAdapter(OUTER.settings()).validate_python(raw)
 
 
@@ -76,7 +76,7 @@ def problems(raw: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def test_settings_are_the_arguments() -> None:
-    fields = OUTER.settings_of("branch").model_fields
+    fields = _settings(OUTER, "branch").model_fields
     assert set(fields) == {"kind", "width", "inner", "rate", "mode", "spare", "other"}
     assert {name for name, field in fields.items() if field.is_required()} == {"kind", "width", "inner"}
     assert fields["rate"].default == 0.5
@@ -86,7 +86,7 @@ def test_settings_are_the_arguments() -> None:
 
 def test_given_arguments_are_no_settings() -> None:
     assert "vocab_size" in GIVEN
-    assert set(INNER.settings_of("leaf").model_fields) == {"kind", "table", "sharp"}
+    assert set(_settings(INNER, "leaf").model_fields) == {"kind", "table", "sharp"}
     assert problems(SOUND | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
         ("vocab_size", "extra_forbidden")
     }
@@ -111,8 +111,15 @@ def test_all_problems_at_once() -> None:
 def test_kinds_tell_parts_apart() -> None:
     assert read({"kind": "grow"}).speed == 1.0
     assert problems({"kind": "grow", "width": 3}) == {("width", "extra_forbidden")}
-    assert problems({"kind": "stem"}) == {("", "union_tag_invalid")}
-    assert problems({}) == {("", "union_tag_not_found")}
+    assert problems({"kind": "stem", "width": -1}) == {("", WRONG_KIND)}
+    assert problems({"kind": 3}) == {("", WRONG_KIND)}
+    assert problems({}) == {("", WRONG_KIND)}
+    assert problems(SOUND | {"inner": {"kind": "laef"}}) == {("inner", WRONG_KIND)}
+    assert problems(SOUND | {"inner": 3}) == {("inner", "value_error")}
+
+
+def test_settings_that_were_read_may_be_read_again() -> None:
+    assert read(read(SOUND)) == read(SOUND)
 
 
 def test_settings_never_change() -> None:
@@ -144,17 +151,12 @@ def test_references_are_found_at_any_depth_and_by_group() -> None:
     assert list(OUTER.references(read({"kind": "grow"}), "tables")) == []
 
 
-@pytest.mark.parametrize(("tables", "known"), [({"words": 1}, "words"), ({}, "none is defined")])
-def test_a_missing_shared_object_is_named(tables: dict[str, int], known: str) -> None:
-    settings = read(SOUND | {"inner": {"kind": "leaf", "table": "wrods"}})
-    with pytest.raises(SettingsError, match=rf"table = 'wrods': no such entry in \[tables\] \(there: {known}\)"):
-        OUTER.build(settings, {"vocab_size": 7, "tables": tables})
-
-
 def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
-    for ask in (OUTER.home, OUTER.load, OUTER.summary, OUTER.settings_of):
-        with pytest.raises(SettingsError, match="outer: none is called 'stem'; there are: branch, grow"):
+    for ask in (OUTER.home, OUTER.load, OUTER.summary):
+        with pytest.raises(SettingsError, match="no outer is called 'stem'; there are: branch, grow"):
             ask("stem")
+        with pytest.raises(SettingsError, match=r"no outer is called 'brnach'; did you mean branch\?"):
+            ask("brnach")
 
 
 def test_every_part_loads_and_is_explained() -> None:
@@ -163,14 +165,13 @@ def test_every_part_loads_and_is_explained() -> None:
         for kind in family:
             assert family.load(kind).__doc__
             assert family.summary(kind) == family.load(kind).__doc__.strip().partition("\n")[0]
-            for name, field in family.settings_of(kind).model_fields.items():
+            for name, field in _settings(family, kind).model_fields.items():
                 # Nested parts explain themselves.
                 assert name in ("kind", "labels") or field.description, f"{family.family}.{kind}: {name}"
 
 
 def test_families_have_names_of_their_own() -> None:
     assert len({family.family for family in FAMILIES}) == len(FAMILIES)
-    assert LABELS != OUTPUTS
     assert len({*FAMILIES, *FAMILIES}) == len(FAMILIES)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CorpusSettings": "text.corpora",
     "DataError": "errors",
     "LSTM": "encoders.lstm",
     "LanguageModel": "models.language_model",
@@ -29,6 +30,7 @@ _HOMES = {
     "SettingsError": "errors",
     "Softmax": "outputs.softmax",
     "Stopped": "errors",
+    "VocabularySettings": "text.vocabulary",
     "WordTable": "tables",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
     "load_recipe": "recipe",
@@ -55,7 +57,9 @@ if TYPE_CHECKING:
     from reefknot.outputs.softmax import Softmax as Softmax
     from reefknot.recipe import load_recipe as load_recipe
     from reefknot.tables import WordTable as WordTable
+    from reefknot.text.corpora import CorpusSettings as CorpusSettings
     from reefknot.text.dataset import open_dataset as open_dataset
+    from reefknot.text.vocabulary import VocabularySettings as VocabularySettings
 
 
 def __getattr__(name: str) -> Any:

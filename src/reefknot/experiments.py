@@ -250,16 +250,26 @@ class TrainedRun:
 
     def dataset(self, data: Path | None) -> Dataset:
         """The texts the run was trained on and scored with."""
-        dataset = open_dataset(self.experiment.corpus, self.experiment.vocabulary, data=data)
-        if dataset.fingerprint != self.run.config.get("corpus"):
-            raise DataError(f"the corpus is not the one that {self.run.path} was trained on: its text has changed")
-        return dataset
+        return open_texts(self.run, data)
+
+
+def open_texts(run: RunFolder, data: Path | None) -> Dataset:
+    """The texts a run was trained on and scored with, or an error if they are others by now."""
+    experiment = _experiment(run)
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
+    if dataset.fingerprint != run.config.get("corpus"):
+        raise DataError(f"the corpus is not the one that {run.path} was trained on: its text has changed")
+    return dataset
+
+
+def _experiment(run: RunFolder) -> Experiment:
+    return check_experiment(run.config.get("settings", {}), f"{run.path}/config.json")
 
 
 def open_run(path: Path, device: str = "cpu") -> TrainedRun:
     """The model of a run with its best weights, ready to use."""
     run = RunFolder.open(path)
-    experiment = check_experiment(run.config.get("settings", {}), f"{path}/config.json")
+    experiment = _experiment(run)
     vocabulary = Vocabulary.load(run.vocabulary_path)
     model = build_model(experiment, len(vocabulary))
     load_weights(model, best_weights(run))

@@ -8,15 +8,15 @@ An experiment is one row with the base and any `key=value` overrides merged in: 
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, model_validator
 
 from reefknot.errors import SettingsError
 from reefknot.models.initialisation import InitialisationSettings, initialise
@@ -24,22 +24,36 @@ from reefknot.models.language_model import LanguageModel
 from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, TABLES
 from reefknot.recipes import find_recipe
 from reefknot.runs.folder import differences, folder_name
-from reefknot.settings import Count, Positive, Settings
-from reefknot.text.corpora import CorpusSettings
+from reefknot.settings import (
+    Count,
+    Mistake,
+    Positive,
+    Settings,
+    check,
+    complaint,
+    not_too_deep,
+    shortened,
+    validate,
+)
+from reefknot.text.corpora import SPLITS, CorpusSettings
 from reefknot.text.vocabulary import VocabularySettings
 from reefknot.training.settings import TrainingSettings
 
-ERRORS_SHOWN = 8
-T = TypeVar("T", bound=Settings)
+MODEL = ("corpus", "vocabulary", "tables", "input", "encoder", "output")
+"""Sections of an experiment that decide how many parameters there are."""
+WITHOUT_EFFECT = ("training.seed:", "training.log_every:", "training.save_every:", "training.keep:")
+"""Settings that make no experiment another one."""
 
 if TYPE_CHECKING:
     TableSettings = Settings
     InputSettings = Settings
     EncoderSettings = Settings
     OutputSettings = Settings
+    SplitName = str
 else:
     TableSettings, InputSettings = TABLES.settings(), INPUTS.settings()
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
+    SplitName = Literal[SPLITS]
 
 
 def _one_line(text: str) -> str:
@@ -75,6 +89,18 @@ class Experiment(Settings):
     training: TrainingSettings
     evaluation: EvaluationSettings = EvaluationSettings()
 
+    @model_validator(mode="after")
+    def _check_tables(self) -> Experiment:
+        named = {*INPUTS.references(self.input, "tables"), *OUTPUTS.references(self.output, "tables")}
+        missing, unused = sorted(named - set(self.tables)), sorted(set(self.tables) - named)
+        if missing:
+            raise ValueError(
+                f"no table '{shortened(missing[0], 60)}' in [tables] (there: {', '.join(self.tables) or 'none'})"
+            )
+        if unused:
+            raise ValueError(f"no end uses tables.{shortened(unused[0], 60)}; remove it or name it in an end")
+        return self
+
 
 class Row(Settings):
     """One row of a paper's table."""
@@ -82,7 +108,7 @@ class Row(Settings):
     name: Annotated[OneLine, Field(min_length=1, max_length=100, description="as the paper writes it")]
     quoted: Annotated[bool, Field(description="a figure the paper quotes from others; never trained here")] = False
     parameters: Annotated[Count | None, Field(description="exact number of parameters, checked before training")] = None
-    paper: dict[str, Positive] = Field({}, description="the paper's perplexities by split")
+    paper: dict[SplitName, Positive] = Field({}, description="the paper's perplexities by split")
     set: dict[str, Any] = Field({}, description="what differs from the base")
 
     @property
@@ -111,7 +137,7 @@ class Recipe:
     experiments: Mapping[str, Experiment]
     """One per row that can be trained."""
     changed: Mapping[str, list[str]]
-    """What the overrides changed in each row, its seed aside."""
+    """What the overrides changed in each row, but for settings without effect on its figures."""
 
     def row(self, name: str | None) -> Row:
         """The row called `name`, in any case; without a name, the only one there is."""
@@ -124,29 +150,53 @@ def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None
     Every row is checked, or the one that is asked for: an override may suit one row and not another.
     """
     path, known_as = find_recipe(name)
-    parsed = _check(RecipeFile, _read_toml(path), name)
+    parsed = check(RecipeFile, _read_toml(path), name)
     _refuse_twins(parsed.rows, name)
     changes = [parse_override(text) for text in overrides]
-    rows: list[Row] = []
+    rows = list(parsed.rows) if row is None else [_choose(parsed.rows, row, name)]
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[str]] = {}
-    for each in parsed.rows if row is None else [_choose(parsed.rows, row, name)]:
-        rows.append(each)
+    mistakes: list[Mistake] = []
+    for number, each in enumerate(rows):
         if each.quoted:
             continue
         where = f'{name}, row "{each.name}"'
-        plain = _merge_all([parsed.base, each.set], where)
-        wanted = _merge_all([plain, *changes], where)
-        experiments[each.name] = check_experiment(wanted, where)
-        changed[each.name] = [text for text in differences(plain, wanted) if not text.startswith("training.seed:")]
-        if _is_resized(changed[each.name]):
-            rows[-1] = each.model_copy(update={"parameters": None})
+        with not_too_deep(where):
+            plain = merge(parsed.base, each.set)
+            wanted = reduce(merge, changes, plain)
+            found = validate(Experiment, wanted, where)
+            if isinstance(found, list):
+                mistakes += found
+                continue
+            experiments[each.name] = found
+            changed[each.name] = _changes(plain, wanted, found) if changes else []
+        if any(text.startswith(MODEL) for text in changed[each.name]):
+            # The paper's number may not hold any more.
+            rows[number] = each.model_copy(update={"parameters": None})
+    if mistakes:
+        raise complaint(mistakes)
     return Recipe(known_as, parsed.title, parsed.paper, tuple(rows), experiments, changed)
 
 
-def _is_resized(changed: list[str]) -> bool:
-    """Whether the paper's number of parameters may not hold any more."""
-    return any(not text.startswith(("training.", "evaluation.", "init.")) for text in changed)
+def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[str]:
+    """What overrides have changed: of the experiment, or, where there is none without them, of what the recipe says."""
+    before = validate(Experiment, plain, "")
+    if isinstance(before, Experiment):
+        found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    else:
+        found = differences(_as_json(plain), _as_json(wanted))
+    return [text for text in found if not text.startswith(WITHOUT_EFFECT)]
+
+
+def _as_json(raw: Any) -> Any:
+    """Settings that may be wrong; TOML has values that JSON has not."""
+    if isinstance(raw, Mapping):
+        return {name: _as_json(value) for name, value in raw.items()}
+    try:
+        json.dumps(raw, allow_nan=False)
+    except (TypeError, ValueError):
+        return "no value of a setting"
+    return raw
 
 
 def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
@@ -158,7 +208,7 @@ def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
         if name is not None and name.lower() in (row.name.lower(), row.slug):
             return row
     names = ", ".join(f'"{row.name}"' for row in trained)
-    asked = "say which row with --row" if name is None else f'no row "{_short(name)}"'
+    asked = "say which row with --row" if name is None else f'no row "{shortened(name)}"'
     raise SettingsError(f"{recipe}: {asked}; there are: {names}")
 
 
@@ -186,7 +236,7 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        raise SettingsError(f"'{_short(text)}' is not key=value, such as training.epochs=3")
+        raise SettingsError(f"'{shortened(text)}' is not key=value, such as training.epochs=3")
     parsed: Any
     try:
         parsed = tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
@@ -213,13 +263,6 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _merge_all(layers: list[dict[str, Any]], where: str) -> dict[str, Any]:
-    try:
-        return reduce(merge, layers)
-    except RecursionError:
-        raise SettingsError(f"{where}: nested too deeply") from None
-
-
 def build_model(experiment: Experiment, vocab_size: int) -> LanguageModel:
     """The model an experiment describes, drawn from torch's generator as it stands."""
     given: dict[str, Any] = {"vocab_size": vocab_size}
@@ -234,94 +277,4 @@ def build_model(experiment: Experiment, vocab_size: int) -> LanguageModel:
 
 def check_experiment(settings: Mapping[str, Any], where: str) -> Experiment:
     """Settings as an experiment, or one error that lists everything wrong with them."""
-    experiment = _check(Experiment, settings, where)
-    named = {*INPUTS.references(experiment.input, "tables"), *OUTPUTS.references(experiment.output, "tables")}
-    unused = sorted(set(experiment.tables) - named)
-    missing = sorted(named - set(experiment.tables))
-    if missing:
-        known = ", ".join(experiment.tables) or "none"
-        raise SettingsError(f"{where}: no table '{_short(missing[0])}' in [tables] (there: {known})")
-    if unused:
-        raise SettingsError(f"{where}: no end uses tables.{unused[0]}; remove it or name it in an end")
-    return experiment
-
-
-def _check(kind: type[T], raw: Any, where: str) -> T:
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-    except RecursionError:
-        raise SettingsError(f"{where}: nested too deeply") from None
-    # There may be thousands, so only those that are shown are put into words.
-    shown = dict.fromkeys(f"  {_sentence(kind, raw, dict(problem))}" for problem in problems[:ERRORS_SHOWN])
-    more = len(problems) - ERRORS_SHOWN
-    raise SettingsError("\n".join([f"{where}:", *shown, *([f"  and {more} more"] if more > 0 else [])]))
-
-
-def _sentence(kind: type[Settings], raw: Any, problem: dict[str, Any]) -> str:
-    """One problem: the setting as a person would write it, what is wrong, what may help."""
-    key = _dotted(raw, problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        near = _nearest(key, kind)
-        return _short(f"{key}: no such setting") + (f"; did you mean {near}?" if near else "")
-    if problem["type"] == "missing":
-        return _short(f"{key}: must be set")
-    message = problem["msg"].removeprefix("Value error, ")
-    value = problem["input"]
-    given = "" if isinstance(value, Mapping | list) else f" (it is {_written(value)})"
-    return _short(f"{key}: {message[:1].lower()}{message[1:]}", 160) + given
-
-
-def _written(value: Any) -> str:
-    """A value as a recipe has it; Python does not write out the digits of a number with thousands of them."""
-    huge = isinstance(value, int) and value.bit_length() > 64
-    return _short(hex(value) if huge else repr(value), 60)
-
-
-def _dotted(raw: Any, location: tuple[str | int, ...]) -> str:
-    """pydantic puts the `kind` of a part into the path; a recipe does not."""
-    names: list[str] = []
-    for step in location:
-        if isinstance(raw, Mapping) and step not in raw and step == raw.get("kind"):
-            continue
-        names.append(str(step))
-        if isinstance(raw, Mapping):
-            raw = raw.get(step)
-        elif isinstance(raw, list) and isinstance(step, int):
-            raw = raw[step] if step < len(raw) else None
-    return ".".join(names)
-
-
-def _short(text: str, length: int = 100) -> str:
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= length else f"{text[:length]}..."
-
-
-def _nearest(key: str, kind: type[Settings]) -> str | None:
-    """The setting somebody meant: the same name in its place elsewhere, or the closest spelling."""
-    known = list(_keys(kind.model_json_schema(), key.split(".")))
-    last = key.rpartition(".")[2]
-    same = [path for path in known if path.rpartition(".")[2] == last and path != key]
-    if same and len(key) < 200:
-        return same[0]
-    return next(iter(get_close_matches(key[:200], known, n=1)), None)
-
-
-def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[str]:
-    """All dotted settings of a schema; where names or numbers are free, as in [tables], those of `key`."""
-
-    def walk(node: dict[str, Any], prefix: str) -> Iterable[str]:
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        for branch in node.get("oneOf", []) + node.get("anyOf", []) + node.get("allOf", []):
-            yield from walk(branch, prefix)
-        for name, child in node.get("properties", {}).items():
-            yield f"{prefix}{name}"
-            yield from walk(child, f"{prefix}{name}.")
-        depth = prefix.count(".")
-        for free in (node.get("additionalProperties"), node.get("items")):
-            if isinstance(free, dict) and depth < len(key):
-                yield from walk(free, f"{prefix}{key[depth]}.")
-
-    return walk(schema, "")
+    return check(Experiment, settings, where)

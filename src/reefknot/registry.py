@@ -21,14 +21,16 @@ import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Discriminator, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from reefknot.errors import SettingsError
-from reefknot.settings import Settings
+from reefknot.settings import WRONG_KIND, Settings
 
 GIVEN = frozenset({"vocab_size", "input_dim", "context_dim", "parameters"})
 
@@ -59,17 +61,16 @@ class Registry:
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
-    def __hash__(self) -> int:
-        return hash(self.family)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
     def home(self, kind: str) -> str:
         """Where the part lives, as `module:Class`."""
         if kind not in self._parts:
-            raise SettingsError(f"{self.family}: none is called '{kind}'; there are: {', '.join(self._parts)}")
+            raise SettingsError(self._unknown(kind))
         return self._parts[kind]
+
+    def _unknown(self, kind: str) -> str:
+        near = get_close_matches(kind[:60], self._parts, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self._parts)}"
+        return f"no {self.family.removesuffix('s')} is called {kind[:60]!r}; {hint}"
 
     def load(self, kind: str) -> Any:
         module, _, name = self.home(kind).partition(":")
@@ -88,8 +89,24 @@ class Registry:
         """The type of a recipe's entry for this family: one settings class per part, told apart by `kind`."""
         return _union(self)
 
-    def settings_of(self, kind: str) -> type[Settings]:
-        return _settings(self, kind)
+    def check_kind(self, raw: Any) -> Any:
+        """Refuse a recipe's entry of no known kind before any other setting is looked at: there is nothing to compare
+        them with."""
+        if isinstance(raw, Settings):
+            return raw
+        known = f"there are: {', '.join(self._parts)}"
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"must be a table with a kind; {known}")
+        kind = raw.get("kind")
+        if kind is None:
+            fault = f"must be set; {known}"
+        elif not isinstance(kind, str):
+            fault = f"must be a name; {known}"
+        elif kind not in self._parts:
+            fault = self._unknown(kind)
+        else:
+            return raw
+        raise PydanticCustomError(WRONG_KIND, "{fault}", {"fault": fault})
 
     def build(self, settings: Settings, given: Mapping[str, Any]) -> Any:
         """Make the part that `settings` describes; `given` has the values of `GIVEN` and the shared objects."""
@@ -101,7 +118,7 @@ class Registry:
                 continue
             value = getattr(settings, argument.name)
             if argument.role == "shared" and value is not None:
-                value = _look_up(argument, value, given)
+                value = given[argument.marker.group][value]
             elif argument.role == "part" and value is not None:
                 value = argument.marker.build(value, given)
             values[argument.name] = value
@@ -115,14 +132,6 @@ class Registry:
                 yield value
             elif argument.role == "part" and value is not None:
                 yield from argument.marker.references(value, group)
-
-
-def _look_up(argument: _Argument, name: str, given: Mapping[str, Any]) -> Any:
-    group = argument.marker.group
-    if name not in given[group]:
-        known = ", ".join(given[group]) or "none is defined"
-        raise SettingsError(f"{argument.name} = '{name}': no such entry in [{group}] (there: {known})")
-    return given[group][name]
 
 
 @cache
@@ -166,6 +175,7 @@ def _settings(registry: Registry, kind: str) -> type[Settings]:
 @cache
 def _union(registry: Registry) -> Any:
     members = tuple(_settings(registry, kind) for kind in registry)
+    known = BeforeValidator(registry.check_kind)
     if len(members) == 1:
-        return members[0]
-    return Annotated[Union[members], Field(discriminator="kind")]  # noqa: UP007 - members are not known statically
+        return Annotated[members[0], known]
+    return Annotated[Union[members], Discriminator("kind"), known]  # noqa: UP007 - members are not known statically

@@ -48,7 +48,7 @@ MISTAKES = [
     ("validate {long}", 2, "no recipe .aaa"),
     ("compare {tied}", 2, "at least two runs"),
     ("compare {tied} nowhere", 3, "nowhere: there is no such folder"),
-    ("compare {root} {tied}", 2, "holds several rows"),
+    ("compare {root} {tied}", 2, "differ in more than the seed: tied; untied; name"),
     ("compare {tied} {untied} --split train", 2, "a run keeps scores of test and valid"),
     ("compare {tied} {untied} --by words", 2, "--by words: must be blocks or documents"),
     ("compare {tied} {untied} --by documents --split valid", 3, "too few to resample; use --by blocks"),
@@ -138,7 +138,7 @@ def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert outcome.code == 3
     assert "model.safetensors does not have the SHA-256" in outcome.err
     (damaged / "vocabulary.json").unlink()
-    assert "vocabulary.json: cannot be read" in cli("generate", damaged).err
+    assert "vocabulary.json is missing" in cli("generate", damaged).err
     (damaged / "config.json").write_text("{}", encoding="utf-8")
     outcome = cli("evaluate", damaged)
     assert outcome.code == 2
@@ -212,3 +212,29 @@ def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("reefknot.cli.ls._families", fail)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         cli("ls")
+
+
+def test_seeds_that_contradict_each_other(cli: Callable[..., Outcome], runs: Runs, recipe: Path) -> None:
+    twice = cli("train", recipe, "--row", "tied", "--seeds", 2, "training.seed=7")
+    assert (twice.code, "leave training.seed out" in twice.err) == (2, True)
+    inside = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", runs.tied)
+    assert (inside.code, "is a run; with --seeds" in inside.err) == (2, True)
+
+
+def test_several_runs_under_torchrun(
+    cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", tmp_path / "runs")
+    assert outcome.code == 2
+    assert "start several runs without it" in outcome.err
+
+
+def test_weights_of_an_unfinished_run_are_called_so(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs.tied, unfinished, symlinks=True)
+    (unfinished / "result.json").unlink()
+    outcome = cli("generate", unfinished, "--length", 2, "--json")
+    assert outcome.code == 0
+    assert "training is not finished; these are its best weights so far" in outcome.err
+    assert len(outcome.json()["tokens"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import socket
 import sys
@@ -55,6 +56,44 @@ def test_validate(cli: Cli, recipe: Path) -> None:
     assert sizes["tiny", "tied"] == 12 * 8 + 544 + 12
     assert ("tiny", "quoted") not in sizes
     assert "tied: valid, 652 parameters" in cli("validate", recipe).out
+
+
+def test_validate_does_without_a_known_corpus_only(
+    cli: Cli, recipe: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    made = tmp_path / "made.toml"
+
+    def of(name: str, *options: object) -> Outcome:
+        made.write_text(recipe.read_text("utf-8").replace(repr(str(corpus)), name), encoding="utf-8")
+        return cli("validate", made, *options)
+
+    assert "tied: valid, 90,544 parameters" in of("'ptb'").out
+    cut = "'ptb'\ntokens = 100"
+    assert "tied: valid, size unknown: corpus not here" in of(cut).out
+    assert of(cut, "--data", tmp_path).code == 0
+    (tmp_path / "ptb.test.txt").write_text("half a corpus", encoding="utf-8")
+    assert of(cut, "--data", tmp_path).code == 3
+    mistyped = of("'ptbb'")
+    assert (mistyped.code, mistyped.out) == (3, "")
+    assert mistyped.err.count("corpus 'ptbb': neither a known corpus") == 1
+    (tmp_path / "train.txt").write_text("a text alone", encoding="utf-8")
+    alone = of(repr(str(tmp_path)))
+    assert alone.code == 3
+    assert "the valid text" in alone.err
+
+
+def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    text = recipe.read_text("utf-8")
+    wrong, small, lost = (tmp_path / f"{name}.toml" for name in ("wrong", "small", "lost"))
+    wrong.write_text(text.replace("epochs = 2", "epochs = 0"), encoding="utf-8")
+    small.write_text(text.replace('"tied"\n', '"tied"\nparameters = 9\n'), encoding="utf-8")
+    lost.write_text(re.sub("name = '.*'", "name = 'nowhere'", text), encoding="utf-8")
+    found = cli("validate", lost, wrong, recipe, "dmo", small)
+    assert (found.code, found.out) == (3, "")
+    for sentence in ("'nowhere': neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, not 9'):
+        assert found.err.count(sentence) == 1
+    assert cli("validate", small, lost).code == 2
 
 
 def test_params(cli: Cli, recipe: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from reefknot.encoders.contract import Encoder
 from reefknot.models.language_model import LanguageModel
@@ -132,7 +133,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def encoder(encoder_kind: str) -> Encoder:
     """An encoder over vectors of width 6, in float64 and without dropout, so that equal means equal."""
-    settings = ENCODERS.settings_of(encoder_kind).model_validate(part_settings(ENCODERS, encoder_kind, {}, ""))
+    settings = TypeAdapter(ENCODERS.settings()).validate_python(part_settings(ENCODERS, encoder_kind, {}, ""))
     torch.manual_seed(0)
     built: Encoder = ENCODERS.build(settings, {"input_dim": 6})
     return built.double().eval()

@@ -26,6 +26,7 @@ def some_state(encoder: Encoder) -> State:
 
 def test_shapes(encoder: Encoder) -> None:
     found = encoder(vectors(encoder), encoder.initial_state(STREAMS))
+    assert encoder.input_dim == 6
     assert found.output.shape == found.raw.shape == (STREAMS, STEPS, encoder.dim)
     for name, tensor in encoder.initial_state(STREAMS).items():
         assert found.state[name].shape == tensor.shape

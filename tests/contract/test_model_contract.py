@@ -82,6 +82,7 @@ def test_safetensors_own_functions_work(case: Case, tmp_path: Path) -> None:
 
 def test_tables_have_a_vector_per_word(case: Case) -> None:
     model = case.build()
+    assert model.input.vocab_size == model.output.vocab_size == VOCABULARY
     assert model.input.vectors().shape[0] == model.output.vectors().shape[0] == VOCABULARY
 
 

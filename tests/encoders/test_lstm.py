@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from reefknot.encoders.lstm import LSTM
+from reefknot.errors import SettingsError
 
 IN, HIDDEN, LAYERS = 5, 7, 2
 
@@ -151,6 +152,20 @@ def test_dropout_is_never_in_time() -> None:
     encoder = LSTM(IN, HIDDEN, layers=1, dropout=0.5)
     found = encoder(vectors().float(), encoder.initial_state(3))
     assert torch.equal(found.state["h"][0], found.raw[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"biases": 3}, "biases = 3: must be 1 or 2"),
+        ({"dropout": 1.5}, "dropout = 1.5: must be at least 0 and less than 1"),
+        ({"dropout": float("nan")}, "dropout = nan"),
+        ({"layers": 0}, "layers = 0: must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        LSTM(IN, HIDDEN, **wrong)
 
 
 @pytest.mark.filterwarnings("error")

@@ -143,25 +143,67 @@ def test_seeds_widen_the_interval() -> None:
     many = compare(a, b, ends)
     assert many.half_width > 3 * one.half_width
     assert (many.seeds_a, many.seeds_b) == (8, 8)
-    spread = math.sqrt(sum(np.var([run.mean() for run in side], ddof=0) / 8 for side in (a, b)))
-    assert many.half_width == pytest.approx(1.96 * spread, rel=0.1)
+    error = math.sqrt(sum(np.var([run.mean() for run in side], ddof=1) / 8 for side in (a, b)))
+    assert many.half_width == pytest.approx(scipy.stats.t.ppf(0.975, 7) * error, rel=0.05)
 
 
-def test_the_interval_over_seeds_covers() -> None:
-    trials, covered = 150, 0
+def test_the_spread_of_the_seeds_is_that_of_a_t_test() -> None:
+    a, _ = with_seeds(4, spread=0.1, shift=0.0, seed=1)
+    constant = [np.full(20_000, run.mean()) for run in a]  # no noise from the text
+    found = compare([np.zeros(20_000)], constant, blocks(20_000))
+    reference = scipy.stats.ttest_1samp([run[0] for run in constant], 0.0).confidence_interval(0.95)
+    assert found.interval == pytest.approx((reference.low, reference.high), rel=1e-9)
+
+
+def test_runs_that_are_all_the_same_add_nothing() -> None:
+    a, b = systems(10)
+    ends = blocks(len(a))
+    assert compare([a] * 3, [b] * 3, ends).interval == pytest.approx(compare([a], [b], ends).interval, rel=1e-6)
+
+
+def false_positives(seeds_a: int, seeds_b: int, seed_noise: float, text_noise: float, trials: int = 300) -> float:
+    """How often equal systems are told apart. The text is a token per unit, and shared by all runs of a trial."""
+    rng = np.random.default_rng(0)
+    tokens, seen = 40, 0
     for trial in range(trials):
-        a, b = with_seeds(10, spread=0.1, shift=0.3, seed=trial)
-        low, high = compare(a, b, blocks(20_000), resamples=500, seed=trial).interval
-        covered += low <= 0.3 <= high
-    assert 0.86 <= covered / trials <= 0.99
+        text = rng.exponential(5.0, tokens)
+        better_at = text_noise * rng.standard_normal((2, tokens))  # what a system is better at, whatever its seed
+        runs = [
+            text + better_at[side] + seed_noise * rng.standard_normal() + 0.01 * rng.standard_normal(tokens)
+            for side, seeds in enumerate((seeds_a, seeds_b))
+            for _ in range(seeds)
+        ]
+        found = compare(runs[:seeds_a], runs[seeds_a:], np.arange(tokens + 1), resamples=400, seed=trial)
+        seen += found.seen
+    return seen / trials
+
+
+@pytest.mark.parametrize("seeds", [(2, 2), (3, 3), (5, 5), (2, 10)])
+def test_the_noise_of_seeds_is_not_taken_for_a_difference(seeds: tuple[int, int]) -> None:
+    assert false_positives(*seeds, seed_noise=1.0, text_noise=0.0) <= 0.05
+    assert false_positives(*seeds, seed_noise=0.3, text_noise=0.5) <= 0.05
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_noise_of_the_text_is_not_taken_for_a_difference(seeds: int) -> None:
+    assert 0.02 <= false_positives(seeds, seeds, seed_noise=0.001, text_noise=1.0) <= 0.08
+
+
+def test_a_clear_difference_is_seen_with_three_seeds() -> None:
+    trials, ends = 100, blocks(20_000)
+    pairs = [with_seeds(3, spread=0.01, shift=-0.08, seed=trial) for trial in range(trials)]
+    seen = [compare(a, b, ends, resamples=400).verdict.startswith("B is better") for a, b in pairs]
+    assert sum(seen) / trials >= 0.95
 
 
 def test_notes_say_what_the_interval_does_not_cover() -> None:
     a, b = with_seeds(5, spread=0.01, shift=0.0, seed=1)
     ends = blocks(20_000)
-    assert "not of training again" in compare(a[:1], b, ends).verdict
-    assert "Trained 2 times: the interval is rough" in compare(a[:2], b[:3], ends).verdict
-    assert compare(a, b, ends).notes == ()
+    assert "Trained once: the interval speaks of the text" in compare(a[:1], b[:1], ends).verdict
+    assert "A was trained once: the interval does not cover" in compare(a[:1], b, ends).verdict
+    assert "B was trained once: the interval does not cover" in compare(a, b[:1], ends).verdict
+    assert "Trained twice: the interval is wide" in compare(a[:2], b[:3], ends).verdict
+    assert compare(a[:3], b, ends).notes == ()
     short = compare([a[0][:1_000]], [b[0][:1_000]], blocks(1_000))
     assert "Blocks of 50 tokens" in short.verdict
 

@@ -57,6 +57,13 @@ def test_dropout_is_off(model_for: Build) -> None:
     assert list(generate(model, [2], 20, temperature=0.0)) == list(generate(model, [2], 20, temperature=0.0))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_keeps_its_mode_between_the_words(model_for: Build, training: bool) -> None:
+    model = model_for(WORDS).train(training)
+    for _ in generate(model, [2], 3):
+        assert model.training is model.encoder.training is training
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
 def test_draws_follow_the_distribution(model_for: Build, temperature: float) -> None:
     model = model_for(WORDS)

@@ -29,6 +29,7 @@ def test_words_and_the_end_of_the_line_are_scored(opened: Open, model_for: Build
     model = model_for(len(vocabulary)).train()
     words = ["the", "zebra", "sat"]
     found = score_sentence(model, words, vocabulary)
+    assert model.training
     assert vocabulary.eos is not None
     ids = [vocabulary.eos, *vocabulary.encode(words), vocabulary.eos]
     assert [word.word for word in found] == [*words, "<eos>"]

@@ -49,6 +49,10 @@ def test_ends_that_do_not_fit_say_so() -> None:
     ):
         LanguageModel(Lookup(table), LSTM(WIDTH, 9), Softmax(Plain(table)))
     LanguageModel(Lookup(table), LSTM(WIDTH, 9), Softmax(Projected(table, 9)))
+    with pytest.raises(SettingsError, match="the input end gives 6 numbers per token but the encoder reads 7"):
+        LanguageModel(Lookup(table), LSTM(7, WIDTH), Softmax(Plain(table)))
+    with pytest.raises(SettingsError, match="the input end has 12 words but the output end has 11"):
+        LanguageModel(Lookup(WordTable(12, WIDTH)), LSTM(WIDTH, WIDTH), Softmax(Plain(table)))
 
 
 def test_tied_is_holding_the_same_table() -> None:
@@ -71,6 +75,27 @@ def test_without_targets_each_token_is_the_target_of_the_one_before() -> None:
     assert torch.equal(found.sum(), given.sum())
     assert found.parts["nll"].count == 2 * 5
     torch.testing.assert_close(found.mean(), found.sum() / 10)
+
+
+def test_the_mean_is_the_objective_of_a_step() -> None:
+    table = WordTable(WORDS, WIDTH)
+    model = LanguageModel(Lookup(table), LSTM(WIDTH, WIDTH), Softmax(Projected(table, WIDTH, penalty=3.0)))
+    losses = model.loss(TOKENS)
+    penalty = losses.penalties["projection"]
+    assert penalty > 0
+    assert torch.equal(penalty, model.output.penalties()["projection"])
+    torch.testing.assert_close(losses.mean(), (losses.sum() + penalty) / 10)
+
+
+def test_a_loop_of_ones_own_carries_the_state() -> None:
+    table = WordTable(WORDS, WIDTH)
+    model = model_of(table, table)
+    state = None
+    for _ in range(3):
+        losses = model.loss(TOKENS, state=state)
+        losses.mean().backward()  # a second time through the first window would be an error
+        state = losses.state
+        assert not any(tensor.requires_grad for tensor in state.values())
 
 
 def test_loss_is_the_sum_of_target_log_probs() -> None:

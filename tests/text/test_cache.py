@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import platform
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +65,27 @@ def test_a_failure_while_filling_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="free some space"):
         cached(tmp_path / "entry", fail, read)
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from reefknot.text.cache import cached
+cached(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL), lambda folder: None)
+"""
+
+
+def test_what_a_killed_process_was_filling_is_removed(tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "entry")])
+    assert killed.wait(timeout=60) == -signal.SIGKILL
+    (leftover,) = tmp_path.iterdir()
+    assert f"-{killed.pid}-" in leftover.name
+    alive = leftover.with_name(leftover.name.replace(f"-{killed.pid}-", f"-{os.getppid()}-"))
+    elsewhere = leftover.with_name(leftover.name.replace(f"@{platform.node()}-", "@another-machine-"))
+    for folder in (alive, elsewhere):
+        folder.mkdir()
+    assert cached(tmp_path / "other", fill, read) == "made"
+    assert {path.name for path in tmp_path.iterdir()} == {"other", alive.name, elsewhere.name}
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -215,10 +215,11 @@ def test_processes_that_encode_the_same_text_do_not_harm_each_other(corpus: Corp
 
 
 def test_a_hundred_million_tokens_open_fast_and_stay_on_disk(corpus: Corpus, opened: Open, cache: Path) -> None:
-    folder = corpus()
+    types = 267_735  # as many as WikiText-103 has
+    folder = corpus(train="\n".join(f"{index:x}word" for index in range(types - 2)).encode())
     for path in folder.iterdir():
         os.utime(path, (1, 1))
-    opened(folder)
+    assert len(opened(folder).vocabulary) == types
     [entry] = (cache / "datasets").iterdir()
     record = json.loads((entry / "counts.json").read_bytes())
     record["splits"]["train"]["tokens"] = 100_000_000

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reefknot.cli.options import AsJson, Data, emit
+
+if TYPE_CHECKING:
+    from reefknot.runs.folder import RunFolder
 
 EXAMPLES = """\b
 Examples:
@@ -35,27 +39,29 @@ def compare(
         raise SettingsError("compare needs at least two runs")
     if by not in ("blocks", "documents"):
         raise SettingsError(f"--by {by}: must be blocks or documents")
-    systems = [_scores(path, split) for path in runs]
-    _refuse_other_texts(runs, systems)
-    tokens = len(systems[0][0][0])
+    systems = [_system(path) for path in runs]
+    _refuse_other_texts(systems)
+    first, *others = systems
+    scores_a = first.scores(split)
+    tokens = len(scores_a[0])
     if by == "blocks":
         boundaries = comparison.blocks(tokens, block)
     else:
-        boundaries = _documents(systems[0][1], split, tokens, data)
+        boundaries = _documents(first.runs[0], split, tokens, data)
     told: list[dict[str, Any]] = []
-    lines = [f"A = {runs[0]}", f"{split} text: {tokens:,} tokens in {len(boundaries) - 1:,} {by}"]
-    for path, (scores, _) in zip(runs[1:], systems[1:], strict=True):
-        found = comparison.compare(systems[0][0], scores, boundaries)
+    lines = [f"A = {first}", f"{split} text: {tokens:,} tokens in {len(boundaries) - 1:,} {by}"]
+    for system in others:
+        found = comparison.compare(scores_a, system.scores(split), boundaries)
         lines += [
-            f"B = {path}",
+            f"B = {system}",
             f"  perplexity A {found.perplexity_a:.2f}, B {found.perplexity_b:.2f}",
             f"  {found.verdict}",
         ]
         low, high = found.ratio_interval
         told.append(
             {
-                "a": str(runs[0]),
-                "b": str(path),
+                "a": str(first.path),
+                "b": str(system.path),
                 "perplexity_a": found.perplexity_a,
                 "perplexity_b": found.perplexity_b,
                 "difference": found.difference,
@@ -72,42 +78,79 @@ def compare(
     emit(told, "\n".join(lines), as_json)
 
 
-def _scores(path: Path, split: str) -> tuple[list[Any], Path]:
-    """The losses of every token, one array per finished seed below `path`, and one of its run folders."""
+@dataclass(frozen=True)
+class _System:
+    """A or B: the finished runs below a path, which differ in nothing but the seed."""
+
+    path: Path
+    runs: list[RunFolder]
+    seeds: int
+    """Those that are not finished included."""
+
+    def __str__(self) -> str:
+        count = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{self.path} ({count if len(self.runs) == self.seeds else f'{len(self.runs)} of {count} finished'})"
+
+    def scores(self, split: str) -> list[Any]:
+        """The losses of every token, one array per run."""
+        from reefknot.errors import SettingsError
+
+        losses = []
+        for run in self.runs:
+            scores = run.read_scores()
+            if split not in scores:
+                raise SettingsError(f"--split {split}: a run keeps scores of {' and '.join(sorted(scores))}")
+            losses.append(scores[split].numpy())
+        return losses
+
+
+def _system(path: Path) -> _System:
     from reefknot.errors import DataError, SettingsError
-    from reefknot.reports.results import collect
+    from reefknot.reports.results import collect, group
     from reefknot.runs.folder import RunFolder
 
-    done = [result for result in collect([path]) if result.record is not None]
-    if not done:
+    groups = group(collect([path]))
+    if len(groups) > 1:
+        raise SettingsError(
+            f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; name the folders of one each"
+        )
+    (results,) = groups.values()
+    finished = [result for result in results if result.record is not None]
+    if not finished:
         raise DataError(f"{path}: training is not finished, so there is nothing to compare yet")
-    if len({result.row for result in done}) > 1:
-        raise SettingsError(f"{path} holds several rows; name one row's folder each")
-    scores = [RunFolder.open(result.folder).read_scores() for result in done]
-    if split not in scores[0]:
-        raise SettingsError(f"--split {split}: a run keeps scores of {' and '.join(sorted(scores[0]))}")
-    return [each[split].numpy() for each in scores], done[0].folder
+    folders = {result.seed: result.folder for result in finished}
+    for result in finished:
+        if result.folder != folders[result.seed]:
+            raise SettingsError(
+                f"{result.folder} and {folders[result.seed]} are the same seed, {result.seed}, twice; leave one out"
+            )
+    runs = [RunFolder.open(folder) for folder in folders.values()]
+    return _System(path, runs, seeds=len({result.seed for result in results}))
 
 
-def _refuse_other_texts(paths: list[Path], systems: list[tuple[list[Any], Path]]) -> None:
-    """Losses can be paired only where the same tokens were scored under the same vocabulary."""
+def _refuse_other_texts(systems: list[_System]) -> None:
+    """Losses can be paired only where the same tokens were scored, under the same vocabulary and in the same way."""
     from reefknot.errors import SettingsError
-    from reefknot.runs.folder import RunFolder
+    from reefknot.reports.results import flatten
 
-    corpora = [RunFolder.open(folder).config.get("corpus") for _, folder in systems]
-    for path, corpus in zip(paths, corpora, strict=True):
-        if corpus != corpora[0]:
-            raise SettingsError(f"{path} and {paths[0]} were scored on different texts or vocabularies")
+    first, *others = [run for system in systems for run in system.runs]
+    expected = flatten(first.config)
+    for run in others:
+        config = flatten(run.config)
+        if config.get("corpus") != expected.get("corpus"):
+            raise SettingsError(f"{run.path} and {first.path} were scored on different texts or vocabularies")
+        here, there = (each.get("settings.evaluation.streams") for each in (config, expected))
+        if here != there:
+            raise SettingsError(f"{run.path} was scored in {here} streams, {first.path} in {there}: no fair comparison")
 
 
-def _documents(folder: Path, split: str, tokens: int, data: Path | None) -> Any:
+def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> Any:
     from reefknot.errors import DataError
     from reefknot.evaluation.comparison import FEWEST_UNITS
     from reefknot.evaluation.documents import document_boundaries
-    from reefknot.experiments import open_run
+    from reefknot.experiments import open_texts
 
-    trained = open_run(folder)
-    dataset = trained.dataset(data)
+    dataset = open_texts(run, data)
     if tokens != dataset.splits[split].tokens:
         raise DataError("the first token was not scored, so documents do not line up; use --by blocks")
     boundaries = document_boundaries(dataset.splits[split], dataset.vocabulary)

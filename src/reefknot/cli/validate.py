@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reefknot.cli.options import AsJson, Data, emit
+
+if TYPE_CHECKING:
+    from reefknot.recipe import Experiment, Row
 
 EXAMPLES = """\b
 Examples:
@@ -21,23 +26,57 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Check every setting of every row, build the models without memory, and compare their sizes with the paper's."""
-    from reefknot.cli.sizes import model_size
-    from reefknot.errors import DataError, SettingsError
+    from reefknot.errors import ReefknotError
     from reefknot.recipe import load_recipe
 
     checked = []
+    problems: dict[str, ReefknotError] = {}
     for name in recipes:
-        recipe = load_recipe(name)
+        try:
+            recipe = load_recipe(name)
+        except ReefknotError as error:
+            problems.setdefault(str(error), error)
+            continue
         for row in recipe.rows:
             if row.quoted:
                 continue
             try:
-                total = sum(model_size(recipe.experiments[row.name], data).values())
-            except DataError:
-                total = None  # the text is not here, and only it knows the size of the vocabulary
-            if None not in (total, row.parameters) and total != row.parameters:
-                raise SettingsError(f'{name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
-            checked.append({"recipe": name, "row": row.name, "parameters": total})
-    sizes = [f"{c['parameters']:,} parameters" if c["parameters"] else "corpus not here, size unknown" for c in checked]
+                size = _size(recipe.experiments[row.name], row, data)
+            except ReefknotError as error:
+                # What several rows have in common is told once, of the first.
+                problems.setdefault(str(error), type(error)(f'{name}, row "{row.name}": {error}'))
+            else:
+                checked.append({"recipe": name, "row": row.name, "parameters": size})
+    if problems:
+        first, *others = problems.values()
+        raise type(first)("\n".join(map(str, [first, *others])))
+    sizes = [f"{c['parameters']:,} parameters" if c["parameters"] else "size unknown: corpus not here" for c in checked]
     lines = [f"{c['recipe']}  {c['row']}: valid, {size}" for c, size in zip(checked, sizes, strict=True)]
     emit(checked, "\n".join(lines), as_json)
+
+
+def _size(experiment: Experiment, row: Row, data: Path | None) -> int | None:
+    """Parameters; None where only the text of a known corpus could tell and it is not here."""
+    from reefknot.cli.sizes import model_size
+    from reefknot.errors import DataError, SettingsError
+
+    try:
+        total = sum(model_size(experiment, data).values())
+    except DataError:
+        if _is_elsewhere(experiment.corpus.name, data):
+            return None
+        raise
+    if row.parameters not in (None, total):
+        raise SettingsError(f"{total:,} parameters, not {row.parameters:,}")
+    return total
+
+
+def _is_elsewhere(corpus: str, data: Path | None) -> bool:
+    """Whether this is a known corpus of which no file is on this machine."""
+    from reefknot.text.corpora import KNOWN
+
+    if corpus not in KNOWN:
+        return False
+    folder = data or os.environ.get("REEFKNOT_DATA")
+    names = [file.name for file in KNOWN[corpus].files.values()]
+    return not folder or not any((Path(folder) / place / name).is_file() for place in (corpus, "") for name in names)

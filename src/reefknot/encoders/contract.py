@@ -22,6 +22,8 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module):
     """Vectors to hidden states, with a state that can be carried, saved and cut by stream."""
 
+    input_dim: int
+    """Width of the vectors it reads."""
     dim: int
     """Width of the hidden states."""
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.encoders.contract import Encoded, Encoder, State
+from reefknot.errors import SettingsError
 from reefknot.settings import Dim, Layers, Probability
 
 
@@ -28,6 +29,14 @@ class LSTM(Encoder):
         ] = 1,
     ) -> None:
         super().__init__()
+        # A recipe is checked against the annotations; a call from Python is not.
+        if layers < 1:
+            raise SettingsError(f"LSTM: layers = {layers}: must be at least 1")
+        if not 0.0 <= dropout < 1.0:
+            raise SettingsError(f"LSTM: dropout = {dropout}: must be at least 0 and less than 1")
+        if biases not in (1, 2):
+            raise SettingsError(f"LSTM: biases = {biases}: must be 1 or 2")
+        self.input_dim = input_dim
         self.dim = hidden_dim
         self.dropout = dropout
         # One module per layer, because the dropout between the layers of a stacked nn.LSTM draws, on a GPU, from a

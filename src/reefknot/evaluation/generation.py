@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.models.language_model import LanguageModel
+from reefknot.models.language_model import LanguageModel, evaluating
 
 COLDEST, HOTTEST = 1e-6, 1e6
 """Temperatures that float32 can divide by; below the first, the best word is taken as if it were 0."""
@@ -38,13 +38,13 @@ def generate(
         raise SettingsError(f"temperature {temperature}: must be a number from 0 to {HOTTEST:g}")
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    model.eval()
     state = None
     fed = torch.tensor([prompt], device=device)
     for _ in range(length):
-        encoded = model(fed, state)
+        with evaluating(model):
+            encoded = model(fed, state)
+            logp_V = model.output.log_probs(encoded.output[:, -1])[0].float()
         state = encoded.state
-        logp_V = model.output.log_probs(encoded.output[:, -1])[0].float()
         logp_V[list(never)] = -torch.inf
         token = _draw(logp_V, temperature, top_k, top_p, generator)
         yield token

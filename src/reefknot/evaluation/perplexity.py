@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.kernels.linear_cross_entropy import IGNORE
-from reefknot.models.language_model import LanguageModel
+from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
 
@@ -88,16 +88,13 @@ def score(
     x_BT, y_BT = _fold(context, streams, 0), _fold(targets, streams, IGNORE)
     window = window or max(1, min(1024, LOGITS_AT_ONCE // (len(vocabulary) * streams)))
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     pieces = []
     state = model.initial_state(streams)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+    with evaluating(model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         for start in range(0, x_BT.shape[1], window):
             x, y = (t[:, start : start + window].to(device) for t in (x_BT, y_BT))
             logp, state = model.target_log_probs(x, y, state)
             pieces.append(-logp.float().cpu())
-    model.train(was_training)
     nll_BT = torch.cat(pieces, dim=1)
     nll = nll_BT[y_BT != IGNORE].numpy()
     if not np.isfinite(nll).all():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from reefknot.errors import DataError
-from reefknot.models.language_model import LanguageModel
+from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.vocabulary import Vocabulary
 
 
@@ -32,9 +32,9 @@ def score_sentence(model: LanguageModel, words: list[str], vocabulary: Vocabular
     if len(ids) < 2:
         raise DataError("a sentence needs at least two words when the vocabulary has no <eos>")
     device = next(model.parameters()).device
-    model.eval()
     tokens = torch.tensor([ids], device=device)
-    logp_BT, _ = model.target_log_probs(tokens[:, :-1], tokens[:, 1:])
+    with evaluating(model):
+        logp_BT, _ = model.target_log_probs(tokens[:, :-1], tokens[:, 1:])
     return [
         ScoredWord(word, value, token == vocabulary.unk)
         for word, value, token in zip(shown, logp_BT[0].tolist(), ids[1:], strict=True)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 class InputEnd(nn.Module):
     """Ids to vectors."""
 
+    vocab_size: int
     dim: int
     """Width of the vectors."""
 

@@ -15,6 +15,7 @@ class Lookup(InputEnd):
     def __init__(self, table: NamedTable) -> None:
         super().__init__()
         self.table = table
+        self.vocab_size = table.vocab_size
         self.dim = table.dim
 
     def forward(self, ids_BT: Tensor) -> Tensor:

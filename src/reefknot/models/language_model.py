@@ -5,12 +5,14 @@ Shapes: B streams, T steps, D width, V classes, N = B x T rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from reefknot.encoders.contract import Encoded, Encoder, State
+from reefknot.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.errors import SettingsError
 from reefknot.inputs.contract import InputEnd
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
@@ -18,17 +20,38 @@ from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss of one window in named parts, and the state that follows it."""
+    """The loss of one window in named parts, the penalties on parameters, and the state that follows the window."""
 
     parts: dict[str, LossPart]
+    penalties: dict[str, Tensor]
+    """Sums like the losses; they belong to an optimiser step, so whoever adds windows up adds them once."""
     state: State
+    """Cut from the graph, for the next window."""
 
     def sum(self) -> Tensor:
+        """The parts added up, without the penalties."""
         return torch.stack([part.sum for part in self.parts.values()]).sum()
 
     def mean(self) -> Tensor:
-        """Each part divided by its own count, added up: the loss of a training loop of your own."""
-        return torch.stack([part.sum / max(part.count, 1) for part in self.parts.values()]).sum()
+        """The loss of a training loop of your own that makes one step per window.
+
+        Each part divided by its own count, and the penalties divided by the number of tokens, added up: what
+        `divisor = "tokens"` is in a recipe.
+        """
+        means = [part.sum / max(part.count, 1) for part in self.parts.values()]
+        tokens = max(self.parts["nll"].count, 1)
+        return torch.stack([*means, *(penalty / tokens for penalty in self.penalties.values())]).sum()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout, and afterwards back in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class LanguageModel(nn.Module):
@@ -36,6 +59,16 @@ class LanguageModel(nn.Module):
 
     def __init__(self, input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:
         super().__init__()
+        if input.vocab_size != output.vocab_size:
+            raise SettingsError(
+                f"the input end has {input.vocab_size} words but the output end has {output.vocab_size}; "
+                "give their tables the same vocabulary"
+            )
+        if input.dim != encoder.input_dim:
+            raise SettingsError(
+                f"the input end gives {input.dim} numbers per token but the encoder reads {encoder.input_dim}; "
+                "make the encoder's input_dim as wide as the input's table"
+            )
         if encoder.dim != output.context_dim:
             raise SettingsError(
                 f"the encoder gives {encoder.dim} numbers per token but the output end reads {output.context_dim}; "
@@ -68,7 +101,8 @@ class LanguageModel(nn.Module):
         targets_N = targets_BT.reshape(-1)
         encoded = self(tokens_BT, state)
         plan = plan or self.output.prepare(targets_N)
-        return Losses(self.output.loss(encoded.output.flatten(0, 1), targets_N, plan), encoded.state)
+        parts = self.output.loss(encoded.output.flatten(0, 1), targets_N, plan)
+        return Losses(parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None

@@ -2,6 +2,7 @@
 
 An entry is a folder that appears complete or not at all: it is filled under a temporary name, flushed to disk
 and renamed. Several processes may make the same entry at once; one rename wins and the others use its result.
+What a killed process was filling is removed when this machine next fills an entry.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
+import re
 import shutil
 import tempfile
 import time
@@ -46,7 +49,8 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
             return value
         with durable.writing(entry):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+            _remove_leftovers(entry.parent)
+            temporary = _temporary(entry)
             try:
                 fill(temporary)
                 for path in (*temporary.iterdir(), temporary):
@@ -94,7 +98,26 @@ def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> N
         if not entry.exists():
             raise
         if read(entry) is None:  # damaged
-            aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+            aside = _temporary(entry)
             entry.replace(aside / entry.name)
             temporary.replace(entry)
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _temporary(entry: Path) -> Path:
+    """An empty folder beside `entry`, with its owner in the name: a cache may be shared by several machines."""
+    return Path(tempfile.mkdtemp(prefix=f".{entry.name}@{platform.node()}-{os.getpid()}-", dir=entry.parent))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary folders of this machine's dead processes; of another machine's nobody here can tell."""
+    ours = re.compile(rf"\..+@{re.escape(platform.node())}-(\d+)-\w+")
+    for path in folder.iterdir():
+        match = ours.fullmatch(path.name)
+        if match:
+            try:
+                os.kill(int(match[1]), 0)  # signal 0 only asks whether the process is there
+            except ProcessLookupError:
+                durable.remove(path)
+            except PermissionError:
+                pass  # alive, and another user's

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from reefknot.durable import write_bytes
+from reefknot import durable
 from reefknot.errors import DataError
 from reefknot.settings import Count, Settings
 
@@ -36,14 +36,6 @@ class VocabularySettings(Settings):
         Field(description="a word outside the vocabulary: replace it by <unk>, or refuse the text"),
     ] = "replace"
     end_of_line: Annotated[bool, Field(description="end each line with <eos>")] = True
-
-
-class _Stored(Settings):
-    """The file format."""
-
-    format: Literal[1]
-    words: list[str]
-    counts: list[Annotated[int, Field(ge=0)]]
 
 
 @dataclass(frozen=True)
@@ -116,12 +108,12 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the file that `save` writes."""
+        """SHA-256 of its file."""
         return hashlib.sha256(self._file()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON in ASCII; any word survives, control characters included."""
-        write_bytes(path, self._file())
+        durable.write_bytes(path, self._file())
 
     def _file(self) -> bytes:
         stored = {"format": 1, "words": self.words, "counts": self.counts}
@@ -130,18 +122,14 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read what `save` wrote; a file that is not sound is refused."""
-        try:
-            stored = _Stored.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the file"
-            raise DataError(f"{path}: not a vocabulary: {place}: {first['msg']}") from None
+        data = durable.read_bytes(path)
+        stored = durable.decode_object(data, path)
         fault = _fault(stored)
         if fault:
-            raise DataError(f"{path}: not a vocabulary: {fault}")
-        return cls(tuple(stored.words), tuple(stored.counts))
+            raise DataError(f"{path} is not a vocabulary: {fault}")
+        vocabulary = cls(tuple(stored["words"]), tuple(stored["counts"]))
+        vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # as if computed already: it takes long
+        return vocabulary
 
 
 def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
@@ -149,15 +137,30 @@ def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
     return -count, word
 
 
-def _fault(stored: _Stored) -> str | None:
-    """Why a vocabulary that was read cannot be used, or None."""
-    if not stored.words:
+def _fault(stored: dict[str, Any]) -> str | None:
+    """Why what was read is no vocabulary, or None. There may be millions of words: each check is a plain loop."""
+    if stored.keys() != {"format", "words", "counts"} or stored["format"] != 1:
+        return "it must hold format 1, words and counts"
+    words, counts = stored["words"], stored["counts"]
+    if not isinstance(words, list) or not isinstance(counts, list) or not words:
         return "it holds no words"
-    if len(stored.words) != len(stored.counts):
-        return f"{len(stored.words)} words but {len(stored.counts)} counts"
-    if len(set(stored.words)) != len(stored.words):
+    if len(words) != len(counts):
+        return f"{len(words)} words but {len(counts)} counts"
+    if set(map(type, words)) != {str} or not _is_unicode(words):
+        return "a word is no text"
+    if set(map(type, counts)) != {int} or min(counts) < 0:
+        return "a count is no whole number from 0"
+    if len(set(words)) != len(words):
         return "a word stands in it twice"
-    order = map(_frequency_order, zip(stored.words, stored.counts, strict=True))
-    if any(before > after for before, after in pairwise(order)):
+    if any(a < b or (a == b and v > w) for (a, v), (b, w) in pairwise(zip(counts, words, strict=True))):
         return "the words are not in order of frequency"
     return None
+
+
+def _is_unicode(words: list[str]) -> bool:
+    """JSON can spell halves of characters, which no file and no screen takes."""
+    try:
+        "".join(words).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reefknot.durable import write_json
-from reefknot.encoders.contract import State, detach, join_streams, select_streams
+from reefknot.encoders.contract import State, join_streams, select_streams
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.perplexity import perplexity
 from reefknot.models.language_model import LanguageModel
@@ -46,12 +46,7 @@ class _Window(nn.Module):
         self, x_BT: Tensor, y_BT: Tensor, state: State, plan: Plan
     ) -> tuple[Tensor, Tensor, State, dict[str, Tensor]]:
         losses = self.model.loss(x_BT, y_BT, state, plan)
-        return (
-            losses.sum(),
-            losses.parts["nll"].sum.detach(),
-            detach(losses.state),
-            self.model.output.penalties(),
-        )
+        return losses.sum(), losses.parts["nll"].sum.detach(), losses.state, losses.penalties
 
 
 class Trainer:

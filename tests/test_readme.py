@@ -1,10 +1,14 @@
 """What the README says of the tree and of the commands is true."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import typer
+
+from reefknot.cli.main import app
 from reefknot.recipes import shipped
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +47,16 @@ def test_every_recipe_that_is_named_exists() -> None:
     named = re.findall(r"reefknot (?:table|train) ([\w/]+)", README)
     assert named
     assert set(named) <= set(shipped())
+
+
+def test_every_command_is_understood() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    lines = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
+    commands = [shlex.split(line.partition("reefknot ")[2]) for line in lines if "reefknot " in line]
+    assert len(commands) >= 8
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for verb, *words in commands:
+        verbs[verb].make_context(verb, words)  # a word that the verb does not know raises here
 
 
 def test_the_python_example_runs() -> None:

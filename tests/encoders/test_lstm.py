@@ -168,11 +168,6 @@ def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> 
         LSTM(IN, HIDDEN, **wrong)
 
 
-@pytest.mark.filterwarnings("error")
-def test_one_layer_with_dropout_does_not_warn() -> None:
-    LSTM(IN, HIDDEN, layers=1, dropout=0.5)
-
-
 @pytest.mark.parametrize("biases", [1, 2])
 def test_builds_without_memory(biases: Literal[1, 2]) -> None:
     with torch.device("meta"):

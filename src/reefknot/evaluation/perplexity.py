@@ -130,7 +130,7 @@ def _definition(split: Split, vocabulary: Vocabulary, scored: int, words: int, s
             f"context: {cut} from an empty state that is carried to its end; {start}",
             f"unknown words: {unknown}; end of line: {line_ends}",
             f"word perplexity: the same total over {words:,} {words_are}; "
-            f"bits per byte: over {split.bytes:,} bytes of UTF-8 text",
+            f"bits per byte: over {split.bytes:,} bytes of UTF-8 text, unknown words included",
             f"computed in {precision}; independent of how the text is cut into windows",
         ]
     )

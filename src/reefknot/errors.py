@@ -21,6 +21,10 @@ class DataError(ReefknotError):
     exit_code = 3
 
 
+class CorpusNotHere(DataError):
+    """A published corpus that is not on this machine: the recipe may be right all the same."""
+
+
 class NonFiniteError(ReefknotError):
     """The loss or a gradient is not a finite number; the weights are those of the step before."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,25 +57,12 @@ def validate(
 def _size(experiment: Experiment, row: Row, data: Path | None) -> int | None:
     """Parameters; None where only the text of a known corpus could tell and it is not here."""
     from reefknot.cli.sizes import model_size
-    from reefknot.errors import DataError, SettingsError
+    from reefknot.errors import CorpusNotHere, SettingsError
 
     try:
         total = sum(model_size(experiment, data).values())
-    except DataError:
-        if _is_elsewhere(experiment.corpus.name, data):
-            return None
-        raise
+    except CorpusNotHere:
+        return None
     if row.parameters not in (None, total):
         raise SettingsError(f"{total:,} parameters, not {row.parameters:,}")
     return total
-
-
-def _is_elsewhere(corpus: str, data: Path | None) -> bool:
-    """Whether this is a known corpus of which no file is on this machine."""
-    from reefknot.text.corpora import KNOWN
-
-    if corpus not in KNOWN:
-        return False
-    folder = data or os.environ.get("REEFKNOT_DATA")
-    names = [file.name for file in KNOWN[corpus].files.values()]
-    return not folder or not any((Path(folder) / place / name).is_file() for place in (corpus, "") for name in names)

@@ -57,6 +57,13 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
         assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in text
 
 
+def test_a_run_in_two_sittings_names_the_code_of_both(root: Path) -> None:
+    path = root / "results" / "press2017" / "table6" / "small-wt" / "seed0" / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"earlier": [{"commit": "fedcba9876543210"}]}))
+    update(root, [PRESS])
+    assert "; commit `fedcba987654`, `0123456789ab`." in (root / "README.md").read_text()
+
+
 def test_the_rest_of_the_readme_stays(root: Path) -> None:
     update(root, [PRESS])
     text = (root / "README.md").read_text()

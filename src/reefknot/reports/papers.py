@@ -181,7 +181,11 @@ def _results(tables: Sequence[Recipe], level: int) -> str:
 
 def _origin(table: Recipe, records: Sequence[Record]) -> str:
     """Machine, code and commands: what somebody needs to get the same figures."""
-    environments = [result.environment for row in table.rows for result in row.results]
+    results = [result for row in table.rows for result in row.results]
+    environments = [result.environment for result in results]
+    # A run that was resumed with other code names both commits.
+    commits = [each.get("commit") for result in results for each in _earlier(result)]
+    commits += [record.commit for record in records]
     devices = [record.training.device for record in records]
     facts = {
         "Recipe": [f"`{table.name}`"],
@@ -190,7 +194,7 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
         "torch": [str(environment.get("torch") or "") for environment in environments],
         "corpus": [f"{record.corpus.name} ({record.corpus.fingerprint[:12]})" for record in records],
         "seeds": sorted({str(record.seed) for record in records}, key=int),
-        "commit": [f"`{(record.commit or '')[:12]}`" for record in records],
+        "commit": [f"`{str(commit)[:12]}`" for commit in commits if commit],
     }
     told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"

@@ -14,7 +14,7 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.text.corpora import KNOWN, CorpusSettings
-from reefknot.text.dataset import Dataset, encode_text, open_dataset
+from reefknot.text.dataset import Dataset, open_dataset
 from reefknot.text.vocabulary import VocabularySettings
 
 Corpus = Callable[..., Path]
@@ -154,20 +154,6 @@ def test_describe_says_what_the_text_is(corpus: Corpus, opened: Open) -> None:
     for split in dataset.splits.values():
         assert f"{split.tokens:,} tokens" in text
         assert f"{split.unknown / split.tokens:.2%} unknown" in text
-
-
-def test_a_sentence_is_encoded_as_a_corpus_is(corpus: Corpus, opened: Open) -> None:
-    dataset = opened(corpus())
-    settings = dataset.vocabulary_settings
-    text = (corpus() / "train.txt").read_text()
-    assert encode_text(text, settings, dataset.vocabulary) == dataset.splits["train"].ids.tolist()
-    assert dataset.vocabulary.decode(encode_text("a wolf", settings, dataset.vocabulary)) == [
-        "a",
-        "<unk>",
-        "<eos>",
-    ]
-    with pytest.raises(DataError, match="the text given, line 2: 'wolf' is not in the vocabulary"):
-        encode_text("a\na wolf", VocabularySettings(unknown="refuse"), dataset.vocabulary)
 
 
 def test_progress_is_said_on_a_long_text(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.errors import DataError
-from reefknot.text.lines import read_file, read_text
+from reefknot.text.lines import read_file, read_text, words_in
 
 
 def words_of(data: bytes, tmp_path: Path) -> list[list[str]]:
@@ -82,3 +82,9 @@ WORD = st.text(st.characters(exclude_characters="\0 \t\n\v\f\r\ufeff", exclude_c
 def test_words_survive_joining_and_reading(lines: list[list[str]]) -> None:
     text = "".join(" ".join(words) + "\n" for words in lines)
     assert [line.words for line in read_text(text, "text")] == lines
+
+
+def test_words_in_a_sentence_are_cut_as_in_a_corpus() -> None:
+    assert words_in("\ufeffa  b\u00a0c\r\nd", "the sentence") == ["a", "b\u00a0c", "d"]
+    with pytest.raises(DataError, match="the sentence"):
+        words_in("a\0b", "the sentence")

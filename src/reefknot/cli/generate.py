@@ -29,10 +29,11 @@ def generate(
 ) -> None:
     """Write text with a run's best weights."""
     from reefknot.evaluation.generation import generate as write
+    from reefknot.text.lines import words_in
 
     trained = open_trained(run, device)
     vocabulary = trained.vocabulary
-    words = prompt.split()
+    words = words_in(prompt, "the prompt")
     ids = vocabulary.encode(words)
     if vocabulary.eos is not None:
         ids = [vocabulary.eos, *ids]

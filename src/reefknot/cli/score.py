@@ -16,13 +16,6 @@ Examples:
 """
 
 
-def _words(sentence: str) -> list[str]:
-    """Cut as a corpus would be, so that a sentence scores as it would inside one."""
-    from reefknot.text.lines import read_text
-
-    return [word for line in read_text(sentence, "the sentence") for word in line.words]
-
-
 def score(
     run: Run,
     sentences: Annotated[
@@ -35,13 +28,14 @@ def score(
     from dataclasses import asdict
 
     from reefknot.evaluation.sentences import score_sentence
+    from reefknot.text.lines import words_in
 
     trained = open_trained(run, device)
     lines = sentences or [line.rstrip("\n") for line in sys.stdin]
     scored = []
     told = []
     for line in lines:
-        words = score_sentence(trained.model, _words(line), trained.vocabulary)
+        words = score_sentence(trained.model, words_in(line, "the sentence"), trained.vocabulary)
         total = sum(word.log_prob for word in words)
         scored.append({"sentence": line, "log_prob": total, "words": [asdict(word) for word in words]})
         told.append(f"{total:10.3f}  {line}")

@@ -12,10 +12,10 @@ from typing import Any
 from reefknot.errors import DataError
 from reefknot.text.cache import cache_folder, cached
 from reefknot.text.corpora import CorpusSettings, find_corpus
-from reefknot.text.encoding import FORMAT, Split, encode_text, read_encoded, write_encoded
+from reefknot.text.encoding import FORMAT, Split, read_encoded, write_encoded
 from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 
-__all__ = ["Dataset", "Split", "encode_text", "open_dataset"]
+__all__ = ["Dataset", "Split", "open_dataset"]
 
 
 @dataclass(frozen=True, eq=False)

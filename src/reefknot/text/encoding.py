@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from reefknot.errors import DataError
 from reefknot.settings import Settings
 from reefknot.text.corpora import SPLITS, Corpus
-from reefknot.text.lines import Line, read_text
+from reefknot.text.lines import Line
 from reefknot.text.vocabulary import END_OF_LINE, Vocabulary, VocabularySettings
 
 FORMAT: Literal[1] = 1
@@ -74,13 +74,6 @@ class _Piece(NamedTuple):
     tokens: list[str]
     words: int
     size: int
-
-
-def encode_text(text: str, settings: VocabularySettings, vocabulary: Vocabulary) -> list[int]:
-    """Ids of a text in memory by the rules of a corpus; its last line needs no line end."""
-    where = "the text given"
-    pieces = _pieces(read_text(text, where), settings, None)
-    return [index for piece in pieces for index in _encode(piece, settings, vocabulary, where)]
 
 
 def write_encoded(folder: Path, corpus: Corpus, settings: VocabularySettings, say: Say) -> None:

@@ -38,6 +38,11 @@ def count_lines(path: Path) -> int:
         return sum(1 for _ in stream)
 
 
+def words_in(text: str, where: str) -> list[str]:
+    """The words of a text in memory, cut as those of a corpus are."""
+    return [word for line in read_text(text, where) for word in line.words]
+
+
 def read_text(text: str, where: str) -> Iterator[Line]:
     """The lines of a text in memory; `where` names it in messages."""
     try:

@@ -18,16 +18,28 @@ NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXPORTED = {
+    "AdaptiveLookup",
+    "AdaptiveSoftmax",
+    "Augmented",
+    "BandProjections",
+    "BandedTable",
+    "Bilinear",
+    "CharCNN",
     "CorpusSettings",
     "DataError",
+    "Drill",
+    "Dual",
     "LSTM",
     "LanguageModel",
     "Lookup",
+    "MixtureOfSoftmaxes",
     "NonFiniteError",
     "Plain",
     "Projected",
     "ReefknotError",
+    "RegularisationSettings",
     "ResourceError",
+    "SampledSoftmax",
     "SettingsError",
     "Softmax",
     "Stopped",
@@ -37,6 +49,7 @@ EXPORTED = {
     "load_recipe",
     "open_dataset",
     "open_run",
+    "spell",
 }
 EXIT_CODES = {
     "ReefknotError": 1,

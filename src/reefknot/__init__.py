@@ -17,16 +17,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdaptiveLookup": "inputs.adaptive",
+    "AdaptiveSoftmax": "outputs.adaptive",
+    "Augmented": "outputs.augmented",
+    "BandProjections": "tables",
+    "BandedTable": "tables",
+    "Bilinear": "outputs.labels.bilinear",
+    "CharCNN": "inputs.char_cnn",
     "CorpusSettings": "text.corpora",
     "DataError": "errors",
+    "Drill": "outputs.labels.drill",
+    "Dual": "outputs.labels.dual",
     "LSTM": "encoders.lstm",
     "LanguageModel": "models.language_model",
     "Lookup": "inputs.lookup",
+    "MixtureOfSoftmaxes": "outputs.mixture",
     "NonFiniteError": "errors",
     "Plain": "outputs.labels.plain",
     "Projected": "outputs.labels.projected",
     "ReefknotError": "errors",
+    "RegularisationSettings": "models.regularisation",
     "ResourceError": "errors",
+    "SampledSoftmax": "outputs.sampled",
     "SettingsError": "errors",
     "Softmax": "outputs.softmax",
     "Stopped": "errors",
@@ -36,6 +48,7 @@ _HOMES = {
     "load_recipe": "recipe",
     "open_dataset": "text.dataset",
     "open_run": "experiments",
+    "spell": "text.spelling",
 }
 
 __all__ = sorted(_HOMES)
@@ -49,16 +62,29 @@ if TYPE_CHECKING:
     from reefknot.errors import SettingsError as SettingsError
     from reefknot.errors import Stopped as Stopped
     from reefknot.experiments import open_run as open_run
+    from reefknot.inputs.adaptive import AdaptiveLookup as AdaptiveLookup
+    from reefknot.inputs.char_cnn import CharCNN as CharCNN
     from reefknot.inputs.lookup import Lookup as Lookup
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from reefknot.models.language_model import LanguageModel as LanguageModel
+    from reefknot.models.regularisation import RegularisationSettings as RegularisationSettings
+    from reefknot.outputs.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
+    from reefknot.outputs.augmented import Augmented as Augmented
+    from reefknot.outputs.labels.bilinear import Bilinear as Bilinear
+    from reefknot.outputs.labels.drill import Drill as Drill
+    from reefknot.outputs.labels.dual import Dual as Dual
     from reefknot.outputs.labels.plain import Plain as Plain
     from reefknot.outputs.labels.projected import Projected as Projected
+    from reefknot.outputs.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
+    from reefknot.outputs.sampled import SampledSoftmax as SampledSoftmax
     from reefknot.outputs.softmax import Softmax as Softmax
     from reefknot.recipe import load_recipe as load_recipe
+    from reefknot.tables import BandedTable as BandedTable
+    from reefknot.tables import BandProjections as BandProjections
     from reefknot.tables import WordTable as WordTable
     from reefknot.text.corpora import CorpusSettings as CorpusSettings
     from reefknot.text.dataset import open_dataset as open_dataset
+    from reefknot.text.spelling import spell as spell
     from reefknot.text.vocabulary import VocabularySettings as VocabularySettings
 
 

@@ -12,6 +12,14 @@ TABLES = Registry(
     "tables",
     {
         "word": "reefknot.tables:WordTable",
+        "banded": "reefknot.tables:BandedTable",
+    },
+)
+
+PROJECTIONS = Registry(
+    "projections",
+    {
+        "bands": "reefknot.tables:BandProjections",
     },
 )
 
@@ -19,6 +27,8 @@ INPUTS = Registry(
     "inputs",
     {
         "lookup": "reefknot.inputs.lookup:Lookup",
+        "adaptive": "reefknot.inputs.adaptive:AdaptiveLookup",
+        "char_cnn": "reefknot.inputs.char_cnn:CharCNN",
     },
 )
 
@@ -34,6 +44,9 @@ LABELS = Registry(
     {
         "plain": "reefknot.outputs.labels.plain:Plain",
         "projected": "reefknot.outputs.labels.projected:Projected",
+        "bilinear": "reefknot.outputs.labels.bilinear:Bilinear",
+        "dual": "reefknot.outputs.labels.dual:Dual",
+        "drill": "reefknot.outputs.labels.drill:Drill",
     },
 )
 
@@ -41,6 +54,10 @@ OUTPUTS = Registry(
     "outputs",
     {
         "softmax": "reefknot.outputs.softmax:Softmax",
+        "augmented": "reefknot.outputs.augmented:Augmented",
+        "adaptive": "reefknot.outputs.adaptive:AdaptiveSoftmax",
+        "mixture": "reefknot.outputs.mixture:MixtureOfSoftmaxes",
+        "sampled": "reefknot.outputs.sampled:SampledSoftmax",
     },
 )
 
@@ -59,4 +76,19 @@ SCHEDULES = Registry(
     },
 )
 
-FAMILIES = (TABLES, INPUTS, ENCODERS, LABELS, OUTPUTS, OPTIMISERS, SCHEDULES)
+FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, LABELS, OUTPUTS, OPTIMISERS, SCHEDULES)
+
+NOTHING_TO_TIE = (
+    "a char-CNN makes its vectors from spellings and holds no table, so there is nothing that classes could share: "
+    "give them a table of their own"
+)
+SEVERAL_WIDTHS = (
+    "a banded table has a width for each band, so it gives the classes of one softmax no common width: "
+    "use the adaptive output with it, or give these labels a word table"
+)
+WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
+    ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
+    *(({"input": "adaptive", "output": kind, "tied": True}, SEVERAL_WIDTHS) for kind in OUTPUTS if kind != "adaptive"),
+)
+"""Combinations that have no meaning, as kinds that must all match, and the sentence that building one raises. Every
+other combination of an input, labels, an output and a tie works."""

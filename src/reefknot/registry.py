@@ -9,7 +9,8 @@ descriptions, so that the Python call and the recipe can never disagree. Four ki
 
 * named in `GIVEN`: follows from the rest of the model (a width, the vocabulary) and is no setting;
 * `Annotated[X, Shared("tables")]`: an object that ends share; the recipe gives its name;
-* `Annotated[X, OTHER_REGISTRY]`: another part; the recipe gives a table with its own `kind`;
+* `Annotated[X, OTHER_REGISTRY]`: another part; the recipe gives a table with its own `kind`. A class whose `scope`
+  says so gives its nested part another width, or holds one for each of several tables;
 * anything else: a plain setting.
 """
 
@@ -32,7 +33,7 @@ from pydantic_core import PydanticCustomError
 from reefknot.errors import SettingsError
 from reefknot.settings import WRONG_KIND, Settings
 
-GIVEN = frozenset({"vocab_size", "input_dim", "context_dim", "parameters"})
+GIVEN = frozenset({"vocab_size", "input_dim", "context_dim", "spellings", "parameters"})
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class Registry:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def home(self, kind: str) -> str:
         """Where the part lives, as `module:Class`."""
@@ -111,6 +115,8 @@ class Registry:
     def build(self, settings: Settings, given: Mapping[str, Any]) -> Any:
         """Make the part that `settings` describes; `given` has the values of `GIVEN` and the shared objects."""
         kind: str = settings.kind  # type: ignore[attr-defined]
+        part = self.load(kind)
+        scope = part.scope(settings, given) if hasattr(part, "scope") else given
         values: dict[str, Any] = {}
         for argument in _arguments(self, kind):
             if argument.role == "given":
@@ -120,9 +126,14 @@ class Registry:
             if argument.role == "shared" and value is not None:
                 value = given[argument.marker.group][value]
             elif argument.role == "part" and value is not None:
-                value = argument.marker.build(value, given)
+                build = argument.marker.build
+                value = [build(value, each) for each in scope] if isinstance(scope, list) else build(value, scope)
             values[argument.name] = value
-        return self.load(kind)(**values)
+        return part(**values)
+
+    def asks_for(self, settings: Settings, name: str) -> bool:
+        """Whether the part takes this one of the values of `GIVEN`."""
+        return any(argument.name == name for argument in _arguments(self, settings.kind))  # type: ignore[attr-defined]
 
     def references(self, settings: Settings, group: str) -> Iterator[str]:
         """Names of the shared objects of a group that a part and the parts inside it refer to."""
@@ -165,7 +176,7 @@ def _settings(registry: Registry, kind: str) -> type[Settings]:
         annotation = argument.annotation
         if argument.role == "shared":
             text = f"name of an entry in [{argument.marker.group}]"
-            annotation = Annotated[str, Field(description=text)]
+            annotation = Annotated[str if argument.default is ... else str | None, Field(description=text)]
         elif argument.role == "part":
             annotation = argument.marker.settings()
         fields[argument.name] = (annotation, argument.default)

@@ -7,15 +7,20 @@ import torch
 
 from reefknot.encoders.lstm import LSTM
 from reefknot.errors import SettingsError
+from reefknot.inputs.adaptive import AdaptiveLookup
+from reefknot.inputs.char_cnn import CharCNN
 from reefknot.inputs.lookup import Lookup
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.adaptive import AdaptiveSoftmax
+from reefknot.outputs.augmented import Augmented
 from reefknot.outputs.labels.plain import Plain
 from reefknot.outputs.labels.projected import Projected
 from reefknot.outputs.softmax import Softmax
 from reefknot.recipe import build_model, load_recipe
-from reefknot.tables import WordTable
+from reefknot.tables import BandedTable, BandProjections, WordTable
+from reefknot.text.spelling import spell
 
 WORDS, WIDTH = 11, 6
 TOKENS = torch.tensor([[1, 4, 9, 2, 2, 10], [0, 3, 5, 8, 1, 7]])
@@ -53,6 +58,49 @@ def test_ends_that_do_not_fit_say_so() -> None:
         LanguageModel(Lookup(table), LSTM(7, WIDTH), Softmax(Plain(table)))
     with pytest.raises(SettingsError, match="the input end has 12 words but the output end has 11"):
         LanguageModel(Lookup(WordTable(12, WIDTH)), LSTM(WIDTH, WIDTH), Softmax(Plain(table)))
+
+
+def test_only_an_input_that_spells_may_know_more_words() -> None:
+    encoder, output = LSTM(WIDTH, WIDTH), Softmax(Plain(WordTable(WORDS, WIDTH)))
+
+    def spelling(words: int) -> CharCNN:
+        return CharCNN(spell(["word"] * words), WIDTH, filters=[(1, 2)], byte_dim=3)
+
+    for words in (WORDS, WORDS + 4):
+        model = LanguageModel(spelling(words), encoder, output)
+        losses = model.loss(torch.full((1, 3), words - 1), torch.full((1, 3), WORDS - 1))
+        assert losses.parts["nll"].count == 3
+    with pytest.raises(SettingsError, match="the input end has 10 words but the output end has 11"):
+        LanguageModel(spelling(WORDS - 1), encoder, output)
+
+
+def test_a_target_table_that_nothing_trains_is_refused() -> None:
+    words, classes = WordTable(WORDS, WIDTH), WordTable(WORDS, WIDTH)
+
+    def model(source: WordTable, detach_target: bool = True) -> LanguageModel:
+        output = Augmented(Plain(classes), words, alpha=1.0, detach_target=detach_target)
+        return LanguageModel(Lookup(source), LSTM(WIDTH, WIDTH), output)
+
+    assert model(words).loss(TOKENS).parts.keys() == {"nll", "augmented"}
+    model(classes, detach_target=False)
+    with pytest.raises(SettingsError, match="with detach_target its table learns nothing here; give it the table of"):
+        model(classes)
+
+
+def test_a_projection_of_the_first_band_that_nothing_trains_is_refused() -> None:
+    bands = BandedTable(WORDS, WIDTH, sizes=[5], factor=2)
+    shared, other = BandProjections(bands, WIDTH), BandProjections(bands, WIDTH)
+    encoder = LSTM(WIDTH, WIDTH)
+    tied = LanguageModel(AdaptiveLookup(bands, shared), encoder, AdaptiveSoftmax(bands, shared))
+    assert tied.tied
+    LanguageModel(AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, shared, head_projection="shared"))
+    LanguageModel(
+        AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, BandProjections(bands, WIDTH, head=False))
+    )
+    with pytest.raises(
+        SettingsError, match=r"a matrix for the first band that no end uses; share them .* head = false"
+    ):
+        LanguageModel(AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, shared))
 
 
 def test_tied_is_holding_the_same_table() -> None:

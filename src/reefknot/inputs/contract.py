@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from reefknot.tables import WordTable
+
 
 class InputEnd(nn.Module):
     """Ids to vectors."""
@@ -19,3 +21,7 @@ class InputEnd(nn.Module):
     def vectors(self) -> Tensor:
         """One vector per word, for looking at."""
         raise NotImplementedError
+
+    def tables(self) -> list[WordTable]:
+        """The tables it reads, band by band: an output end that holds one of them is tied to this end."""
+        return []

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from reefknot.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.errors import SettingsError
 from reefknot.inputs.contract import InputEnd
+from reefknot.models.regularisation import RegularisationSettings, activation_losses
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 
 
@@ -29,8 +30,8 @@ class Losses:
     """Cut from the graph, for the next window."""
 
     def sum(self) -> Tensor:
-        """The parts added up, without the penalties."""
-        return torch.stack([part.sum for part in self.parts.values()]).sum()
+        """The parts added up as they weigh in the objective, without the penalties."""
+        return torch.stack([part.weight * part.sum for part in self.parts.values()]).sum()
 
     def mean(self) -> Tensor:
         """The loss of a training loop of your own that makes one step per window.
@@ -38,7 +39,7 @@ class Losses:
         Each part divided by its own count, and the penalties divided by the number of tokens, added up: what
         `divisor = "tokens"` is in a recipe.
         """
-        means = [part.sum / max(part.count, 1) for part in self.parts.values()]
+        means = [part.weight * part.sum / max(part.count, 1) for part in self.parts.values()]
         tokens = max(self.parts["nll"].count, 1)
         return torch.stack([*means, *(penalty / tokens for penalty in self.penalties.values())]).sum()
 
@@ -57,9 +58,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class LanguageModel(nn.Module):
     """The ends joined: words in, hidden states, words out."""
 
-    def __init__(self, input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:
+    def __init__(
+        self,
+        input: InputEnd,
+        encoder: Encoder,
+        output: OutputEnd,
+        regularisation: RegularisationSettings | None = None,
+    ) -> None:
         super().__init__()
-        if input.vocab_size != output.vocab_size:
+        # An input end that spells may know more words than there are classes.
+        if input.vocab_size < output.vocab_size or (input.tables() and input.vocab_size > output.vocab_size):
             raise SettingsError(
                 f"the input end has {input.vocab_size} words but the output end has {output.vocab_size}; "
                 "give their tables the same vocabulary"
@@ -74,9 +82,14 @@ class LanguageModel(nn.Module):
                 f"the encoder gives {encoder.dim} numbers per token but the output end reads {output.context_dim}; "
                 "make the output's table as wide as the encoder, or use labels that project (kind = 'projected')"
             )
+        held = {id(parameter) for parameter in input.parameters()}
+        for parameter, sentence in output.left_to_others():
+            if id(parameter) not in held:
+                raise SettingsError(sentence)
         self.input = input
         self.encoder = encoder
         self.output = output
+        self.regularisation = regularisation or RegularisationSettings()
 
     def initial_state(self, streams: int) -> State:
         return self.encoder.initial_state(streams, next(self.parameters()).device)
@@ -102,6 +115,7 @@ class LanguageModel(nn.Module):
         encoded = self(tokens_BT, state)
         plan = plan or self.output.prepare(targets_N)
         parts = self.output.loss(encoded.output.flatten(0, 1), targets_N, plan)
+        parts |= activation_losses(encoded, self.regularisation)
         return Losses(parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(
@@ -119,8 +133,21 @@ class LanguageModel(nn.Module):
             counts[name.partition(".")[0]] += parameter.numel()
         return counts
 
+    def parameter_parts(self) -> dict[str, int]:
+        """Parameters by what holds them, such as `output.labels.layers`; the layers of a stack are one part."""
+        counts: dict[str, int] = {}
+        for name, parameter in self.named_parameters():
+            *holders, last = name.split(".")
+            holder = self.get_submodule(".".join(holders))
+            belongs = last == "weight" or type(holder).__module__.startswith("torch.nn")
+            path = holders if belongs else [*holders, last]
+            stack = next((place for place, each in enumerate(path) if each.isdigit()), len(path))
+            part = ".".join(path[:stack])
+            counts[part] = counts.get(part, 0) + parameter.numel()
+        return counts
+
     @property
     def tied(self) -> bool:
-        """Whether the two ends share a table."""
-        held = {id(parameter) for parameter in self.input.parameters()}
-        return any(id(parameter) in held for parameter in self.output.parameters())
+        """Whether the classes are made from a table that the input end holds."""
+        held = self.input.tables()
+        return any(table is other for table in self.output.tables() for other in held)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.tables import WordTable
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class LossPart:
 
     sum: Tensor
     count: int
+    weight: float = 1.0
+    """What it weighs in the objective. The sum itself stays plain, so that metrics show the paper's own quantity."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,12 @@ class OutputEnd(nn.Module):
     def vectors(self) -> Tensor:
         """One vector per class, for looking at."""
         raise NotImplementedError
+
+    def tables(self) -> list[WordTable]:
+        """What the class vectors are made from: an input end that holds one of these is tied to this end."""
+        raise NotImplementedError
+
+    def left_to_others(self) -> list[tuple[nn.Parameter, str]]:
+        """Parameters of shared objects that it holds without training them, each with the sentence that refuses a model
+        in which no other end does."""
+        return []

@@ -1,4 +1,7 @@
-"""One softmax over the whole vocabulary."""
+"""One softmax over the whole vocabulary.
+
+Shapes: N rows (tokens), D width, V classes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,12 @@ from torch import Tensor
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import NestedLabels
+from reefknot.tables import WordTable
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Probabilities over many classes need more digits than half precision has."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Softmax(OutputEnd):
@@ -29,14 +38,16 @@ class Softmax(OutputEnd):
     def log_probs(self, h_ND: Tensor) -> Tensor:
         labels = self.labels
         scores_NV = F.linear(labels.context(h_ND), labels.weight(), labels.bias)
-        at_least = torch.promote_types(scores_NV.dtype, torch.float32)
-        return torch.log_softmax(scores_NV, dim=-1, dtype=at_least)
+        return torch.log_softmax(at_least_float32(scores_NV), dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         return -self._nll(h_ND, y_N)
 
     def vectors(self) -> Tensor:
         return self.labels.weight()
+
+    def tables(self) -> list[WordTable]:
+        return [self.labels.table]
 
     def _nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         labels = self.labels

@@ -7,7 +7,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from reefknot.parts import LABELS
+from reefknot.errors import SettingsError
+from reefknot.parts import LABELS, NOTHING_TO_TIE, SEVERAL_WIDTHS
+from reefknot.tables import BandedTable, WordTable
 
 
 class Labels(nn.Module):
@@ -16,17 +18,24 @@ class Labels(nn.Module):
     vocab_size: int
     context_dim: int
     """Width of the hidden states that `context` accepts."""
+    dim: int
+    """Width of the class vectors, and of what `context` gives."""
     bias: nn.Parameter | None
 
-    def __init__(self, vocab_size: int, context_dim: int, bias: bool) -> None:
+    def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
+        """`dim` only where the class vectors are not as wide as the table's."""
         super().__init__()
-        self.vocab_size = vocab_size
+        if not isinstance(table, WordTable):
+            raise SettingsError(SEVERAL_WIDTHS if isinstance(table, BandedTable) else NOTHING_TO_TIE)
+        self.table = table
+        self.vocab_size = table.vocab_size
         self.context_dim = context_dim
-        self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if bias else None)
+        self.dim = dim or table.dim
+        self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
 
-    def weight(self) -> Tensor:
-        """w_VD: one vector per class."""
-        raise NotImplementedError
+    def weight(self, ids: Tensor | None = None) -> Tensor:
+        """The vectors of these classes, or of all: w_VD."""
+        return self.table.vectors(ids)
 
     def context(self, h_ND: Tensor) -> Tensor:
         """The hidden state as the class vectors meet it. A matrix here costs N x D x D, on the weights V x D x D."""

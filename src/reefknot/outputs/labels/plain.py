@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from reefknot.outputs.labels.contract import Labels
 from reefknot.tables import NamedTable
@@ -17,8 +16,4 @@ class Plain(Labels):
     """Rows of a table, against the hidden state as it is."""
 
     def __init__(self, table: NamedTable, bias: Bias = True) -> None:
-        super().__init__(table.vocab_size, table.dim, bias)
-        self.table = table
-
-    def weight(self) -> Tensor:
-        return self.table.weight
+        super().__init__(table, table.dim, bias)

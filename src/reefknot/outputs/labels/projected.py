@@ -32,13 +32,9 @@ class Projected(Labels):
             bool, Field(description="a bias in the projection: in the authors' code, not in the paper")
         ] = True,
     ) -> None:
-        super().__init__(table.vocab_size, context_dim, bias)
-        self.table = table
+        super().__init__(table, context_dim, bias)
         self.penalty = penalty
         self.projection = nn.Linear(context_dim, table.dim, bias=projection_bias)
-
-    def weight(self) -> Tensor:
-        return self.table.weight
 
     def context(self, h_ND: Tensor) -> Tensor:
         projected: Tensor = self.projection(h_ND)

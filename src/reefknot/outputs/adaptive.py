@@ -1,0 +1,301 @@
+"""The adaptive softmax (Grave et al. 2017) with the ties of Baevski & Auli (2019): a short head, tails on demand.
+
+    p(y | h) = p(y | head)                               for a word of the first band
+    p(y | h) = p(band i | head) p(y | band i)            for a word of a later one
+
+The head classifies the words of the first band and one cluster per later band. A tail meets the hidden state through
+its band's projection, so its cost is that of a narrow classifier on the rows whose target lies in it.
+
+Shapes: N rows, D width, V classes, H classes of the head, S of a tail, R rows whose target lies in a tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from reefknot.errors import SettingsError
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.outputs.labels.contract import Labels
+from reefknot.outputs.labels.plain import Plain
+from reefknot.outputs.softmax import at_least_float32
+from reefknot.parts import LABELS
+from reefknot.settings import Dim, Probability
+from reefknot.tables import BandedTable, NamedProjections, WordTable, check_banded
+
+
+@dataclass(frozen=True)
+class BandPlan(Plan):
+    """Which rows belong to which tail, found on the host: no later step has to ask the device."""
+
+    head: Tensor
+    """y_N of the head's classifier: a word of the first band, or the cluster of its band."""
+    tails: tuple[tuple[Tensor, Tensor], ...]
+    """Per tail its rows, and their words counted from the band's first."""
+
+
+class Search(NamedTuple):
+    """What a search for the best classes found, and how much it had to look at."""
+
+    log_probs: Tensor
+    ids: Tensor
+    opened: float
+    """Share of the tails (rows x tails) that were opened."""
+
+
+class AdaptiveSoftmax(OutputEnd):
+    """A head of frequent words and clusters, and a narrower softmax for each band of rarer words."""
+
+    def __init__(
+        self,
+        labels: Annotated[Sequence[Labels] | BandedTable, LABELS],
+        projections: NamedProjections,
+        context_dim: int | None = None,
+        head_projection: Annotated[
+            Literal["none", "own", "shared"],
+            Field(
+                description="a matrix before the words of the head: none (best), its own, or that of the projections"
+            ),
+        ] = "none",
+        softmax_dropout: Annotated[
+            Probability, Field(description="drop rate of the hidden state, for head and tails (fairseq, not the paper)")
+        ] = 0.0,
+        tail_dropout: Annotated[
+            Probability, Field(description="drop rate of the projected hidden state of the tails (the paper's)")
+        ] = 0.0,
+        project_to: Annotated[
+            Dim | None, Field(description="first map the hidden state to this width, by a matrix without bias")
+        ] = None,
+    ) -> None:
+        """`labels`: one for each band; a banded table stands for plain ones without biases."""
+        super().__init__()
+        if isinstance(labels, BandedTable):
+            labels = [Plain(table, bias=False) for table in labels.tables]
+        self.labels = nn.ModuleList(labels)
+        self.projections = projections
+        self.context_dim = projections.dim if context_dim is None else context_dim
+        self.head_projection = head_projection
+        self.softmax_dropout = softmax_dropout
+        self.tail_dropout = tail_dropout
+        self.bounds = (0, *accumulate(each.vocab_size for each in labels))
+        self.vocab_size = self.bounds[-1]
+        width = project_to or self.context_dim
+        _check_widths(labels, projections.widths, projections.dim, width, head_projection)
+        if head_projection == "shared" and not projections.head:
+            raise SettingsError(
+                "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
+                "give the same projections to the input end, or make them with head = true"
+            )
+        self.front = nn.Linear(self.context_dim, width, bias=False) if project_to else None
+        self.head = nn.Linear(width, labels[0].context_dim, bias=False) if head_projection == "own" else None
+        clusters = torch.empty(len(labels) - 1, labels[0].dim)
+        self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if len(labels) > 1 else None
+
+    @staticmethod
+    def scope(settings: Any, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """One labels object for each band: its own table, and the width at which the hidden state reaches it."""
+        name = settings.labels.table
+        table = given["tables"][name]
+        check_banded(table, "adaptive output")
+        widths = [band.dim for band in table.tables]
+        if settings.head_projection == "none":
+            widths[0] = settings.project_to or given["context_dim"]
+        return [
+            {**given, "tables": {**given["tables"], name: band}, "context_dim": width}
+            for band, width in zip(table.tables, widths, strict=True)
+        ]
+
+    def prepare(self, y_cpu: Tensor) -> BandPlan:
+        y_N = y_cpu.reshape(-1)
+        head_N = y_N.clone()
+        tails = []
+        for band in range(1, len(self.labels)):
+            start, stop = self.bounds[band], self.bounds[band + 1]
+            rows_R = ((y_N >= start) & (y_N < stop)).nonzero().squeeze(-1)
+            tails.append((rows_R, y_N[rows_R] - start))
+            head_N[rows_R] = self._cluster(band)
+        return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
+
+    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        return {"nll": LossPart(self._nll(h_ND, y_N, plan).sum(), plan.count)}
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Those of the bands' labels added up, each kind under its name."""
+        found: dict[str, Tensor] = {}
+        for band in range(len(self.labels)):
+            for name, penalty in self._labels(band).penalties().items():
+                found[name] = found[name] + penalty if name in found else penalty
+        return found
+
+    def log_probs(self, h_ND: Tensor) -> Tensor:
+        h_ND = self._front(h_ND)
+        head_NH = self._head_log_probs(h_ND)
+        bands = [head_NH[:, : self.bounds[1]]]
+        for band in range(1, len(self.labels)):
+            bands.append(head_NH[:, self._cluster(band), None] + self._tail_log_probs(band, h_ND))
+        return torch.cat(bands, dim=-1)
+
+    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        return -self._nll(h_ND, y_N, self.prepare(y_N))
+
+    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        found = self.search(h_ND, k)
+        return found.log_probs, found.ids
+
+    def search(self, h_ND: Tensor, k: int) -> Search:
+        """The exact k best classes. No word of a tail is likelier than its cluster, so a tail whose cluster does not
+        reach a row's k-th best stays closed for that row."""
+        if k > self.vocab_size:
+            raise SettingsError(f"the {k} best of {self.vocab_size} classes were asked for; ask for fewer")
+        h_ND = self._front(h_ND)
+        head_NH = self._head_log_probs(h_ND)
+        best_NK = head_NH.new_full((len(h_ND), k), -torch.inf)
+        ids_NK = torch.zeros_like(best_NK, dtype=torch.long)
+        in_head = min(k, self.bounds[1])
+        best_NK[:, :in_head], ids_NK[:, :in_head] = head_NH[:, : self.bounds[1]].topk(in_head)
+        opened = 0
+        for band in range(1, len(self.labels)):
+            cluster_N = head_NH[:, self._cluster(band)]
+            rows_R = (cluster_N > best_NK[:, -1]).nonzero().squeeze(-1)
+            opened += len(rows_R)
+            tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, h_ND[rows_R])
+            found, words = tail_RS.topk(min(k, tail_RS.shape[1]))
+            together = torch.cat([best_NK[rows_R], found], dim=-1)
+            best_RK, places_RK = together.topk(k)
+            best_NK = best_NK.index_copy(0, rows_R, best_RK)
+            known = torch.cat([ids_NK[rows_R], words + self.bounds[band]], dim=-1)
+            ids_NK = ids_NK.index_copy(0, rows_R, known.gather(1, places_RK))
+        tails = len(h_ND) * (len(self.labels) - 1)
+        return Search(best_NK, ids_NK, opened / tails if tails else 0.0)
+
+    def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw from the head; only the rows that drew a cluster draw again, from its words."""
+        h_ND = self._front(h_ND)
+        ids_N = _draw(self._head_log_probs(h_ND), generator)
+        for band in range(1, len(self.labels)):
+            rows_R = (ids_N == self._cluster(band)).nonzero().squeeze(-1)
+            words_R = _draw(self._tail_log_probs(band, h_ND[rows_R]), generator)
+            # Beyond the vocabulary, so that no word drawn here is taken for the cluster of a later band.
+            ids_N = ids_N.index_copy(0, rows_R, words_R + self.bounds[band] + self.vocab_size)
+        return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
+
+    def vectors(self) -> Tensor:
+        """The class vectors at the model's width; for labels of another width than their band's, its words' vectors."""
+        found = []
+        for band in range(len(self.labels)):
+            labels = self._labels(band)
+            seen = labels.weight() if labels.dim == labels.table.dim else labels.table.vectors()
+            if band:
+                seen = self.projections.up(band, seen)
+            elif self.head_projection == "shared":
+                seen = self.projections.up(0, seen)
+            elif self.head is not None:
+                seen = F.linear(seen, self.head.weight.T)
+            found.append(seen)
+        return torch.cat(found)
+
+    def tables(self) -> list[WordTable]:
+        return [self._labels(band).table for band in range(len(self.labels))]
+
+    def left_to_others(self) -> list[tuple[nn.Parameter, str]]:
+        if not self.projections.head or self.head_projection == "shared":
+            return []
+        sentence = (
+            "adaptive softmax: its projections have a matrix for the first band that no end uses; "
+            "share them with the input end, or make them with head = false"
+        )
+        return [(self.projections.bands[0], sentence)]
+
+    # -- head and tails --------------------------------------------------------------------------------------------
+
+    def _nll(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> Tensor:
+        bands = plan if isinstance(plan, BandPlan) else self.prepare(y_N)
+        h_ND = self._front(h_ND)
+        weight_HD, bias_H = self._head_classes()
+        head_N = bands.head.to(h_ND.device, non_blocking=True)
+        nll_N, _ = linear_cross_entropy(self._head_context(h_ND), weight_HD, bias_H, head_N)
+        for band, (rows, words) in enumerate(bands.tails, start=1):
+            # A tail without rows still takes part: its parameters get a gradient of zero, as other processes expect.
+            rows_R, words_R = (part.to(h_ND.device, non_blocking=True) for part in (rows, words))
+            labels = self._labels(band)
+            context_RD = self._tail_context(band, h_ND[rows_R])
+            tail_R, _ = linear_cross_entropy(context_RD, labels.weight(), labels.bias, words_R)
+            nll_N = nll_N.index_add(0, rows_R, tail_R)
+        return nll_N
+
+    def _labels(self, band: int) -> Labels:
+        return cast(Labels, self.labels[band])
+
+    def _cluster(self, band: int) -> int:
+        """The class of a later band among those of the head."""
+        return self.bounds[1] + band - 1
+
+    def _front(self, h_ND: Tensor) -> Tensor:
+        if self.front is not None:
+            h_ND = self.front(h_ND)
+        return F.dropout(h_ND, self.softmax_dropout, self.training)
+
+    def _head_context(self, h_ND: Tensor) -> Tensor:
+        if self.head is not None:
+            h_ND = self.head(h_ND)
+        elif self.head_projection == "shared":
+            h_ND = self.projections.down(0, h_ND)
+        return self._labels(0).context(h_ND)
+
+    def _head_classes(self) -> tuple[Tensor, Tensor | None]:
+        """Vectors and biases of the head. Clusters are classes like its words, and meet the same context."""
+        labels = self._labels(0)
+        if self.clusters is None:
+            return labels.weight(), labels.bias
+        bias = None if labels.bias is None else F.pad(labels.bias, (0, len(self.clusters)))
+        return torch.cat([labels.weight(), self.clusters]), bias
+
+    def _head_log_probs(self, h_ND: Tensor) -> Tensor:
+        return _log_softmax(F.linear(self._head_context(h_ND), *self._head_classes()))
+
+    def _tail_context(self, band: int, h_RD: Tensor) -> Tensor:
+        narrow = F.dropout(self.projections.down(band, h_RD), self.tail_dropout, self.training)
+        return self._labels(band).context(narrow)
+
+    def _tail_log_probs(self, band: int, h_RD: Tensor) -> Tensor:
+        labels = self._labels(band)
+        return _log_softmax(F.linear(self._tail_context(band, h_RD), labels.weight(), labels.bias))
+
+
+def _check_widths(
+    labels: Sequence[Labels], widths: tuple[int, ...], dim: int, width: int, head_projection: str
+) -> None:
+    if len(widths) != len(labels):
+        raise SettingsError(
+            f"adaptive softmax: {len(labels)} labels but projections for {len(widths)} bands; make both of one table"
+        )
+    if dim != width:
+        raise SettingsError(
+            f"adaptive softmax: the projections are for a model {dim} wide but the hidden state has {width} numbers; "
+            f"make the projections' dim {width}, or map the hidden state with project_to = {dim}"
+        )
+    reaching = (width if head_projection == "none" else widths[0], *widths[1:])
+    for band, (each, found) in enumerate(zip(labels, reaching, strict=True)):
+        if each.context_dim != found:
+            raise SettingsError(
+                f"adaptive softmax: the labels of band {band + 1} read {each.context_dim} numbers but {found} reach "
+                "them; make the table's dim as wide as the model, or use head_projection = 'own'"
+            )
+
+
+def _log_softmax(scores_NV: Tensor) -> Tensor:
+    return torch.log_softmax(at_least_float32(scores_NV), dim=-1)
+
+
+def _draw(logp_NV: Tensor, generator: torch.Generator | None) -> Tensor:
+    if not len(logp_NV):
+        return torch.zeros(0, dtype=torch.long, device=logp_NV.device)
+    return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from reefknot.evaluation.frequency import loss_by_frequency
 from reefknot.evaluation.generation import generate
 from reefknot.evaluation.neighbors import examples, nearest
 from reefknot.evaluation.perplexity import Score, score
+from reefknot.evaluation.search import tails_opened
 from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
 from reefknot.runs.environment import capture
@@ -70,10 +71,11 @@ def train(
     name = f"{row.name}, seed {seed}" if seed else row.name
     dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
     settings = experiment.training
-    streams = Streams(dataset.splits["train"].ids, settings.batch, settings.steps).slice(world.rank, world.size)
+    text = dataset.splits["train"]
+    streams = Streams(text.ids, settings.batch, settings.steps, text.inputs).slice(world.rank, world.size)
     set_determinism(settings.determinism)
     seed_everything(seed)
-    model = build_model(experiment, len(dataset.vocabulary))
+    model = build_model(experiment, dataset.vocabulary)
     _check_parameters(model, row)
     # Ranks build the same weights and drop other units.
     seed_everything(seed, world.rank)
@@ -100,7 +102,8 @@ def train(
             return None
         display.update(f"{name}  scoring the best weights")
         result = _finish(model, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
-        display.say(f"{name}  test perplexity {result['test']['perplexity']:,.2f}")
+        per_word = f", {result['test']['word_perplexity']:,.2f} per word" if dataset.vocabulary.bpe else ""
+        display.say(f"{name}  test perplexity {result['test']['perplexity']:,.2f}{per_word}")
         return result
 
 
@@ -212,6 +215,9 @@ def _finish(
         "frequency": loss_by_frequency(scores["test"], dataset.splits["test"], dataset.vocabulary),
         **_look_inside(model, dataset.vocabulary),
     }
+    opened = tails_opened(model, dataset.splits["test"])
+    if opened is not None:
+        result["tails_opened"] = asdict(opened)
     run.write_result(result)
     return result
 
@@ -219,8 +225,9 @@ def _finish(
 def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
     """Neighbours and samples: what a person looks at first."""
     words = examples(vocabulary, 8)
-    ends = {"input": model.input.vectors(), "labels": model.output.vectors()}
-    neighbors: dict[str, Any] = {end: nearest(vectors, vocabulary, words, 5) for end, vectors in ends.items()}
+    neighbors: dict[str, Any] = {
+        end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model, vocabulary).items()
+    }
     start = [vocabulary.eos if vocabulary.eos is not None else 0]
     never = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
@@ -229,6 +236,11 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]
         text = vocabulary.text(ids).strip()
         samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
     return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}
+
+
+def word_vectors(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+    """One vector per token at either end; an input end may have more, of words that are only spelled."""
+    return {"input": model.input.vectors()[: len(vocabulary)], "labels": model.output.vectors()}
 
 
 def best_weights(run: RunFolder) -> dict[str, torch.Tensor]:
@@ -271,6 +283,6 @@ def open_run(path: Path, device: str = "cpu") -> TrainedRun:
     run = RunFolder.open(path)
     experiment = _experiment(run)
     vocabulary = Vocabulary.load(run.vocabulary_path)
-    model = build_model(experiment, len(vocabulary))
+    model = build_model(experiment, vocabulary)
     load_weights(model, best_weights(run))
     return TrainedRun(run, experiment, vocabulary, model.to(choose_device(device)).eval())

@@ -98,11 +98,14 @@ def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: P
 
 def test_params(cli: Cli, recipe: Path) -> None:
     found = cli("params", recipe, "--json").json()
-    assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652}
+    parts = {"input.table": 96, "encoder.layers": 544, "output.labels.bias": 12}
+    assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652, "parts": parts}
     assert found["untied"]["output"] == 12 + 96
     assert "4,651,600" in cli("params", "press2017/table6").out
     wider = cli("params", recipe, "tables.words.dim=16", "encoder.hidden_dim=16", "--row", "tied", "--json").json()
-    assert wider == {"tied": {"input": 192, "encoder": 4 * 16 * 33, "output": 12, "total": 192 + 2112 + 12}}
+    assert wider["tied"]["total"] == 192 + 4 * 16 * 33 + 12
+    lines = cli("params", recipe, "--row", "tied").out.splitlines()
+    assert [line.split() for line in lines] == [*([name, str(n)] for name, n in parts.items()), ["total", "652"]]
 
 
 def test_evaluate(cli: Cli, runs: Runs) -> None:

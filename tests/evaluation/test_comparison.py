@@ -223,6 +223,15 @@ def test_verdicts() -> None:
     assert verdict(-0.1, -0.2, 0.0).startswith("no difference seen")
 
 
+def test_what_was_compared_is_called_by_its_name() -> None:
+    a, _ = systems(0, tokens=100)
+    found = compare([a], [a], blocks(100), of="word")
+    assert "nats per word" in found.verdict
+    assert "Blocks of 5 words" in found.verdict
+    with pytest.raises(DataError, match="scored 99 words where 100 are compared"):
+        compare([a], [a[1:]], blocks(100), of="word")
+
+
 def test_a_system_that_diverged_has_infinite_perplexity() -> None:
     a, b = systems(8)
     found = compare([a], [b + 5_000], blocks(len(a)))

@@ -11,9 +11,10 @@ import torch
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.evaluation import perplexity as module
-from reefknot.evaluation.perplexity import perplexity, score
+from reefknot.evaluation.perplexity import perplexity, score, word_losses
 from reefknot.models.language_model import LanguageModel
-from reefknot.text.dataset import Dataset
+from reefknot.text.dataset import Dataset, Split
+from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 
 Open = Callable[..., Dataset]
 Build = Callable[[int], LanguageModel]
@@ -180,3 +181,74 @@ def test_perplexity_never_overflows() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(math.log(120.7)) == pytest.approx(120.7)
     assert math.isfinite(perplexity(1e6))
+
+
+def test_losses_of_words_by_hand() -> None:
+    settings = VocabularySettings.model_validate({"bpe": {"merges": 3}})
+    vocabulary = Vocabulary.from_counts({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, settings)
+    ids = np.array(vocabulary.encode(["lowest", "<unk>", "<eos>", "low", "<eos>"]), dtype=np.int32)
+    losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], dtype=np.float32)  # lo w est</w>  ...  lo w</w>
+    split = Split("test", ids, words=3, lines=2, bytes=20, unknown=1)
+    assert word_losses(losses, split, vocabulary).tolist() == [7.0, 8.0, 16.0, 96.0, 128.0]
+    # Where nothing stands before the first token, its word has the loss of its other pieces.
+    assert word_losses(losses[1:], split, vocabulary).tolist() == [6.0, 8.0, 16.0, 96.0, 128.0]
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+@pytest.mark.parametrize("merges", [1, 8])
+def test_words_of_a_sub_word_model(opened: Open, model_for: Build, merges: int, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line, bpe={"merges": merges})
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    found = score(model_for(len(vocabulary)), split, vocabulary)
+    words = word_losses(found.nll, split, vocabulary)
+    figures = found.summary()
+    # Without <eos> the first token is not scored: all of "the" after 8 merges, its first piece after one.
+    of_text = 12 * 19 if end_of_line else 12 * 14 - (merges == 8)
+    assert len(words) == figures["words"] == of_text
+    assert figures["tokens"] == split.tokens - found.first > figures["words"]
+    total = float(found.nll.sum(dtype=np.float64))
+    assert words.sum() == pytest.approx(total)
+    assert figures["word_perplexity"] == pytest.approx(math.exp(total / len(words)))
+    assert figures["bits_per_byte"] == pytest.approx(total / math.log(2) / split.bytes)
+    assert f"in {len(found.nll):,} pieces, where a word's probability is the product over" in found.definition
+    assert f"over {len(words):,} words" in found.definition
+
+
+def test_words_that_are_one_piece_each_score_as_words(opened: Open, model_for: Build) -> None:
+    plain, pieces = opened(), opened(bpe={"merges": 1_000})
+    model, same = model_for(len(plain.vocabulary)), model_for(len(pieces.vocabulary))
+    names = [token.removesuffix("</w>") for token in pieces.vocabulary.words]
+    with torch.no_grad():
+        # The word model under the other ids; classes that are no word have no probability.
+        for name, parameter in same.named_parameters():
+            values = dict(model.named_parameters())[name]
+            if parameter.shape != values.shape:
+                parameter.fill_(-1e9 if parameter.dim() == 1 else 0.0)
+                for index, word in enumerate(names):
+                    if word in plain.vocabulary and pieces.vocabulary.ends_word(pieces.vocabulary.words[index]):
+                        parameter[index] = values[plain.vocabulary.id_of(word)]
+            else:
+                parameter.copy_(values)
+    expected, found = (
+        score(each, text.splits["test"], text.vocabulary) for each, text in ((model, plain), (same, pieces))
+    )
+    np.testing.assert_allclose(found.nll, expected.nll, atol=1e-5)
+    np.testing.assert_array_equal(word_losses(found.nll, pieces.splits["test"], pieces.vocabulary), found.nll)
+    for figure in ("perplexity", "word_perplexity", "tokens", "words"):
+        assert found.summary()[figure] == pytest.approx(expected.summary()[figure], rel=1e-6)
+
+
+def test_words_outside_the_vocabulary_are_read_as_spelled_and_scored_as_unknown(opened: Open, model_for: Build) -> None:
+    dataset = opened(keep_spellings=True)
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    assert vocabulary.spelled == ("zebra", "z\u00fcrich")
+    model = model_for(len(vocabulary) + 2)  # the classes beyond the vocabulary are never targets
+    found = score(model, split, vocabulary)
+    assert split.unknown == 24
+    assert vocabulary.eos is not None
+    context = [vocabulary.eos, *split.inputs[:-1].tolist()]
+    with torch.no_grad():
+        logp_TV = model.eval().output.log_probs(model(torch.tensor([context])).output[0])
+    np.testing.assert_allclose(found.nll, -logp_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
+    as_unknown = score(model, opened().splits["test"], vocabulary)
+    assert abs(found.mean - as_unknown.mean) > 1e-3

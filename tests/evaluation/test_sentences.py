@@ -71,3 +71,23 @@ def test_an_unknown_word_is_refused_where_there_is_no_unk(model_for: Build) -> N
     vocabulary = Vocabulary(("<eos>", "the", "cat"), (3, 2, 1))
     with pytest.raises(DataError, match="'zebra' is not in the vocabulary"):
         score_sentence(model_for(len(vocabulary)), ["the", "zebra"], vocabulary)
+
+
+def test_pieces_are_shown_and_scored(opened: Open, model_for: Build) -> None:
+    vocabulary = opened(bpe={"merges": 2}).vocabulary
+    model = model_for(len(vocabulary))
+    found = score_sentence(model, ["mad", "zebra"], vocabulary)
+    assert [word.word for word in found] == ["m", "a", "d</w>", "zebra", "<eos>"]
+    assert [word.unknown for word in found] == [False, False, False, True, False]
+    assert vocabulary.eos is not None
+    ids = [vocabulary.eos, *vocabulary.encode(["mad", "zebra"]), vocabulary.eos]
+    assert [word.log_prob for word in found] == pytest.approx(by_log_probs(model, ids), abs=1e-5)
+
+
+def test_a_word_outside_the_vocabulary_is_read_as_it_is_spelled(opened: Open, model_for: Build) -> None:
+    vocabulary = opened(keep_spellings=True).vocabulary
+    model = model_for(len(vocabulary) + 2)
+    zebra, horse = (score_sentence(model, [word, "sat"], vocabulary) for word in ("zebra", "horse"))
+    assert [word.unknown for word in zebra] == [word.unknown for word in horse] == [True, False, False]
+    assert zebra[0].log_prob == horse[0].log_prob
+    assert zebra[1].log_prob != horse[1].log_prob

@@ -164,6 +164,65 @@ def test_progress_is_said_on_a_long_text(corpus: Corpus, opened: Open, monkeypat
     assert "valid: 7 tokens encoded" in said
 
 
+def test_words_are_cut_into_pieces(corpus: Corpus, opened: Open, cache: Path) -> None:
+    dataset = opened(corpus(), bpe={"merges": 3})
+    vocabulary, train = dataset.vocabulary, dataset.splits["train"]
+    assert words(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
+    assert words(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
+    assert (train.words, train.lines, train.unknown) == (11, 4, 0)
+    assert train.tokens == sum(vocabulary.counts) > 15
+    assert dataset.splits["test"].unknown == 1  # no f in the training text
+    assert "pieces of the words, of byte-pair encoding with 3 merges" in dataset.describe()
+    [entry] = (cache / "datasets").iterdir()
+    (entry / "tokenizer.json").write_bytes(b"{}")
+    said: list[str] = []
+    assert opened(corpus(), say=said.append, bpe={"merges": 3}).fingerprint == dataset.fingerprint
+    assert "tokenizer.json is damaged" in said[0]
+
+
+def test_words_that_are_one_piece_each_are_the_tokens(corpus: Corpus, opened: Open) -> None:
+    plain, pieces = opened(corpus()), opened(corpus(), bpe={"merges": 1_000})
+    for name, split in pieces.splits.items():
+        tokens = [pieces.vocabulary.words[index].removesuffix("</w>") for index in split.ids]
+        assert tokens == plain.vocabulary.decode(plain.splits[name].ids.tolist())
+    assert plain.vocabulary.counts == (*filter(None, pieces.vocabulary.counts), 0)
+
+
+def test_fairseqs_dictionary_leaves_the_ids_alone(corpus: Corpus, opened: Open) -> None:
+    own, fairseq = opened(corpus()), opened(corpus(), dictionary="fairseq")
+    assert own.splits["train"].ids.tolist() == fairseq.splits["train"].ids.tolist()
+    assert (len(own.vocabulary), len(fairseq.vocabulary)) == (9, 16)
+    assert words(fairseq, "test") == words(own, "test")
+    assert "fairseq's dictionary" in fairseq.describe()
+
+
+def test_words_outside_the_vocabulary_keep_their_spelling(corpus: Corpus, opened: Open, cache: Path) -> None:
+    folder = corpus(valid=b"a wolf saw\n", test=b"a fish saw the dog\n")
+    plain, dataset = opened(folder, min_count=2), opened(folder, min_count=2, keep_spellings=True)
+    vocabulary = dataset.vocabulary
+    assert vocabulary.spelled == ("dog", "on", "a", "bird", "wolf", "saw", "fish")
+    assert vocabulary.words == plain.vocabulary.words
+    everything = (*vocabulary.words, *vocabulary.spelled)
+    for name, text in (("valid", "a wolf saw <eos>"), ("test", "a fish saw the dog <eos>")):
+        split = dataset.splits[name]
+        assert " ".join(everything[index] for index in split.inputs) == text
+        assert split.ids.tolist() == plain.splits[name].ids.tolist()
+        assert isinstance(split.inputs, np.memmap)
+    assert plain.splits["test"].inputs is plain.splits["test"].ids
+    assert dataset.fingerprint != plain.fingerprint
+    assert "as inputs they keep their 7 spellings" in dataset.describe()
+    (damaged,) = [path for path in (cache / "datasets").iterdir() if (path / "test.inputs").exists()]
+    (damaged / "test.inputs").unlink()
+    again = opened(folder, min_count=2, keep_spellings=True)
+    assert again.splits["test"].inputs.tolist() == dataset.splits["test"].inputs.tolist()
+
+
+def test_nothing_outside_the_vocabulary_needs_no_spellings(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(valid=b"a cat\n", test=b"the dog\n"), keep_spellings=True)
+    assert dataset.vocabulary.spelled == ()
+    assert dataset.splits["test"].inputs is dataset.splits["test"].ids
+
+
 OPEN = """
 import sys, time
 from pathlib import Path

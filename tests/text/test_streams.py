@@ -75,3 +75,12 @@ def test_impossible_sizes(batch: int, steps: int) -> None:
 def test_streams_that_do_not_divide_among_processes() -> None:
     with pytest.raises(SettingsError, match="batch = 3 does not divide among 2 processes"):
         Streams(text(100), batch=3, steps=5).slice(0, 2)
+
+
+def test_inputs_may_have_ids_of_their_own() -> None:
+    streams = Streams(text(23), batch=2, steps=4, inputs=text(23) + 100)
+    inputs_BT, targets_BT = streams.window(1)
+    assert inputs_BT.tolist() == [[104, 105, 106, 107], [115, 116, 117, 118]]
+    assert targets_BT.tolist() == [[5, 6, 7, 8], [16, 17, 18, 19]]
+    second = streams.slice(1, 2).window(1)
+    assert [part.tolist() for part in second] == [inputs_BT[1:].tolist(), targets_BT[1:].tolist()]

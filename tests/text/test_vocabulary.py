@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reefknot.errors import DataError
-from reefknot.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.text.vocabulary import Vocabulary, VocabularySettings, fairseq_size
 
 COUNTS = {"the": 5, "<eos>": 4, "cat": 2, "bird": 2, "fish": 1, "ant": 1}
 
@@ -115,6 +115,10 @@ def test_fingerprint_tells_words_and_counts_apart() -> None:
         ({"format": 1, "words": ["a", "b"], "counts": [1, 2]}, "not in order"),
         ({"format": 1, "words": ["b", "a"], "counts": [1, 1]}, "not in order"),
         ({"format": 1, "words": [], "counts": []}, "no words"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": "b"}, "a spelled word is no text"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": [1]}, "a spelled word is no text"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["a"]}, "a spelled word stands in it twice"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["b", "b"]}, "a spelled word stands in it twice"),
     ],
 )
 def test_a_file_that_is_no_vocabulary_is_refused(stored: object, problem: str, tmp_path: Path) -> None:
@@ -129,7 +133,21 @@ def test_an_absent_file(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path / "vocabulary.json")
 
 
-@pytest.mark.parametrize("bad", [{"min_count": 0}, {"max_size": 2}, {"unknown": "drop"}, {"end_of_line": "yes"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"min_count": 0},
+        {"max_size": 2},
+        {"unknown": "drop"},
+        {"end_of_line": "yes"},
+        {"dictionary": "other"},
+        {"bpe": {"merges": 0}},
+        {"bpe": {}, "min_count": 2},
+        {"bpe": {}, "max_size": 100},
+        {"bpe": {}, "keep_spellings": True},
+        {"unknown": "refuse", "keep_spellings": True},
+    ],
+)
 def test_settings_are_checked(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         VocabularySettings.model_validate(bad)
@@ -147,3 +165,96 @@ def test_no_token_is_lost(tokens: list[str], min_count: int, max_size: int | Non
     assert max_size is None or len(made) <= max_size
     encoded = Counter(made.decode(made.encode(tokens)))
     assert {word: count for word, count in zip(made.words, made.counts, strict=True) if count} == encoded
+
+
+def test_settings_that_came_later_leave_older_texts_their_names() -> None:
+    first = {"min_count": 1, "max_size": None, "unknown": "replace", "end_of_line": True}
+    assert VocabularySettings().identity == first
+    assert VocabularySettings(dictionary="fairseq").identity == {**first, "dictionary": "fairseq"}
+    pieces = VocabularySettings.model_validate({"bpe": {}}).identity
+    assert pieces == {**first, "bpe": {"merges": 32_000}}
+
+
+def test_pieces_are_counted_and_in_order_of_frequency() -> None:
+    made = vocabulary({"abab": 3, "ab": 4, "ba": 1, "<eos>": 6}, bpe={"merges": 2})
+    # a b</w> stand together 7 times, then a b 3 times: ab ab</w>, ab</w>, b a</w>.
+    seen = {"<eos>": 6, "ab</w>": 7, "ab": 3, "b": 1, "a</w>": 1, "a": 0, "b</w>": 0, "<unk>": 0}
+    assert dict(zip(made.words, made.counts, strict=True)) == seen
+    assert list(made.counts) == sorted(made.counts, reverse=True)
+
+
+def test_words_are_cut_and_joined() -> None:
+    made = vocabulary({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, bpe={"merges": 3})
+    words = ["lowest", "<eos>", "l\u00f6w", "newt", "<unk>"]
+    ids = made.encode(words)
+    assert [made.words[index] for index in ids] == [
+        "lo", "w", "est</w>", "<eos>", "<unk>", "n", "e", "w", "t</w>", "<unk>",
+    ]  # fmt: skip
+    assert made.decode(ids) == ["lowest", "<eos>", "<unk>", "newt", "<unk>"]
+    assert made.text(ids) == "lowest\n<unk> newt <unk>"
+    assert made.encode_inputs(words) == ids
+    assert "lowest" in made
+    assert "l\u00f6w" not in made
+    assert made.decode([made.id_of("est</w>")]) == ["est"]
+    assert [made.ends_word(made.words[index]) for index in ids].count(True) == len(words)
+
+
+def test_a_word_that_cannot_be_spelled_is_refused_by_name() -> None:
+    made = vocabulary({"low": 5}, bpe={"merges": 1}, unknown="refuse")
+    assert made.unk is None
+    with pytest.raises(DataError, match="'l\u00f6w' is not in the vocabulary"):
+        made.encode(["low", "l\u00f6w"])
+
+
+def test_the_tokenizer_lies_beside_the_vocabulary(tmp_path: Path) -> None:
+    made = vocabulary(bpe={"merges": 5})
+    made.save(tmp_path / "vocabulary.json")
+    loaded = Vocabulary.load(tmp_path / "vocabulary.json")
+    assert loaded == made
+    assert loaded.encode(["cat", "fishcat"]) == made.encode(["cat", "fishcat"])
+    tokenizer = tmp_path / "tokenizer.json"
+    sound = tokenizer.read_bytes()
+    tokenizer.write_bytes(sound[:-1])
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged, or not the one that was written with vocab"):
+        Vocabulary.load(tmp_path / "vocabulary.json")
+    tokenizer.unlink()
+    with pytest.raises(DataError, match=r"tokenizer\.json is missing"):
+        Vocabulary.load(tmp_path / "vocabulary.json")
+
+
+def test_fingerprints_tell_merges_apart() -> None:
+    made = [vocabulary(), *(vocabulary(bpe={"merges": merges}) for merges in (5, 6))]
+    assert len({each.fingerprint for each in made}) == 3
+
+
+@pytest.mark.parametrize(("types", "size"), [(267_735, 267_744), (10_000, 10_008), (6, 8), (7, 16)])
+def test_the_size_of_fairseqs_dictionary(types: int, size: int) -> None:
+    assert fairseq_size(types) == size
+
+
+def test_fairseqs_dictionary_ends_in_types_that_no_text_has() -> None:
+    own, made = vocabulary(), vocabulary(dictionary="fairseq")
+    assert len(made) == fairseq_size(len(own)) == 16
+    assert made.words[:6] == own.words[:6]
+    fillers = [f"<filler{number}>" for number in range(7)]
+    assert made.words[6:] == (*fillers, "<pad>", "<s>", "<unk>")
+    assert made.counts[6:] == (0,) * 10
+
+
+def test_fairseqs_symbols_in_a_text_are_its_own() -> None:
+    made = vocabulary({**COUNTS, "<s>": 3, "<filler0>": 1}, dictionary="fairseq")
+    assert len(made) == 16
+    assert made.counts[made.id_of("<s>")] == 3
+    assert made.words.count("<filler0>") == 1
+    assert "<filler1>" in made
+
+
+def test_spelled_words_have_ids_after_the_classes(tmp_path: Path) -> None:
+    made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf", "ant"))
+    assert len(made) == 2
+    assert made.encode(["wolf", "the", "ant", "bee"]) == [1, 0, 1, 1]
+    assert made.encode_inputs(["wolf", "the", "ant", "bee"]) == [2, 0, 3, 1]
+    assert "wolf" not in made
+    made.save(tmp_path / "vocabulary.json")
+    assert Vocabulary.load(tmp_path / "vocabulary.json") == made
+    assert made.fingerprint != Vocabulary(("the", "<unk>"), (5, 2)).fingerprint

@@ -40,18 +40,24 @@ def compare(
     if by not in ("blocks", "documents"):
         raise SettingsError(f"--by {by}: must be blocks or documents")
     systems = [_system(path) for path in runs]
-    _refuse_other_texts(systems)
+    of = "word" if _cut_differently(systems) else "token"
+    _refuse_other_texts(systems, same_tokens=of == "token")
+    if of == "word" and by == "documents":
+        raise SettingsError("--by documents: these runs cut words into pieces in different ways; use --by blocks")
+    scores = [system.scores(split) for system in systems]
+    if of == "word":
+        scores = _by_words(systems, scores, split, data)
     first, *others = systems
-    scores_a = first.scores(split)
+    scores_a, *scores_b = scores
     tokens = len(scores_a[0])
     if by == "blocks":
         boundaries = comparison.blocks(tokens, block)
     else:
         boundaries = _documents(first.runs[0], split, tokens, data)
     told: list[dict[str, Any]] = []
-    lines = [f"A = {first}", f"{split} text: {tokens:,} tokens in {len(boundaries) - 1:,} {by}"]
-    for system in others:
-        found = comparison.compare(scores_a, system.scores(split), boundaries)
+    lines = [f"A = {first}", f"{split} text: {tokens:,} {of}s in {len(boundaries) - 1:,} {by}"]
+    for system, scores_of_b in zip(others, scores_b, strict=True):
+        found = comparison.compare(scores_a, scores_of_b, boundaries, of=of)
         lines += [
             f"B = {system}",
             f"  perplexity A {found.perplexity_a:.2f}, B {found.perplexity_b:.2f}",
@@ -71,6 +77,7 @@ def compare(
                 "seen": found.seen,
                 "units": found.units,
                 "by": by,
+                "of": of,
                 "seeds": [found.seeds_a, found.seeds_b],
                 "verdict": found.verdict,
             }
@@ -128,8 +135,34 @@ def _system(path: Path) -> _System:
     return _System(path, runs, seeds=len({result.seed for result in results}))
 
 
-def _refuse_other_texts(systems: list[_System]) -> None:
-    """Losses can be paired only where the same tokens were scored, under the same vocabulary and in the same way."""
+def _cut_differently(systems: list[_System]) -> bool:
+    """Whether the runs' tokens are other pieces of the words."""
+    from reefknot.reports.results import flatten
+
+    runs = [run for system in systems for run in system.runs]
+    return len({flatten(run.config).get("settings.vocabulary.bpe.merges") for run in runs}) > 1
+
+
+def _by_words(systems: list[_System], scores: list[list[Any]], split: str, data: Path | None) -> list[list[Any]]:
+    """Losses of words from losses of tokens. They can be paired where the same words were scored as themselves."""
+    from reefknot.errors import SettingsError
+    from reefknot.evaluation.perplexity import word_losses
+    from reefknot.experiments import open_texts
+
+    opened = [[open_texts(run, data) for run in system.runs] for system in systems]
+    facts = [
+        (each.hashes, each.vocabulary.eos is None, each.splits[split].unknown) for texts in opened for each in texts
+    ]
+    if any(fact != facts[0] for fact in facts):
+        raise SettingsError("the runs were scored on different texts, line ends or unknown words: no fair comparison")
+    return [
+        [word_losses(nll, each.splits[split], each.vocabulary) for nll, each in zip(losses, texts, strict=True)]
+        for losses, texts in zip(scores, opened, strict=True)
+    ]
+
+
+def _refuse_other_texts(systems: list[_System], same_tokens: bool) -> None:
+    """Losses of tokens can be paired only under the same vocabulary, and any losses only if scored in the same way."""
     from reefknot.errors import SettingsError
     from reefknot.reports.results import flatten
 
@@ -137,7 +170,7 @@ def _refuse_other_texts(systems: list[_System]) -> None:
     expected = flatten(first.config)
     for run in others:
         config = flatten(run.config)
-        if config.get("corpus") != expected.get("corpus"):
+        if same_tokens and config.get("corpus") != expected.get("corpus"):
             raise SettingsError(f"{run.path} and {first.path} were scored on different texts or vocabularies")
         here, there = (each.get("settings.evaluation.streams") for each in (config, expected))
         if here != there:

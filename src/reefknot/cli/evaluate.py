@@ -24,8 +24,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a text with a run's best weights and say exactly what the figure means."""
+    from dataclasses import asdict
+
     from reefknot.errors import SettingsError
     from reefknot.evaluation.perplexity import score
+    from reefknot.evaluation.search import tails_opened
 
     trained = open_trained(run, device)
     dataset = trained.dataset(data)
@@ -39,4 +42,8 @@ def evaluate(
         f"{split} perplexity {figures['perplexity']:.2f}  word perplexity {figures['word_perplexity']:.2f}  "
         f"bits per byte {figures['bits_per_byte']:.4f}\n{figures['definition']}"
     )
+    opened = tails_opened(trained.model, dataset.splits[split])
+    if opened is not None:
+        figures["tails_opened"] = asdict(opened)
+        text += f"\n{opened}"
     emit({"run": str(run), "split": split, **figures}, text, as_json)

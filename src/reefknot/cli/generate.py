@@ -34,7 +34,7 @@ def generate(
     trained = open_trained(run, device)
     vocabulary = trained.vocabulary
     words = words_in(prompt, "the prompt")
-    ids = vocabulary.encode(words)
+    ids = vocabulary.encode_inputs(words)
     if vocabulary.eos is not None:
         ids = [vocabulary.eos, *ids]
     elif not ids:
@@ -43,8 +43,8 @@ def generate(
     model = trained.model
     writer = write(model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed)
     written = list(writer)
-    strange = [word for word in words if word not in vocabulary]
+    strange = [word for word in words if word not in vocabulary and word not in vocabulary.spelled]
     if strange:
         typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
     text = " ".join([*words, vocabulary.text(written)])
-    emit({"prompt": prompt, "tokens": vocabulary.decode(written), "text": text}, text, as_json)
+    emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in written], "text": text}, text, as_json)

@@ -24,13 +24,20 @@ def neighbors(
     """Nearest words by cosine: in the input table, and among the label vectors of the output."""
     from reefknot.errors import DataError
     from reefknot.evaluation.neighbors import nearest
+    from reefknot.experiments import word_vectors
 
     trained = open_trained(run)
-    unknown = [word for word in words if word not in trained.vocabulary]
+    vocabulary = trained.vocabulary
+    unknown = [word for word in words if word not in vocabulary]
     if unknown:
         raise DataError(f"not in the vocabulary of {run}: {', '.join(unknown)}")
-    ends = {"input": trained.model.input.vectors(), "labels": trained.model.output.vectors()}
-    found = {end: nearest(vectors, trained.vocabulary, words, k) for end, vectors in ends.items()}
+    cuts = {word: vocabulary.cut(word) for word in words}
+    for word, tokens in cuts.items():
+        if len(tokens) > 1:
+            raise DataError(f"{word} has no vector of its own in {run}: it is cut into {' '.join(tokens)}")
+    words = [token for (token,) in cuts.values()]
+    ends = word_vectors(trained.model, vocabulary)
+    found = {end: nearest(vectors, vocabulary, words, k) for end, vectors in ends.items()}
     lines = [
         f"{word} ({end}): " + ", ".join(f"{near} {cosine:.2f}" for near, cosine in found[end][word])
         for word in words

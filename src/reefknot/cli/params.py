@@ -11,6 +11,7 @@ from reefknot.cli.options import AsJson, Data, Overrides, Recipe, emit
 EXAMPLES = """\b
 Examples:
   reefknot params press2017/table6
+  reefknot params ends --row DRILL --data DIR --json
   reefknot params demo --row tied encoder.hidden_dim=256 tables.words.dim=256
 """
 
@@ -23,15 +24,24 @@ def params(
     as_json: AsJson = False,
 ) -> None:
     """Count parameters by part, without building the model in memory. A shared table counts once, at the input."""
-    from reefknot.cli.sizes import model_size
+    from reefknot.cli.sizes import unbuilt_model
     from reefknot.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], row)
-    sizes = {name: model_size(experiment, data) for name, experiment in loaded.experiments.items()}
-    sizes = {name: parts | {"total": sum(parts.values())} for name, parts in sizes.items()}
+    models = {name: unbuilt_model(experiment, data) for name, experiment in loaded.experiments.items()}
+    sizes = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
+    found = {name: sizes[name] | {"parts": model.parameter_parts()} for name, model in models.items()}
     width = max(map(len, sizes))
     lines = [
-        f"{name:<{width}}  " + "  ".join(f"{part} {count:>12,}" for part, count in parts.items())
-        for name, parts in sizes.items()
+        f"{name:<{width}}  " + "  ".join(f"{part} {count:>12,}" for part, count in counts.items())
+        for name, counts in sizes.items()
     ]
-    emit(sizes, "\n".join(lines), as_json)
+    if row is not None:
+        parts = _with_total(next(iter(models.values())).parameter_parts())
+        width = max(map(len, parts))
+        lines = [f"{part:<{width}}  {count:>13,}" for part, count in parts.items()]
+    emit(found, "\n".join(lines), as_json)
+
+
+def _with_total(counts: dict[str, int]) -> dict[str, int]:
+    return counts | {"total": sum(counts.values())}

@@ -1,4 +1,4 @@
-"""`reefknot score`: log-probability of sentences, word by word."""
+"""`reefknot score`: log-probability of sentences, token by token."""
 
 from __future__ import annotations
 

@@ -56,11 +56,11 @@ def validate(
 
 def _size(experiment: Experiment, row: Row, data: Path | None) -> int | None:
     """Parameters; None where only the text of a known corpus could tell and it is not here."""
-    from reefknot.cli.sizes import model_size
+    from reefknot.cli.sizes import unbuilt_model
     from reefknot.errors import CorpusNotHere, SettingsError
 
     try:
-        total = sum(model_size(experiment, data).values())
+        total = sum(unbuilt_model(experiment, data).parameter_counts().values())
     except CorpusNotHere:
         return None
     if row.parameters not in (None, total):

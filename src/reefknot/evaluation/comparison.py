@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """System B against system A on the same tokens.
+    """System B against system A on the same tokens, or on the same words where they cut these into other tokens.
 
     The difference is B - A in mean negative log-likelihood per token (nats): below zero, B is better. With
     several runs of a system, its perplexity is the exponential of their mean.
@@ -49,6 +49,8 @@ class Comparison:
     seeds_a: int
     seeds_b: int
     notes: tuple[str, ...]
+    of: str = "token"
+    """What was compared: each `token`, or each `word`."""
 
     @property
     def ratio(self) -> float:
@@ -83,7 +85,7 @@ class Comparison:
             return f"{'B' if self.difference < 0 else 'A'} is better: {lower:.1%} lower perplexity ({range_})"
         width = self.half_width
         return (
-            f"no difference seen ({range_}): one under about {width:.4f} nats per token, "
+            f"no difference seen ({range_}): one under about {width:.4f} nats per {self.of}, "
             f"{_exp(width) - 1:.1%} of perplexity, would not have shown"
         )
 
@@ -101,19 +103,20 @@ def compare(
     b: list[Array],
     boundaries: Array,
     *,
+    of: str = "token",
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two systems by the negative log-likelihood of every token, one array per run.
+    """Compare two systems by the negative log-likelihood of every token (or word: `of`), one array per run.
 
     `boundaries` are the ends of the units: 0, ..., number of tokens. The same seed gives the same interval.
     """
     counts_U = _unit_lengths(boundaries)
     starts = np.cumsum(counts_U) - counts_U
     tokens = int(counts_U.sum())
-    sums_a = _unit_sums("A", a, starts, tokens)
-    sums_b = _unit_sums("B", b, starts, tokens)
+    sums_a = _unit_sums("A", a, starts, tokens, of)
+    sums_b = _unit_sums("B", b, starts, tokens, of)
     drawn_R = _bootstrap(sums_b.mean(axis=0) - sums_a.mean(axis=0), counts_U, resamples, np.random.default_rng(seed))
     tail = (1 - level) / 2
     low, high = np.quantile(drawn_R, [tail, 1 - tail])
@@ -134,7 +137,8 @@ def compare(
         units=len(counts_U),
         seeds_a=len(a),
         seeds_b=len(b),
-        notes=tuple(_notes(counts_U, len(a), len(b))),
+        notes=tuple(_notes(counts_U, len(a), len(b), of)),
+        of=of,
     )
 
 
@@ -155,15 +159,15 @@ def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
     return lengths
 
 
-def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int) -> NDArray[np.float64]:
+def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int, of: str) -> NDArray[np.float64]:
     """Sum of the negative log-likelihoods per run and unit, (S, U)."""
     if not runs:
         raise DataError(f"system {side} has no scores to compare")
     for number, nll in enumerate(runs, start=1):
         if nll.shape != (tokens,):
             raise DataError(
-                f"run {number} of system {side} scored {nll.size:,} tokens where {tokens:,} are compared; "
-                "both systems must score the same tokens"
+                f"run {number} of system {side} scored {nll.size:,} {of}s where {tokens:,} are compared; "
+                f"both systems must score the same {of}s"
             )
         if not np.isfinite(nll).all():
             raise DataError(f"run {number} of system {side} has a score that is not a finite number")
@@ -192,7 +196,7 @@ def _half_width(means_S: NDArray[np.float64], tail: float) -> float:
     return float(scipy.special.stdtrit(runs - 1, 1 - tail) * means_S.std(ddof=1) / np.sqrt(runs))
 
 
-def _notes(counts_U: NDArray[np.int64], seeds_a: int, seeds_b: int) -> Iterator[str]:
+def _notes(counts_U: NDArray[np.int64], seeds_a: int, seeds_b: int, of: str) -> Iterator[str]:
     once = [side for side, seeds in (("A", seeds_a), ("B", seeds_b)) if seeds == 1]
     if len(once) == 2:
         yield "Trained once: the interval speaks of the text, not of training again"
@@ -204,4 +208,4 @@ def _notes(counts_U: NDArray[np.int64], seeds_a: int, seeds_b: int) -> Iterator[
         yield f"Only {len(counts_U)} units of text: the interval is rough"
     length = int(counts_U[0])
     if length < BLOCK and (counts_U[:-1] == length).all():
-        yield f"Blocks of {length} tokens, the text being short: dependence over a longer span is not covered"
+        yield f"Blocks of {length} {of}s, the text being short: dependence over a longer span is not covered"

@@ -1,4 +1,4 @@
-"""Loss by how often a word was seen in training: of the word to predict, or of the word before it."""
+"""Loss by how often a token was seen in training: of the token to predict, or of the token before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Band = dict[str, Any]
 
 
 def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> dict[str, list[Band]]:
-    """Mean loss per band of training counts, by the target and by the word before it."""
+    """Mean loss per band of training counts, by the target and by the token before it."""
     ids = np.asarray(split.ids, dtype=np.int64)
     counts = np.asarray(vocabulary.counts)
     targets = ids[score.first :]

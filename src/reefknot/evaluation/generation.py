@@ -40,26 +40,31 @@ def generate(
     generator = torch.Generator(device).manual_seed(seed)
     state = None
     fed = torch.tensor([prompt], device=device)
+    wanted = 1 if temperature < COLDEST else top_k
     for _ in range(length):
         with evaluating(model):
             encoded = model(fed, state)
-            logp_V = model.output.log_probs(encoded.output[:, -1])[0].float()
+            logp_K, ids_K = _candidates(model, encoded.output[:, -1], wanted, never)
         state = encoded.state
-        logp_V[list(never)] = -torch.inf
-        token = _draw(logp_V, temperature, top_k, top_p, generator)
+        token = int(ids_K[_draw(logp_K, temperature, top_p, generator)])
         yield token
         fed = torch.tensor([[token]], device=device)
 
 
-def _draw(
-    logp_V: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
-) -> int:
+def _candidates(model: LanguageModel, h_1D: Tensor, k: int | None, never: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The k best ids that may be produced, best first; an output end that need not look at every class does not."""
+    size = model.output.vocab_size
+    logp_1K, ids_1K = model.output.topk(h_1D, size if k is None else min(k + len(never), size))
+    allowed_K = torch.isin(ids_1K[0], ids_1K.new_tensor(never), invert=True)
+    return logp_1K[0, allowed_K][:k].float(), ids_1K[0, allowed_K][:k]
+
+
+def _draw(logp_K: Tensor, temperature: float, top_p: float | None, generator: torch.Generator) -> int:
     if temperature < COLDEST:
-        return int(logp_V.argmax())
-    logp, ids = (logp_V / temperature).sort(descending=True)
-    probabilities = torch.softmax(logp[:top_k], dim=-1)
+        return 0
+    probabilities = torch.softmax(logp_K / temperature, dim=-1)
     if top_p is not None:
         # A word stays while the words before it have not reached p, so the best one always stays.
         before = probabilities.cumsum(-1) - probabilities
         probabilities = torch.where(before < top_p, probabilities, 0.0)
-    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
+    return int(torch.multinomial(probabilities, 1, generator=generator))

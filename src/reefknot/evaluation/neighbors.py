@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reefknot.text.symbols import END_OF_WORD
 from reefknot.text.vocabulary import Vocabulary
 
 Neighbors = dict[str, list[tuple[str, float]]]
@@ -31,7 +32,10 @@ def examples(vocabulary: Vocabulary, count: int) -> list[str]:
     usable = [
         word
         for word, seen in zip(vocabulary.words, vocabulary.counts, strict=True)
-        if seen >= 20 and len(word) > 3 and word.isalpha()
+        if seen >= 20
+        and len(text := word.removesuffix(END_OF_WORD)) > 3
+        and text.isalpha()
+        and vocabulary.ends_word(word)
     ]
     if len(usable) <= count:
         return usable

@@ -38,6 +38,7 @@ class Score:
     first: int
     """The first token of the text that was scored: 0, or 1 where nothing could stand before it."""
     words: int
+    """Words and line ends that the scored tokens make; without sub-words, as many as there are of those."""
     bytes: int
     definition: str
 
@@ -77,11 +78,11 @@ def score(
         window: tokens per stream computed at once. Changes time and memory only.
         precision: `float32`, or `bfloat16` for autocast.
     """
-    ids = np.asarray(split.ids, dtype=np.int64)
+    context, targets = (np.asarray(each, dtype=np.int64) for each in (split.inputs[:-1], split.ids))
     if vocabulary.eos is None:
-        context, targets = ids[:-1], ids[1:]
+        targets = targets[1:]
     else:
-        context, targets = np.concatenate([[vocabulary.eos], ids[:-1]]), ids
+        context = np.concatenate([[vocabulary.eos], context])
     if not len(targets):
         raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
     streams = min(streams, len(targets))
@@ -100,9 +101,26 @@ def score(
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
     first = split.tokens - len(nll)
-    words = split.words - first + (0 if vocabulary.eos is None else split.lines)
+    words = int(_ends_of_words(vocabulary)[targets].sum())
     definition = _definition(split, vocabulary, len(nll), words, streams, precision)
     return Score(nll, first, words, split.bytes, definition)
+
+
+def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDArray[np.float64]:
+    """The loss of every word and line end of a text, from those of its tokens: the sum over the pieces of each.
+
+    Where the first token was not scored, the first word has the loss of its other pieces, if it has any.
+    """
+    targets = np.asarray(split.ids[split.tokens - len(nll) :])
+    ends = _ends_of_words(vocabulary)[targets]
+    starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
+    losses: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), starts)
+    return losses
+
+
+def _ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """For each token of the vocabulary, whether a word ends with it."""
+    return np.fromiter(map(vocabulary.ends_word, vocabulary.words), dtype=np.bool_, count=len(vocabulary))
 
 
 def _fold(ids: NDArray[np.int64], streams: int, filler: int) -> Tensor:
@@ -121,6 +139,8 @@ def _definition(split: Split, vocabulary: Vocabulary, scored: int, words: int, s
     else:
         start = "<eos> stands before the first token and nothing is dropped"
         line_ends, words_are = "every line ends with the token <eos>, which is scored", "words and line ends"
+    if vocabulary.bpe:
+        words_are += f" in {scored:,} pieces, where a word's probability is the product over its pieces"
     cut = "one stream" if streams == 1 else f"{streams} contiguous streams, each"
     unknown = "none in this text" if not split.unknown else f"{split.unknown:,} here, scored as the token <unk>"
     return "\n".join(

@@ -3,6 +3,7 @@
     RUN/config.json          the complete settings; a run is resumed only with equal ones
         environment.json     the machine, the versions and the code
         vocabulary.json      the words
+        tokenizer.json       how they are cut into pieces, if they are
         metrics.jsonl        one line per report of the training loop
         result.json          the finished run in figures
         scores.safetensors   negative log-likelihood of every token, per split

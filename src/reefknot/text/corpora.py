@@ -37,9 +37,10 @@ class CorpusSettings(Settings):
         str | None,
         Field(description='"k/n": train on the k-th of n equal parts of the lines; "1/2" is the first half'),
     ] = None
-    tokens: Annotated[Count | None, Field(description="train on the first so many tokens only, counted after part")] = (
-        None
-    )
+    tokens: Annotated[
+        Count | None,
+        Field(description="train on the first so many words and line ends only, counted after part"),
+    ] = None
 
     @field_validator("part")
     @classmethod

@@ -26,6 +26,8 @@ class Dataset:
     origin: str
     vocabulary: Vocabulary
     splits: dict[str, Split]
+    hashes: dict[str, str]
+    """SHA-256 of the text of each split, before any cut."""
     fingerprint: str
     """SHA-256 over the texts, the cuts, the vocabulary and its settings."""
     corpus_settings: CorpusSettings
@@ -54,13 +56,23 @@ class Dataset:
         cuts += [f"its first {corpus.tokens:,} tokens"] if corpus.tokens else []
         if cuts:
             yield f"the training text is cut to {', of that '.join(cuts)}"
-        limits = ["the words of the training text"]
+        limits = [f"{self._tokens()} of the training text"]
         limits += [f"seen at least {words.min_count:,} times"] if words.min_count > 1 else []
         limits += [f"at most {words.max_size:,} types"] if words.max_size else []
         yield f"vocabulary: {', '.join(limits)}; most frequent first"
+        if words.dictionary == "fairseq":
+            yield "filled up to the size of fairseq's dictionary with types that no text has"
         unknown = "become <unk>" if words.unknown == "replace" else "are refused"
+        if words.keep_spellings:
+            unknown += f", as inputs they keep their {len(self.vocabulary.spelled):,} spellings"
         ends = "each line ends with <eos>" if words.end_of_line else "line ends are left out"
         yield f"unknown words {unknown}; {ends}"
+
+    def _tokens(self) -> str:
+        bpe = self.vocabulary_settings.bpe
+        if bpe is None:
+            return "the words"
+        return f"pieces of the words, of byte-pair encoding with {bpe.merges:,} merges, and the characters"
 
 
 def _silent(_: str) -> None:
@@ -85,7 +97,7 @@ def open_dataset(
     identity = {
         "text": source.hashes,
         "cut": corpus.model_dump(exclude={"name"}),
-        "vocabulary": vocabulary.model_dump(),
+        "vocabulary": vocabulary.identity,
     }
 
     def fill(entry: Path) -> None:
@@ -103,7 +115,7 @@ def open_dataset(
     entry = folder / "datasets" / _digest(identity, FORMAT)[:32]
     words, splits = cached(entry, fill, read)
     fingerprint = _digest(identity, words.fingerprint)
-    return Dataset(source.name, source.origin, words, splits, fingerprint, corpus, vocabulary)
+    return Dataset(source.name, source.origin, words, splits, source.hashes, fingerprint, corpus, vocabulary)
 
 
 def _digest(*values: Any) -> str:

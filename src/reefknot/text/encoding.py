@@ -1,7 +1,7 @@
 """Encoding: from a corpus to a folder of ids, and back from the folder.
 
-The folder holds `vocabulary.json`, one file of little-endian 32-bit ids per split, and `counts.json`, with
-which the other files must agree.
+The folder holds the vocabulary, one file of little-endian 32-bit ids per split (two where words outside the
+vocabulary keep their spelling), and `counts.json`, with which the other files must agree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,7 +25,7 @@ from reefknot.text.vocabulary import END_OF_LINE, Vocabulary, VocabularySettings
 
 FORMAT: Literal[1] = 1
 _ID = np.dtype("<i4")
-_CHUNK = 1 << 16  # tokens held before they are written
+_BUFFER = 1 << 18  # bytes held before they are written
 _SECONDS = 3.0  # between two lines of progress
 
 Say = Callable[[str], None]
@@ -60,6 +60,13 @@ class Split:
     """Size of the text in UTF-8, line ends included."""
     unknown: int
     """How many of the ids are `<unk>`."""
+    spelled: NDArray[np.int32] | None = None
+    """The same text with ids of their own for the words in `Vocabulary.spelled`."""
+
+    @property
+    def inputs(self) -> NDArray[np.int32]:
+        """What an input end reads; `ids` are what it is to predict."""
+        return self.ids if self.spelled is None else self.spelled
 
     @property
     def tokens(self) -> int:
@@ -67,7 +74,7 @@ class Split:
         return len(self.ids)
 
 
-class _Piece(NamedTuple):
+class _Part(NamedTuple):
     """A line, or the part of it that a cut leaves, as tokens."""
 
     number: int
@@ -79,11 +86,16 @@ class _Piece(NamedTuple):
 def write_encoded(folder: Path, corpus: Corpus, settings: VocabularySettings, say: Say) -> None:
     """Count the words of the training text, then encode every split into `folder`."""
     counts: Counter[str] = Counter()
-    for piece in _read(corpus, "train", settings, "counted", say):
-        counts.update(piece.tokens)
+    for part in _read(corpus, "train", settings, "counted", say):
+        counts.update(part.tokens)
     vocabulary = Vocabulary.from_counts(counts, settings)
+    if settings.keep_spellings:
+        vocabulary = replace(vocabulary, spelled=_outside(vocabulary, corpus, settings, counts, say))
     vocabulary.save(folder / "vocabulary.json")
     splits = {split: _write_split(folder, corpus, split, settings, vocabulary, say) for split in SPLITS}
+    if vocabulary.spelled:
+        for split in SPLITS:
+            _write_inputs(folder, corpus, split, settings, vocabulary, say)
     _check_published(corpus, splits, counts)
     record = _Record(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=splits)
     (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
@@ -100,12 +112,12 @@ def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
         raise DataError(f"{folder / 'vocabulary.json'} is not what was written")
     splits = {}
     for name in SPLITS:
-        path, counts = _ids_file(folder, name), record.splits.get(name)
-        size = counts.tokens * _ID.itemsize if counts else 0
-        if counts is None or not path.is_file() or path.stat().st_size != size:
-            raise DataError(f"{path} does not have the {size:,} bytes that were written")
-        ids = np.memmap(path, dtype=_ID, mode="r")
-        splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}))
+        counts = record.splits.get(name)
+        if counts is None:
+            raise DataError(f"{folder / 'counts.json'} is not what was written")
+        ids = _read_ids(_ids_file(folder, name), counts.tokens)
+        spelled = _read_ids(_inputs_file(folder, name), counts.tokens) if vocabulary.spelled else None
+        splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}), spelled=spelled)
     return vocabulary, splits
 
 
@@ -113,55 +125,76 @@ def _ids_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.ids"
 
 
+def _inputs_file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.inputs"
+
+
+def _read_ids(path: Path, tokens: int) -> NDArray[np.int32]:
+    size = tokens * _ID.itemsize
+    if not path.is_file() or path.stat().st_size != size:
+        raise DataError(f"{path} does not have the {size:,} bytes that were written")
+    return np.memmap(path, dtype=_ID, mode="r")
+
+
+def _outside(
+    vocabulary: Vocabulary, corpus: Corpus, settings: VocabularySettings, counts: Counter[str], say: Say
+) -> tuple[str, ...]:
+    """The words outside the vocabulary, in the order in which the texts first have them."""
+    found = dict.fromkeys(word for word in counts if word not in vocabulary)
+    for split in SPLITS[1:]:
+        for part in _read(corpus, split, settings, "searched", say):
+            found.update(dict.fromkeys(word for word in part.tokens if word not in vocabulary))
+    return tuple(found)
+
+
 def _write_split(
     folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
 ) -> _Counts:
     tokens = words = lines = size = unknown = 0
-    ids: list[int] = []
-    with _ids_file(folder, split).open("wb") as stream:
-
-        def flush() -> None:
-            nonlocal tokens, unknown
-            chunk = np.array(ids, dtype=_ID)
-            stream.write(chunk.tobytes())
-            tokens += len(chunk)
-            unknown += int(np.count_nonzero(chunk == vocabulary.unk))
-            ids.clear()
-
-        for piece in _read(corpus, split, settings, "encoded", say):
-            ids += _encode(piece, settings, vocabulary, str(corpus.files[split]))
-            words += piece.words
+    unk = -1 if vocabulary.unk is None else vocabulary.unk
+    with _ids_file(folder, split).open("wb", _BUFFER) as stream:
+        for part in _read(corpus, split, settings, "encoded", say):
+            ids = _encode(part, settings, vocabulary, str(corpus.files[split]))
+            stream.write(np.array(ids, dtype=_ID).tobytes())
+            tokens += len(ids)
+            unknown += ids.count(unk)
+            words += part.words
             lines += 1
-            size += piece.size
-            if len(ids) >= _CHUNK:
-                flush()
-        flush()
+            size += part.size
     if not words:
         raise DataError(f"{corpus.files[split]}: the {split} text holds no words")
     return _Counts(tokens=tokens, words=words, lines=lines, bytes=size, unknown=unknown)
 
 
-def _encode(piece: _Piece, settings: VocabularySettings, vocabulary: Vocabulary, where: str) -> list[int]:
+def _write_inputs(
+    folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+) -> None:
+    with _inputs_file(folder, split).open("wb", _BUFFER) as stream:
+        for part in _read(corpus, split, settings, "spelled", say):
+            stream.write(np.array(vocabulary.encode_inputs(part.tokens), dtype=_ID).tobytes())
+
+
+def _encode(part: _Part, settings: VocabularySettings, vocabulary: Vocabulary, where: str) -> list[int]:
     try:
-        return vocabulary.encode(piece.tokens, settings.unknown)
+        return vocabulary.encode(part.tokens, settings.unknown)
     except DataError as error:
-        raise DataError(f"{where}, line {piece.number}: {error}") from None
+        raise DataError(f"{where}, line {part.number}: {error}") from None
 
 
-def _read(corpus: Corpus, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Piece]:
-    """The pieces of a split, with a line of progress every few seconds."""
+def _read(corpus: Corpus, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Part]:
+    """The lines of a split, with a line of progress every few seconds."""
     limit = corpus.settings.tokens if split == "train" else None
     tokens, reported = 0, time.monotonic()
-    for piece in _pieces(corpus.lines(split), settings, limit):
-        yield piece
-        tokens += len(piece.tokens)
+    for part in _parts(corpus.lines(split), settings, limit):
+        yield part
+        tokens += len(part.tokens)
         now = time.monotonic()
         if now - reported > _SECONDS:
             say(f"{split}: {tokens:,} tokens {deed}")
             reported = now
 
 
-def _pieces(lines: Iterator[Line], settings: VocabularySettings, limit: int | None) -> Iterator[_Piece]:
+def _parts(lines: Iterator[Line], settings: VocabularySettings, limit: int | None) -> Iterator[_Part]:
     """Lines as tokens; of a limited text the first `limit` tokens, the last line cut short if need be."""
     left = limit
     for number, words, size in lines:
@@ -170,9 +203,9 @@ def _pieces(lines: Iterator[Line], settings: VocabularySettings, limit: int | No
             if len(tokens) > left:
                 tokens, words = tokens[:left], words[:left]
                 size = len(" ".join(words).encode())
-            yield _Piece(number, tokens, len(words), size)
+            yield _Part(number, tokens, len(words), size)
             return
-        yield _Piece(number, tokens, len(words), size)
+        yield _Part(number, tokens, len(words), size)
         if left is not None:
             left -= len(tokens)
 

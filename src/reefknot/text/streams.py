@@ -17,10 +17,11 @@ class Streams:
 
     The tokens left over at the end of the text, fewer than `batch`, are not used. Each token of a stream but
     its first is a target exactly once per epoch; the last window is shorter where `steps` does not divide.
-    Window i + 1 goes on where window i stopped, so a state carried from one to the next fits.
+    Window i + 1 goes on where window i stopped, so a state carried from one to the next fits. What a model reads may
+    have ids of its own, `inputs`: the same text, with spellings that are no targets.
     """
 
-    def __init__(self, ids: NDArray[np.int32], batch: int, steps: int) -> None:
+    def __init__(self, ids: NDArray[np.int32], batch: int, steps: int, inputs: NDArray[np.int32] | None = None) -> None:
         if batch < 1 or steps < 1:
             raise SettingsError(f"batch = {batch}, steps = {steps}: both must be at least 1")
         length = len(ids) // batch
@@ -31,35 +32,38 @@ class Streams:
             )
         self.batch = batch
         self.steps = steps
-        self._streams = ids[: batch * length].reshape(batch, length)  # a view: the text stays on disk
+        # Views: the text stays on disk.
+        self._targets = ids[: batch * length].reshape(batch, length)
+        self._inputs = self._targets if inputs is None else inputs[: batch * length].reshape(batch, length)
 
     @property
     def windows(self) -> int:
         """Windows per epoch."""
-        return -(-self._targets // self.steps)
+        return -(-self._length // self.steps)
 
     @property
     def tokens(self) -> int:
         """Targets per epoch."""
-        return self.batch * self._targets
+        return self.batch * self._length
 
     @property
-    def _targets(self) -> int:
-        return int(self._streams.shape[1]) - 1
+    def _length(self) -> int:
+        """Targets of one stream."""
+        return int(self._targets.shape[1]) - 1
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of one window, `inputs_BT` and `targets_BT`: the same text, one token apart."""
         if not 0 <= index < self.windows:
             raise IndexError(f"window {index} of {self.windows}")
         start = index * self.steps
-        stop = min(start + self.steps, self._targets)
-        block = torch.from_numpy(self._streams[:, start : stop + 1].astype(np.int64))
-        return block[:, :-1].contiguous(), block[:, 1:].contiguous()
+        stop = min(start + self.steps, self._length)
+        inputs_BT, targets_BT = self._inputs[:, start:stop], self._targets[:, start + 1 : stop + 1]
+        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
 
     def slice(self, rank: int, world: int) -> Streams:
         """The share of one of `world` processes: an equal, contiguous part of the streams."""
         if self.batch % world:
             raise SettingsError(f"batch = {self.batch} does not divide among {world} processes")
         share = self.batch // world
-        own = self._streams[rank * share : (rank + 1) * share]
-        return Streams(own.reshape(-1), share, self.steps)
+        own = slice(rank * share, (rank + 1) * share)
+        return Streams(self._targets[own].reshape(-1), share, self.steps, self._inputs[own].reshape(-1))

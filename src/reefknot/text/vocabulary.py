@@ -1,24 +1,25 @@
-"""The word vocabulary: which words there are, in order of their frequency in the training text."""
+"""The vocabulary: which words, or pieces of words, there are, in order of their frequency in the training text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reefknot import durable
 from reefknot.errors import DataError
 from reefknot.settings import Count, Settings
+from reefknot.text.bpe import BPE, BPESettings
+from reefknot.text.symbols import END_OF_LINE, PADDING, START, UNKNOWN
 
-UNKNOWN = "<unk>"
-END_OF_LINE = "<eos>"
+__all__ = ["END_OF_LINE", "UNKNOWN", "Vocabulary", "VocabularySettings", "fairseq_size"]
 
 UnknownPolicy = Literal["replace", "refuse"]
 
@@ -36,36 +37,85 @@ class VocabularySettings(Settings):
         Field(description="a word outside the vocabulary: replace it by <unk>, or refuse the text"),
     ] = "replace"
     end_of_line: Annotated[bool, Field(description="end each line with <eos>")] = True
+    bpe: Annotated[
+        BPESettings | None, Field(description="cut words into pieces (byte-pair encoding), which are then the tokens")
+    ] = None
+    dictionary: Annotated[
+        Literal["own", "fairseq"],
+        Field(description="fairseq: as large as fairseq's, with <s>, <pad> and fillers up to a multiple of 8"),
+    ] = "own"
+    keep_spellings: Annotated[
+        bool,
+        Field(
+            description="words outside the vocabulary keep their spelling at a char_cnn input; as targets they are"
+            " <unk>"
+        ),
+    ] = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> VocabularySettings:
+        if self.bpe and (self.min_count > 1 or self.max_size is not None):
+            raise ValueError("bpe spells every word in pieces, so min_count and max_size have no meaning; remove them")
+        if self.keep_spellings and (self.bpe or self.unknown == "refuse"):
+            raise ValueError(
+                'keep_spellings is for words outside the vocabulary, which bpe and unknown = "refuse" do not have;'
+                " use one or the other"
+            )
+        return self
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells encoded texts apart; a setting that came later counts only where it is used."""
+        first = ("min_count", "max_size", "unknown", "end_of_line")
+        unused = VocabularySettings().model_dump()
+        return {key: value for key, value in self.model_dump().items() if key in first or value != unused[key]}
+
+
+def fairseq_size(types: int) -> int:
+    """Types of fairseq's dictionary of so many types, <unk> and <eos> included."""
+    return -(-(types + 2) // 8) * 8
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by id, most frequent first (ties in the order of their characters), and their training counts."""
+    """Tokens by id, most frequent first (ties in the order of their characters), and their training counts.
+
+    A token is a word, or with `bpe` a piece of one.
+    """
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
+    spelled: tuple[str, ...] = ()
+    """Words outside the vocabulary that an input end may spell; their ids follow those of the tokens."""
+    bpe: BPE | None = field(default=None, repr=False)
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], settings: VocabularySettings) -> Vocabulary:
-        """The vocabulary of a training text in which each token, `<eos>` included, was counted.
+        """The vocabulary of a training text in which each word, and `<eos>`, was counted.
 
         `<unk>` counts for its own occurrences and for every word it replaces.
         """
+        bpe = BPE.train(counts, settings.bpe.merges) if settings.bpe else None
+        least = settings.min_count
+        if bpe:
+            counts, least = bpe.count(counts), 0  # a piece that training has not seen may be needed later
         policy = {END_OF_LINE: settings.end_of_line, UNKNOWN: settings.unknown == "replace"}
         kept = {word: counts.get(word, 0) for word, reserved in policy.items() if reserved}
         room = None if settings.max_size is None else settings.max_size - len(kept)
-        others = [(w, n) for w, n in counts.items() if w not in kept and n >= settings.min_count]
+        others = [(w, n) for w, n in counts.items() if w not in kept and n >= least]
         kept.update(sorted(others, key=_frequency_order)[:room])
         if UNKNOWN in kept:
             kept[UNKNOWN] += sum(n for word, n in counts.items() if word not in kept)
+        if settings.dictionary == "fairseq":
+            _fill_up(kept)
         words, numbers = zip(*sorted(kept.items(), key=_frequency_order), strict=True)
-        return cls(words, numbers)
+        return cls(words, numbers, bpe=bpe)
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __contains__(self, word: str) -> bool:
-        return word in self._ids
+        return all(token in self._ids for token in self.cut(word))
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -81,17 +131,33 @@ class Vocabulary:
         """The id of `<eos>`, if the vocabulary has it."""
         return self._ids.get(END_OF_LINE)
 
-    def id_of(self, word: str) -> int:
-        """The id of a word; that of `<unk>` for a word outside the vocabulary."""
-        return self.encode([word])[0]
+    def id_of(self, token: str) -> int:
+        """The id of a token; that of `<unk>` for one outside the vocabulary."""
+        return self._look_up([token], self._ids)[0]
+
+    def cut(self, word: str) -> tuple[str, ...]:
+        """The tokens of a word."""
+        return self.bpe.cut(word) if self.bpe else (word,)
 
     def encode(self, words: Iterable[str], unknown: UnknownPolicy = "replace") -> list[int]:
         """Ids of words. A vocabulary without `<unk>` refuses an unknown word whatever the policy."""
-        ids, unk = self._ids, self.unk
+        tokens = words if self.bpe is None else (token for word in words for token in self.bpe.cut(word))
+        return self._look_up(tokens, self._ids, unknown)
+
+    def encode_inputs(self, words: Iterable[str]) -> list[int]:
+        """Ids of words for an input end: as `encode`, but words of `spelled` keep their own."""
+        return self._look_up(words, self._input_ids) if self.spelled else self.encode(words)
+
+    @cached_property
+    def _input_ids(self) -> dict[str, int]:
+        return self._ids | {word: index for index, word in enumerate(self.spelled, start=len(self))}
+
+    def _look_up(self, tokens: Iterable[str], ids: Mapping[str, int], unknown: UnknownPolicy = "replace") -> list[int]:
+        unk = self.unk
         if unknown == "replace" and unk is not None:
-            return [ids.get(word, unk) for word in words]
+            return [ids.get(token, unk) for token in tokens]
         try:
-            return [ids[word] for word in words]
+            return [ids[token] for token in tokens]
         except KeyError as error:
             raise DataError(
                 f"'{error.args[0]}' is not in the vocabulary; use another word, or train with unknown = \"replace\""
@@ -103,8 +169,13 @@ class Vocabulary:
         return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Words of ids."""
-        return [self.words[index] for index in ids]
+        """Words of ids; pieces are joined."""
+        tokens = [self.words[index] for index in ids]
+        return self.bpe.join(tokens) if self.bpe else tokens
+
+    def ends_word(self, token: str) -> bool:
+        """Whether the next token begins a word."""
+        return self.bpe is None or self.bpe.ends_word(token)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,11 +183,20 @@ class Vocabulary:
         return hashlib.sha256(self._file()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary as JSON in ASCII; any word survives, control characters included."""
+        """Write the vocabulary as JSON in ASCII; any word survives, control characters included.
+
+        How words are cut into pieces, if they are, is written to tokenizer.json beside it.
+        """
+        if self.bpe:
+            durable.write_bytes(_tokenizer_path(path), self.bpe.file)
         durable.write_bytes(path, self._file())
 
     def _file(self) -> bytes:
-        stored = {"format": 1, "words": self.words, "counts": self.counts}
+        stored: dict[str, Any] = {"format": 1, "words": self.words, "counts": self.counts}
+        if self.spelled:
+            stored["spelled"] = self.spelled
+        if self.bpe:
+            stored["tokenizer"] = hashlib.sha256(self.bpe.file).hexdigest()
         return json.dumps(stored, indent=0).encode()
 
     @classmethod
@@ -127,19 +207,39 @@ class Vocabulary:
         fault = _fault(stored)
         if fault:
             raise DataError(f"{path} is not a vocabulary: {fault}")
-        vocabulary = cls(tuple(stored["words"]), tuple(stored["counts"]))
+        bpe = _load_bpe(path, stored["tokenizer"]) if "tokenizer" in stored else None
+        vocabulary = cls(tuple(stored["words"]), tuple(stored["counts"]), tuple(stored.get("spelled", ())), bpe)
         vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # as if computed already: it takes long
         return vocabulary
 
 
+def _tokenizer_path(path: Path) -> Path:
+    return path.with_name("tokenizer.json")
+
+
+def _load_bpe(path: Path, sha256: str) -> BPE:
+    tokenizer = _tokenizer_path(path)
+    data = durable.read_bytes(tokenizer)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DataError(f"{tokenizer} is damaged, or not the one that was written with {path.name}")
+    return BPE(data)
+
+
+def _fill_up(kept: dict[str, int]) -> None:
+    """Add what fairseq's dictionary has beyond the types of a text, all never seen."""
+    kept.update({word: 0 for word in (START, PADDING) if word not in kept})
+    fillers = (name for number in count() if (name := f"<filler{number}>") not in kept)
+    kept.update(dict.fromkeys([next(fillers) for _ in range(-len(kept) % 8)], 0))
+
+
 def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
-    word, count = item
-    return -count, word
+    word, seen = item
+    return -seen, word
 
 
 def _fault(stored: dict[str, Any]) -> str | None:
     """Why what was read is no vocabulary, or None. There may be millions of words: each check is a plain loop."""
-    if stored.keys() != {"format", "words", "counts"} or stored["format"] != 1:
+    if stored.keys() - {"spelled", "tokenizer"} != {"format", "words", "counts"} or stored["format"] != 1:
         return "it must hold format 1, words and counts"
     words, counts = stored["words"], stored["counts"]
     if not isinstance(words, list) or not isinstance(counts, list) or not words:
@@ -154,6 +254,11 @@ def _fault(stored: dict[str, Any]) -> str | None:
         return "a word stands in it twice"
     if any(a < b or (a == b and v > w) for (a, v), (b, w) in pairwise(zip(counts, words, strict=True))):
         return "the words are not in order of frequency"
+    spelled = stored.get("spelled", [])
+    if not isinstance(spelled, list) or not set(map(type, spelled)) <= {str} or not _is_unicode(spelled):
+        return "a spelled word is no text"
+    if len({*words, *spelled}) != len(words) + len(spelled):
+        return "a spelled word stands in it twice"
     return None
 
 

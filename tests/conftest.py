@@ -2,6 +2,7 @@
 
 pytest tests/crash --kills 1000 [--device cuda]                 more kills than CI has time for, also on a GPU
 HYPOTHESIS_PROFILE=campaign pytest tests/fuzz --timeout 0       more damaged recipes
+pytest tests/contract --combinations all                        every combination of ends, not a pairwise covering
 pytest tests/contract tests/cli tests/golden --freeze           write the frozen files anew, to be read and committed
 """
 
@@ -74,7 +75,18 @@ output.labels.table = "classes"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="how often tests/crash kills a training process")
     parser.addoption("--device", default="cpu", help="where tests/crash trains: cpu or cuda")
+    parser.addoption(
+        "--combinations", choices=["pairs", "all"], default="pairs", help="which ends tests/contract joins"
+    )
     parser.addoption("--freeze", action="store_true", help="write the frozen files instead of comparing with them")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """How many combinations of ends there are, and how many of them are tested."""
+    from contract.combinations import summary
+    from contract.conftest import chosen_cases
+
+    return summary(chosen_cases(config))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,8 @@ from pydantic import AfterValidator, Field, model_validator
 from reefknot.errors import SettingsError
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
-from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, TABLES
+from reefknot.models.regularisation import RegularisationSettings
+from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES
 from reefknot.recipes import find_recipe
 from reefknot.runs.folder import differences, folder_name
 from reefknot.settings import (
@@ -36,22 +37,24 @@ from reefknot.settings import (
     validate,
 )
 from reefknot.text.corpora import SPLITS, CorpusSettings
-from reefknot.text.vocabulary import VocabularySettings
+from reefknot.text.spelling import spell
+from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 from reefknot.training.settings import TrainingSettings
 
-MODEL = ("corpus", "vocabulary", "tables", "input", "encoder", "output")
+MODEL = ("corpus", "vocabulary", "tables", "projections", "input", "encoder", "output")
 """Sections of an experiment that decide how many parameters there are."""
 WITHOUT_EFFECT = ("training.seed:", "training.log_every:", "training.save_every:", "training.keep:")
 """Settings that make no experiment another one."""
 
 if TYPE_CHECKING:
     TableSettings = Settings
+    ProjectionSettings = Settings
     InputSettings = Settings
     EncoderSettings = Settings
     OutputSettings = Settings
     SplitName = str
 else:
-    TableSettings, InputSettings = TABLES.settings(), INPUTS.settings()
+    TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
     SplitName = Literal[SPLITS]
 
@@ -82,23 +85,38 @@ class Experiment(Settings):
     tables: Annotated[
         dict[OneLine, TableSettings], Field(description="what is learned per word; ends refer to it by name")
     ]
+    projections: Annotated[
+        dict[OneLine, ProjectionSettings],
+        Field(description="matrices between the bands of a table and the model; ends refer to them by name"),
+    ] = Field(default={})
     input: InputSettings
     encoder: EncoderSettings
     output: OutputSettings
     init: InitialisationSettings = InitialisationSettings()
+    regularisation: RegularisationSettings = RegularisationSettings()
     training: TrainingSettings
     evaluation: EvaluationSettings = EvaluationSettings()
 
     @model_validator(mode="after")
-    def _check_tables(self) -> Experiment:
-        named = {*INPUTS.references(self.input, "tables"), *OUTPUTS.references(self.output, "tables")}
-        missing, unused = sorted(named - set(self.tables)), sorted(set(self.tables) - named)
-        if missing:
-            raise ValueError(
-                f"no table '{shortened(missing[0], 60)}' in [tables] (there: {', '.join(self.tables) or 'none'})"
-            )
-        if unused:
-            raise ValueError(f"no end uses tables.{shortened(unused[0], 60)}; remove it or name it in an end")
+    def _check_names(self) -> Experiment:
+        for group, there in (("tables", self.tables), ("projections", self.projections)):
+            named = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
+            for projection in self.projections.values():
+                named |= set(PROJECTIONS.references(projection, group))
+            missing, unused = sorted(named - set(there)), sorted(set(there) - named)
+            if missing:
+                one = group.removesuffix("s")
+                known = ", ".join(there) or "none"
+                raise ValueError(f"no {one} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
+            if unused:
+                raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
+        return self
+
+    @model_validator(mode="after")
+    def _check_spellings(self) -> Experiment:
+        if self.vocabulary.keep_spellings and not INPUTS.asks_for(self.input, "spellings"):
+            kind = self.input.kind  # type: ignore[attr-defined]
+            raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} reads no spellings; use char_cnn")
         return self
 
 
@@ -263,14 +281,22 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def build_model(experiment: Experiment, vocab_size: int) -> LanguageModel:
-    """The model an experiment describes, drawn from torch's generator as it stands."""
-    given: dict[str, Any] = {"vocab_size": vocab_size}
-    given["tables"] = {name: TABLES.build(table, given) for name, table in experiment.tables.items()}
+def build_model(experiment: Experiment, vocabulary: Vocabulary | int) -> LanguageModel:
+    """The model an experiment describes, drawn from torch's generator as it stands.
+
+    A number of words is enough where nothing is to be read: an input end that spells then spells nothing.
+    """
+    number = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
+    given: dict[str, Any] = {"vocab_size": number}
+    given["tables"] = {name: TABLES.build(each, given) for name, each in experiment.tables.items()}
+    given["projections"] = {name: PROJECTIONS.build(each, given) for name, each in experiment.projections.items()}
+    if INPUTS.asks_for(experiment.input, "spellings"):
+        words = [""] * number if isinstance(vocabulary, int) else [*vocabulary.words, *vocabulary.spelled]
+        given["spellings"] = spell(words)
     source = INPUTS.build(experiment.input, given)
     encoder = ENCODERS.build(experiment.encoder, given | {"input_dim": source.dim})
     output = OUTPUTS.build(experiment.output, given | {"context_dim": encoder.dim})
-    model = LanguageModel(source, encoder, output)
+    model = LanguageModel(source, encoder, output, experiment.regularisation)
     initialise(model, experiment.init)
     return model
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,17 @@ import pytest
 
 from reefknot.errors import SettingsError
 from reefknot.outputs.labels.plain import Plain
-from reefknot.parts import ENCODERS, INPUTS, LABELS, OUTPUTS
+from reefknot.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, WITHOUT_MEANING
 
-from .conftest import SETTINGS, WITHOUT_MEANING, Case, all_cases, meaningful_cases, part_settings
+from .combinations import SETTINGS, Case, all_cases, covering_cases, meaningful_cases, part_settings, summary
 
 Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
 
 
 def test_every_registered_part_is_walked() -> None:
-    every, kept = list(all_cases()), meaningful_cases()
-    print(f"{len(kept)} combinations with a meaning, {len(every) - len(kept)} without")
-    assert len(every) == len(set(every))
+    every, kept = all_cases(), meaningful_cases()
+    print(summary(kept))
+    assert len(every) == len(set(every)) == len(INPUTS) * len(ENCODERS) * len(OUTPUTS) * len(LABELS) * 2
     for family, field in ((INPUTS, "input"), (ENCODERS, "encoder"), (OUTPUTS, "output"), (LABELS, "labels")):
         assert set(family) <= {getattr(case, field) for case in every}
     assert {case.tied for case in kept} == {True, False}
@@ -31,8 +33,18 @@ def test_listed_combinations_raise_their_sentence() -> None:
         matching = [case for case in all_cases() if case.matches(pattern)]
         assert matching, f"{pattern} names nothing that is registered"
         for case in matching:
-            with pytest.raises(SettingsError, match=sentence):
-                case.build()
+            build = case.tie_by_force if not case.build_input().tables() else case.build
+            with pytest.raises(SettingsError, match=re.escape(sentence)):
+                build()
+
+
+def test_the_covering_joins_every_two_parts_that_can_meet() -> None:
+    chosen, kept = covering_cases(), meaningful_cases()
+    assert set(chosen) < set(kept)
+    fields = ("input", "encoder", "output", "labels", "tied")
+    for one, other in itertools.combinations(fields, 2):
+        met = {(getattr(case, one), getattr(case, other)) for case in chosen}
+        assert met == {(getattr(case, one), getattr(case, other)) for case in kept}
 
 
 def test_tied_means_one_table(case: Case) -> None:
@@ -49,7 +61,7 @@ def test_a_new_part_needs_its_line_only(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_test_value_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(SETTINGS, "encoders.lstm")
     with pytest.raises(pytest.fail.Exception, match=r"encoders.lstm needs hidden_dim: add .* to SETTINGS"):
-        part_settings(ENCODERS, "lstm", {}, "")
+        part_settings(ENCODERS, "lstm", {})
 
 
 def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:

@@ -15,7 +15,7 @@ from reefknot.models.language_model import LanguageModel
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.training.state import load_weights, weights
 
-from .conftest import VOCABULARY, Case
+from .combinations import VOCABULARY, Case
 
 TOKENS = torch.tensor([[1, 4, 9, 2, 2, 10], [0, 3, 5, 8, 1, 7]])
 

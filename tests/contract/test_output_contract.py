@@ -13,14 +13,17 @@ from torch import Tensor
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.outputs.contract import OutputEnd
 
-from .conftest import VOCABULARY, Case
+from .combinations import VOCABULARY, Case
 
 TARGETS = torch.tensor([3, 0, IGNORE, 10, 3, IGNORE, 7])
 
 
 def output_of(case: Case) -> OutputEnd:
-    """In float64, every parameter drawn: a zero bias would hide that it is left out."""
-    output = case.build().output.double()
+    """In float64, every parameter drawn: a zero bias would hide that it is left out.
+
+    In evaluation mode, because what is sampled or dropped in training is exact only there.
+    """
+    output = case.build().output.double().eval()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(std=0.5)

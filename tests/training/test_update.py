@@ -33,7 +33,7 @@ def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
 
     def run(*overrides: str, uniform: float = 0.5) -> tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]:
         fixed = ("encoder.dropout=0.0", f"init.uniform={uniform}", "training.epochs=1", f"training.steps={STEPS}")
-        recipe = load_recipe(str(tiny_recipe()), (*fixed, "training.log_every=1", *overrides))
+        recipe = load_recipe(str(tiny_recipe()), (*fixed, "training.log_every=1", *overrides), "tied")
         experiment = recipe.experiments["tied"]
         torch.manual_seed(1)
         before = build_model(experiment, VOCABULARY)
@@ -58,16 +58,29 @@ def unrolled(layer: Any, x_BTD: Tensor) -> Tensor:
     return torch.stack(states, dim=1)
 
 
+def hidden_states(model: Any, x_BT: Tensor) -> Tensor:
+    h_BTD: Tensor = model.input.table.weight[x_BT]
+    for layer in model.encoder.layers:
+        h_BTD = unrolled(layer, h_BTD)
+    return h_BTD
+
+
 def summed_loss(model: Any) -> Tensor:
     """sum over streams and steps of -log p(next word), spelled out."""
     x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
-    h_BTD = model.input.table.weight[x_BT]
-    for layer in model.encoder.layers:
-        h_BTD = unrolled(layer, h_BTD)
+    h_BTD = hidden_states(model, x_BT)
     labels = model.output.labels
     context_BTD = h_BTD @ labels.projection.weight.T + labels.projection.bias
     scores_BTV = context_BTD @ labels.table.weight.T + labels.bias
     return -torch.log_softmax(scores_BTV, -1).gather(-1, y_BT[..., None]).sum()
+
+
+def assert_moved(before: LanguageModel, after: LanguageModel, rate: float) -> None:
+    """A step of plain gradient descent lies between them."""
+    moved = dict(after.named_parameters())
+    for name, parameter in before.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(moved[name].double(), parameter - rate * parameter.grad, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
@@ -84,14 +97,44 @@ def test_the_penalised_sum_is_divided_once(update: Update, divisor: str, by: int
     penalty = 0.5 * weight * projection.square().sum()
     loss = summed_loss(exact)
     ((loss + penalty) / by).backward()
-    moved = dict(after.named_parameters())
-    for name, parameter in exact.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(moved[name].double(), parameter - rate * parameter.grad, rtol=0, atol=1e-6)
+    assert_moved(before=exact, after=after, rate=rate)
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in exact.parameters() if p.grad is not None))
     assert lines[0]["nll"] == pytest.approx(loss.item() / (BATCH * STEPS), rel=1e-6)
     assert lines[0]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     assert lines[0]["penalties"] == pytest.approx({"projection": penalty.item()}, rel=1e-6)
+
+
+@pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
+def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by: int) -> None:
+    """Inan's loss, AR and TAR are logged plain; in the objective they have their weights and the divisor of the nll."""
+    rate, tau, alpha, ar, tar = 0.25, 3.0, 2.0, 1.5, 0.7
+    before, after, lines = update(
+        f"training.divisor={divisor}",
+        "training.clip=1000.0",
+        f"training.optimiser.learning_rate={rate}",
+        "output={kind='augmented', table='words', labels={kind='plain', table='words'}}",
+        f"output.tau={tau}",
+        f"output.alpha={alpha}",
+        f"regularisation.activation={ar}",
+        f"regularisation.temporal_activation={tar}",
+    )
+    exact: Any = copy.deepcopy(before).double()
+    x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
+    h_BTD = hidden_states(exact, x_BT)
+    table_VD, bias_V = exact.input.table.weight, exact.output.labels.bias
+    plain_BTV = h_BTD @ table_VD.T
+    nll = -torch.log_softmax(plain_BTV + bias_V, -1).gather(-1, y_BT[..., None]).sum()
+    soft_BTV = torch.softmax(table_VD[y_BT] @ table_VD.T / tau, -1)
+    kl = (soft_BTV * (soft_BTV.log() - torch.log_softmax(plain_BTV / tau, -1))).sum()
+    # Without dropout the raw and the dropped output are one.
+    small, slow = h_BTD.square().mean(), (h_BTD[:, 1:] - h_BTD[:, :-1]).square().mean()
+    tokens = BATCH * STEPS
+    ((nll + alpha * kl + tokens * (ar * small + tar * slow)) / by).backward()
+    assert_moved(before=exact, after=after, rate=rate)
+    assert lines[0]["nll"] == pytest.approx(nll.item() / tokens, rel=1e-6)
+    parts = {"augmented": kl / tokens, "activation": small, "temporal_activation": slow}
+    # In float32 a divergence is the small difference of large numbers.
+    assert lines[0]["parts"] == pytest.approx({name: value.item() for name, value in parts.items()}, abs=3e-7)
 
 
 def test_clipping_bounds_the_whole_gradient(update: Update) -> None:

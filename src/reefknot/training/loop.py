@@ -44,9 +44,10 @@ class _Window(nn.Module):
 
     def forward(
         self, x_BT: Tensor, y_BT: Tensor, state: State, plan: Plan
-    ) -> tuple[Tensor, Tensor, State, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
         losses = self.model.loss(x_BT, y_BT, state, plan)
-        return losses.sum(), losses.parts["nll"].sum.detach(), losses.state, losses.penalties
+        parts = {name: part.sum.detach() for name, part in losses.parts.items()}
+        return losses.sum(), parts, losses.state, losses.penalties
 
 
 class Trainer:
@@ -85,7 +86,9 @@ class Trainer:
         self.first_rate: float = optimiser.param_groups[0]["lr"]
         self.state = TrainState(model, optimiser, model.initial_state(streams.batch), Progress())
         self._parallel = self.world.size > 1
-        self._window = DistributedDataParallel(_Window(model)) if self._parallel else _Window(model)
+        window = _Window(model)
+        # Buffers follow from the settings and are equal in every process.
+        self._window = DistributedDataParallel(window, broadcast_buffers=False) if self._parallel else window
 
     # -- the whole run ---------------------------------------------------------------------------------------------
 
@@ -182,37 +185,40 @@ class Trainer:
         count = sum(plan.count for _, _, plan, _ in pieces)
         divisor = (self.streams.batch if self.settings.divisor == "batch" else count) * self.world.size
         self.state.optimiser.zero_grad(set_to_none=True)
-        nll_sum = torch.zeros((), device=self.world.device)
+        sums: dict[str, Tensor] = {}
         states = []
         penalties: dict[str, Tensor] = {}
         for number, (x, y, plan, hidden) in enumerate(pieces):
             last = number == len(pieces) - 1
             with self._quiet_unless(last):
                 with self._autocast():
-                    loss_sum, piece_nll, state, penalties = self._window(x, y, hidden, plan)
+                    loss_sum, parts, state, penalties = self._window(x, y, hidden, plan)
                 # Processes average their gradients, so each share of the sum is weighted by their number;
                 # penalties are the same in every process and enter once.
                 objective = loss_sum * (self.world.size / divisor)
                 if last and penalties:
                     objective = objective + torch.stack(list(penalties.values())).sum() / divisor
                 objective.backward()
-            nll_sum += piece_nll
+            sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
             states.append(state)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
-        numbers: list[float] = torch.stack([nll_sum, norm, *penalties.values()]).detach().double().tolist()
+        together = [norm, *penalties.values(), *sums.values()]
+        numbers: list[float] = torch.stack([each.detach().double() for each in together]).tolist()
         # The norm is that of the exchanged gradients, so all processes see the same one and decide alike.
-        nll, asked = self.world.sum([numbers[0], float(bool(stop))])
-        if not (math.isfinite(nll) and math.isfinite(numbers[1])):
-            self._refuse_update(nll, numbers[1])
+        gradient_norm, penalised = numbers[0], dict(zip(penalties, numbers[1:], strict=False))
+        *totals, asked = self.world.sum([*numbers[1 + len(penalties) :], float(bool(stop))])
+        logged = dict(zip(sums, totals, strict=True))
+        if not (math.isfinite(gradient_norm) and all(map(math.isfinite, totals))):
+            self._refuse_update(logged["nll"], gradient_norm)
         self.state.optimiser.step()
         self.state.hidden = join_streams(states)
         progress.step += 1
         progress.window += 1
         progress.tokens += count * self.world.size
-        progress.logged_nll += nll
+        progress.logged = {name: progress.logged.get(name, 0.0) + total for name, total in logged.items()}
         progress.logged_tokens += count * self.world.size
         progress.seconds += time.monotonic() - started
-        return numbers[1], dict(zip(penalties, numbers[2:], strict=True)), asked > 0
+        return gradient_norm, penalised, asked > 0
 
     def _pieces(self, x_BT: Tensor, y_BT: Tensor) -> list[tuple[Tensor, Tensor, Plan, State]]:
         """The streams in `accumulate` groups, with what the host can say about each before it is copied."""
@@ -274,17 +280,19 @@ class Trainer:
 
     def _log_training(self, rate: float, gradient_norm: float, penalties: dict[str, float]) -> None:
         progress = self.state.progress
-        nll = progress.logged_nll / progress.logged_tokens
+        parts = {name: total / progress.logged_tokens for name, total in progress.logged.items()}
+        nll = parts.pop("nll")
         speed = progress.tokens / progress.seconds
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
         line |= {
             "tokens": progress.logged_tokens,
             "learning_rate": rate,
             "gradient_norm": gradient_norm,
+            "parts": parts,
             "penalties": penalties,
         }
         line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
-        progress.logged_nll, progress.logged_tokens = 0.0, 0
+        progress.logged, progress.logged_tokens = {}, 0
         self._write_metric(line)
         steps = self.settings.epochs * self.streams.windows
         left = (steps - progress.step) * progress.seconds / progress.step

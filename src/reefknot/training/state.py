@@ -6,7 +6,7 @@ there, not because somebody remembered it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from reefknot.training.distributed import World
 
 @dataclass
 class Progress:
-    """Where training stands. Plain numbers only: this is what state.json holds."""
+    """Where training stands. Plain numbers under names: this is what state.json holds."""
 
     step: int = 0
     """Updates done."""
@@ -30,8 +30,8 @@ class Progress:
     """The next window of this epoch: the cursor into the text."""
     tokens: int = 0
     """Targets trained on."""
-    logged_nll: float = 0.0
-    """Sum of losses since the last line of metrics, so that the line after a resume is the line it would have been."""
+    logged: dict[str, float] = field(default_factory=dict)
+    """Sums of the loss's parts since the last line of metrics: after a resume the line is what it would have been."""
     logged_tokens: int = 0
     metrics_lines: int = 0
     best_nll: float | None = None
@@ -85,7 +85,7 @@ class TrainState:
         whole = {name: tensor.to(world.device) for name, tensor in groups.get("hidden", {}).items()}
         self.hidden = {name: tensor.clone() for name, tensor in select_streams(whole, mine).items()}
         self._restore_optimiser(groups.get("optimiser", {}), values["optimiser"])
-        names = {field.name for field in fields(Progress)}
+        names = {each.name for each in fields(Progress)}
         if set(values["progress"]) != names:
             raise DataError("the checkpoint was written by another version of Reefknot and cannot be resumed")
         self.progress = Progress(**values["progress"])

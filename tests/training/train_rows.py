@@ -1,0 +1,20 @@
+"""Every row of a recipe, one after the other, in the processes that torchrun made.
+
+torchrun --nproc-per-node=2 tests/training/train_rows.py RECIPE OUT [key=value ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from reefknot import experiments
+from reefknot.recipe import load_recipe
+from reefknot.training.display import Silent
+from reefknot.training.distributed import join_world
+
+name, out, *overrides = sys.argv[1:]
+recipe = load_recipe(name, overrides)
+with join_world("cpu") as world:
+    for row in recipe.rows:
+        experiments.train(recipe, row, Path(out) / row.slug, world=world, display=Silent())

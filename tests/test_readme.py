@@ -60,7 +60,9 @@ def test_every_command_is_understood() -> None:
 
 
 def test_the_python_example_runs() -> None:
-    code = README.partition("## In Python")[2].split("```python")[1].split("```")[0]
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    code = "".join(blocks)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

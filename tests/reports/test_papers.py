@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import DataError
+from reefknot.reports import papers
 from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, record, update
 from reefknot.reports.table import TableRow
 from reefknot.runs.environment import source_sha256
@@ -30,8 +31,9 @@ PRESS = Recipe(
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A project with a README and one record."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a README, one record, and the ideas of one paper."""
+    monkeypatch.setattr(papers, "IDEAS", [idea for idea in IDEAS if idea.recipe == PRESS.name])
     (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
     write_run(tmp_path / "results", "Small + WT", 0, result("Small + WT", 0))
     return tmp_path
@@ -44,13 +46,13 @@ def change(root: Path, **values: Any) -> None:
 
 def test_the_figures_come_from_the_records(root: Path) -> None:
     assert update(root, [PRESS]) == [root / "PAPERS.md", root / "README.md"]
-    papers = (root / "PAPERS.md").read_text()
+    written = (root / "PAPERS.md").read_text()
     assert (
         "| weight tying (WT) | Press and Wolf 2017, Table 6 | [tables.py](src/reefknot/tables.py) "
         "| `press2017/table6`, Small + WT | 112.6 | 112.4 |"
-    ) in papers
-    assert "| `press2017/table6`, Small + PR | not run | 111.7 |" in papers
-    for text in (papers, (root / "README.md").read_text()):
+    ) in written
+    assert "| `press2017/table6`, Small + PR | not run | 111.7 |" in written
+    for text in (written, (root / "README.md").read_text()):
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in text  # nothing to beat
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % |" in text
         assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text

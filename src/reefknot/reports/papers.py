@@ -1,4 +1,4 @@
-"""PAPERS.md, and the results in README.md, generated from the records under `results/`.
+"""PAPERS.md, and the results in README.md and docs/ends.md, generated from the records under `results/`.
 
     script/papers                     write them
     script/papers --check             say which is out of date
@@ -36,23 +36,36 @@ class Idea:
 
 
 _PRESS = "Press and Wolf 2017, Table 6"
+_INAN = "Inan et al. 2017"
+_BAEVSKI = "Baevski and Auli 2019"
+_PAPPAS = "Pappas and Henderson 2019"
+_OUTPUTS = "src/reefknot/outputs"
+_TOUR = "ends"
+"""The recipe with every end on one encoder; its table stands in docs/ends.md."""
 
 IDEAS = (
-    Idea(
-        "LSTM as of Zaremba et al.",
-        _PRESS,
-        "src/reefknot/encoders/lstm.py",
-        "press2017/table6",
-        "Small model",
-    ),
+    Idea("LSTM as of Zaremba et al.", _PRESS, "src/reefknot/encoders/lstm.py", "press2017/table6", "Small model"),
     Idea("weight tying (WT)", _PRESS, "src/reefknot/tables.py", "press2017/table6", "Small + WT"),
     Idea(
         "projection regularisation (PR)",
         _PRESS,
-        "src/reefknot/outputs/labels/projected.py",
+        f"{_OUTPUTS}/labels/projected.py",
         "press2017/table6",
         "Small + PR",
     ),
+    Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _TOUR, "AL"),
+    Idea("reused embeddings with it (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _TOUR, "REAL"),
+    Idea("word dropout", f"{_INAN}; {_PAPPAS}", "src/reefknot/inputs/lookup.py", _TOUR, "tied, word dropout"),
+    Idea("fixed narrow input", _BAEVSKI, "src/reefknot/inputs/lookup.py", _TOUR, "narrow input"),
+    Idea("adaptive input", _BAEVSKI, "src/reefknot/inputs/adaptive.py", _TOUR, "adaptive ends, tied"),
+    Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TOUR, "adaptive softmax"),
+    Idea("char-CNN input", _BAEVSKI, "src/reefknot/inputs/char_cnn.py", _TOUR, "char-CNN"),
+    Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/text/bpe.py", _TOUR, "BPE, tied"),
+    Idea("bilinear mapping", _PAPPAS, f"{_OUTPUTS}/labels/bilinear.py", _TOUR, "bilinear"),
+    Idea("dual nonlinear mapping", _PAPPAS, f"{_OUTPUTS}/labels/dual.py", _TOUR, "dual"),
+    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_OUTPUTS}/labels/drill.py", _TOUR, "DRILL"),
+    Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _TOUR, "mixture"),
+    Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", _TOUR, "sampled"),
 )
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -69,10 +82,15 @@ class Recipe:
 
 
 def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> list[Path]:
-    """Bring PAPERS.md and README.md up to date and return those that were not; `check` writes nothing."""
+    """Bring PAPERS.md, README.md and docs/ends.md up to date and return those that were not; `check` writes nothing."""
     tables = _tables(root / "results", recipes)
-    readme = root / "README.md"
-    wanted = {root / "PAPERS.md": _papers(tables), readme: _between_marks(readme, _results(tables, level=3))}
+    wanted = {root / "PAPERS.md": _papers(tables)}
+    for page, shown, level in (
+        (root / "README.md", [table for table in tables if table.name != _TOUR], 3),
+        (root / "docs" / "ends.md", [table for table in tables if table.name == _TOUR], 4),
+    ):
+        if shown:
+            wanted[page] = _between_marks(page, _results(shown, level))
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if not check:
         for path in stale:
@@ -206,10 +224,10 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     )
 
 
-def _between_marks(readme: Path, block: str) -> str:
-    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+def _between_marks(page: Path, block: str) -> str:
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise DataError(f"{readme}: no place for the results; put the lines {BEGIN} and {END} where they belong")
+        raise DataError(f"{page}: no place for the results; put the lines {BEGIN} and {END} where they belong")
     return f"{head}{BEGIN}\n{_NOTE}\n\n{block}\n{END}{tail}"

@@ -100,7 +100,7 @@ def curves(rows: Sequence[TableRow]) -> list[Plot]:
 def frequency(rows: Sequence[TableRow]) -> list[Plot]:
     """Loss by how often the target, and the previous word, was seen in training, one figure each."""
     plots = []
-    for end, of in (("target", "the word to predict"), ("previous", "the previous word")):
+    for end, of in (("target", "the token to predict"), ("previous", "the previous token")):
         losses = {n: _bands(row, end) for n, row in enumerate(rows)}
         losses = {n: bands for n, bands in losses.items() if bands}
         if not losses:

@@ -49,6 +49,11 @@ class Score(_Stored):
     bytes: int | None = None
     definition: str = ""
 
+    @property
+    def per_word(self) -> float:
+        """What rows can be compared by: the same as `perplexity`, but for tokens that are pieces of words."""
+        return self.perplexity if self.word_perplexity is None else self.word_perplexity
+
 
 class Best(_Stored):
     step: int

@@ -46,7 +46,7 @@ class TableRow:
 
     def perplexity(self, split: str) -> Spread | None:
         scores = (getattr(record, split) for record in self.records)
-        return Spread.of(score.perplexity for score in scores if score)
+        return Spread.of(score.per_word for score in scores if score)
 
     def difference(self, split: str) -> float | None:
         """Ours over the paper's, as a signed fraction."""

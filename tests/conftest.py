@@ -81,12 +81,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--freeze", action="store_true", help="write the frozen files instead of comparing with them")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """How many combinations of ends there are, and how many of them are tested."""
     from contract.combinations import summary
     from contract.conftest import chosen_cases
 
-    return summary(chosen_cases(config))
+    terminalreporter.write_line(summary(chosen_cases(config)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,9 +15,7 @@ from reefknot.recipe import build_model, load_recipe
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/ends.md").read_text(encoding="utf-8")
 WORDS = 10_000  # the Penn Treebank's, which the page's recipes name
-FRAME = re.findall(r"```toml\n(.*?)```", PAGE.partition("## Which end when")[0], re.DOTALL)[0]
-
-
+FRAME, CHANGE = re.findall(r"```toml\n(.*?)```", PAGE.partition("## Which end when")[0], re.DOTALL)
 SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
 """Every section on a part, by its heading."""
 
@@ -72,6 +70,16 @@ def test_a_recipe_builds_and_has_the_size_it_claims(heading: str, tmp_path: Path
         assert not claimed, "another vocabulary has another size"
     else:
         assert claimed == [f"{counts['input'] + counts['output']:,}"]
+
+
+def test_a_row_changes_the_base_as_the_page_says(tmp_path: Path) -> None:
+    base = _recipe(SECTIONS["The tie: ends that hold one table"]).replace("dim = 400", "dim = 400\nunit_norm = true")
+    path = tmp_path / "mine.toml"
+    text = FRAME.replace('name = "mine"\n', f'name = "mine"\n{CHANGE}') + "\n" + base
+    path.write_text(text + "\n[base.vocabulary]\nmin_count = 2\nmax_size = 5_000\n", encoding="utf-8")
+    (experiment,) = load_recipe(str(path)).experiments.values()
+    assert experiment.tables["words"].model_dump() == {"kind": "word", "dim": 256, "unit_norm": False}
+    assert (experiment.vocabulary.min_count, experiment.vocabulary.max_size) == (2, None)
 
 
 @pytest.mark.parametrize(

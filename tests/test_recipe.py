@@ -71,14 +71,23 @@ def test_a_change_is_laid_over_the_base() -> None:
     assert base == {"a": {"b": 1, "c": 2}, "d": [1, 2]}
 
 
-def test_another_kind_replaces_and_the_same_kind_merges() -> None:
+def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None:
     base = {"labels": {"kind": "plain", "table": "words", "bias": False}}
     assert merge(base, {"labels": {"kind": "projected", "table": "words"}}) == {
         "labels": {"kind": "projected", "table": "words"}
     }
+    assert merge(base, {"labels": {"kind": "plain", "table": "classes"}}) == {
+        "labels": {"kind": "plain", "table": "classes"}
+    }
     merged = {"labels": {"kind": "plain", "table": "classes", "bias": False}}
-    assert merge(base, {"labels": {"kind": "plain", "table": "classes"}}) == merged
     assert merge(base, {"labels": {"table": "classes"}}) == merged
+
+
+def test_the_value_default_takes_a_setting_away() -> None:
+    base = {"vocabulary": {"min_count": 3, "max_size": 100}, "seed": 1}
+    assert merge(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
+    assert merge(base, {"vocabulary": "default", "nothing": "default"}) == {"seed": 1}
+    assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # tables are drawn in this order
 
 
 def test_rows_and_overrides_reach_the_experiment(tmp_path: Path) -> None:
@@ -192,9 +201,9 @@ def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: st
         ("output.labels.bais=true", "output.labels.bais: no such setting; did you mean output.labels.bias?"),
         ("tables.words.dmi=3", "tables.words.dmi: no such setting; did you mean tables.words.dim?"),
         ("zzz.qqq=1", "zzz: no such setting"),
-        ("training.epochs=1.5", "training.epochs: input should be a valid integer (it is 1.5)"),
-        ("training.clip=nan", "training.clip: input should be"),
-        ("encoder.dropout=1.0", "encoder.dropout: input should be less than 1 (it is 1.0)"),
+        ("training.epochs=1.5", "training.epochs: must be a valid integer (it is 1.5)"),
+        ("training.clip=nan", "training.clip: must be"),
+        ("encoder.dropout=1.0", "encoder.dropout: must be less than 1 (it is 1.0)"),
         (
             "training.schedule.kind=cosine",
             "training.schedule.kind: no schedule is called 'cosine'; there are: constant, decay\n",
@@ -249,10 +258,10 @@ def test_mistakes_of_all_rows_at_once_and_those_of_the_base_once(tmp_path: Path)
     said = complaint(tmp_path, BASE.replace("epochs = 2", "epochs = 0") + rows).splitlines()
     assert said == [
         said[0],
-        "  encoder.layers: input should be greater than or equal to 1 (it is 0)",
-        "  training.epochs: input should be greater than or equal to 1 (it is 0)",
+        "  encoder.layers: must be greater than or equal to 1 (it is 0)",
+        "  training.epochs: must be greater than or equal to 1 (it is 0)",
         said[3],
-        "  encoder.layers: input should be greater than or equal to 1 (it is -1)",
+        "  encoder.layers: must be greater than or equal to 1 (it is -1)",
         said[5],
         "  encoder.layer: no such setting; did you mean encoder.layers?",
     ]
@@ -282,9 +291,7 @@ def test_hostile_values_stay_short_and_printable(tmp_path: Path) -> None:
     assert "\x1b" not in said
     assert len(complaint(tmp_path, BASE + ROW, "k" * 10_000 + "=1")) < 400
     digits = "9" * 5_000
-    assert "training.epochs: input should be a valid integer" in complaint(
-        tmp_path, BASE + ROW, f"training.epochs={digits}"
-    )
+    assert "training.epochs: must be a valid integer" in complaint(tmp_path, BASE + ROW, f"training.epochs={digits}")
     assert "cannot be read: Exceeds the limit" in complaint(tmp_path, f"title = {digits}")
 
 

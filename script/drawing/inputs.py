@@ -5,17 +5,29 @@ from __future__ import annotations
 from drawing.shapes import BAND_WIDTHS, FAINT, Picture, bands, picture
 
 
-@picture("How to read the pictures", 130)
+@picture("How to read the pictures", 145)
 def legend(p: Picture) -> None:
-    p.draw("table", 62, 54, 44, 72)
-    p.draw("shared", 182, 54, 44, 72)
-    p.draw("matrix", 300, 54, 56, 56)
-    p.draw("vector", 400, 54, 12, 72)
-    p.draw("step", 510, 36, 84, 28, "a step")
-    p.draw("step", 510, 72, 84, 28, "optional", dashed=True)
-    p.chart(628, 70, (0.15, 0.3, 1.0, 0.5, 0.2), mark=2)
-    names = ("table of words", "held by both ends", "matrix", "vector", "computation", "target among classes")
-    for x, name in zip((62, 182, 300, 400, 510, 628), names, strict=True):
+    p.draw("table", 48, 54, 44, 72)
+    p.draw("shared", 134, 54, 44, 72)
+    p.draw("matrix", 224, 54, 56, 56)
+    p.draw("shared matrix", 314, 54, 56, 56)
+    p.draw("vector", 390, 54, 12, 72)
+    p.draw("step", 462, 54, 70, 28, "a step")
+    p.draw("matrix", 530, 40, 32, 32, dashed=True)
+    p.draw("step", 574, 40, 32, 28, dashed=True)
+    p.arrow((514, 76), (590, 76), dashed=True)
+    p.chart(642, 70, (0.15, 0.3, 1.0, 0.5, 0.2), mark=2)
+    names = (
+        (48, "table\nof words"),
+        (134, "table held\nby both ends"),
+        (224, "matrix"),
+        (314, "matrix held\nby both ends"),
+        (390, "vector"),
+        (462, "computation"),
+        (552, "dashed:\noptional"),
+        (642, "target\namong classes"),
+    )
+    for x, name in names:
         p.note(x, 94, name)
 
 
@@ -51,15 +63,17 @@ def banded(p: Picture) -> None:
 @picture("Band projections: one matrix per band, upwards for the input, downwards for the output", 280)
 def projections(p: Picture) -> None:
     middles = (50, 120, 205)
-    wide = p.draw("vector", 520, 125, 14, 200, note="D")
-    for band, w, y, number in zip(bands(p, "shared", 60, middles, "E"), BAND_WIDTHS, middles, "123", strict=True):
-        matrix = p.draw("shared matrix", 340, y, w, 48, f"W_{number}" if w > 20 else "")
-        p.note(340, y + 24, {"1": "D × d", "2": "D × d/4", "3": "W_3: D × d/16"}[number])
+    wide = p.draw("vector", 528, 125, 14, 200, note="D")
+    for band, w, y, number in zip(bands(p, "shared", 30, middles, "E"), BAND_WIDTHS, middles, "123", strict=True):
+        matrix = p.draw("shared matrix", 305, y, w, 48, f"W_{number}" if w > 20 else "")
+        p.note(305, y + 24, {"1": "D × d", "2": "D × d/4", "3": "W_3: D × d/16"}[number])
         for start, end in ((band.right, matrix.left), (matrix.right, wide.left)):
             p.arrow((start[0], y - 9), (end[0], y - 9))
-            p.arrow((end[0], y + 9), (start[0], y + 9), dashed=True)
-    p.text(545, 110, "→ up: input end", 13, "start", FAINT)
-    p.text(545, 135, "⇠ down: output end", 13, "start", FAINT)
+            first = number == "1"
+            p.arrow((end[0], y + 9), (start[0], y + 9), dashed=first, opacity=0.5 if first else 1.0)
+    p.text(439, 80, "only with\nhead_projection = shared", 12, colour=FAINT)
+    p.text(548, 110, "→ up: input end", 13, "start", FAINT)
+    p.text(548, 135, "← down: output end", 13, "start", FAINT)
 
 
 @picture("Untied, tied and three-way tied ends", 215)

@@ -37,16 +37,22 @@ def bilinear(p: Picture) -> None:
     p.text(475, 68, "E (U h), never (E U) h", 12, colour=FAINT)
 
 
-@picture("Dual labels: the hidden state and the classes each pass a layer and meet in a joint space", 235)
+@picture("Dual labels: the hidden state and the classes each pass a layer and meet in a joint space", 245)
 def dual(p: Picture) -> None:
-    dot = meet(p, 325, 80)
-    h, table = p.draw("vector", 32, 80, 12, 90, note="h"), p.draw("shared", 645, 80, 70, 116, "E")
-    layer, act = p.draw("matrix", 98, 80, 60, 66, "A", "+ a"), p.draw("step", 180, 80, 58, 30, "act")
-    p.chain(h, layer, act, p.draw("vector", 245, 80, 12, 66, note="J"), dot)
-    classes = p.draw("table", 412, 80, 46, 116, note="V × J, once\nper update")
-    act, layer = p.draw("step", 490, 80, 58, 30, "act"), p.draw("matrix", 562, 80, 46, 66, "U", "+ u")
-    for one, other in ((table, layer), (layer, act), (act, classes), (classes, dot)):
+    dot = meet(p, 325, 100)
+    h, table = p.draw("vector", 28, 100, 12, 90, note="h"), p.draw("shared", 652, 100, 64, 116, "E")
+    layer, act = p.draw("matrix", 86, 100, 54, 66, "A", "+ a"), p.draw("step", 157, 100, 44, 30, "act")
+    plus = p.joint(214, 100, "+")
+    p.chain(h, layer, act, plus, p.draw("vector", 260, 100, 12, 66, note="J"), dot)
+    p.arrow(h.top, (28, 30), (214, 30), plus.top, dashed=True)
+    p.text(121, 19, "residual_to_context", 12, colour=FAINT)
+    classes = p.draw("table", 409, 100, 44, 116, note="V × J, once\nper update")
+    layer, act = p.draw("matrix", 582, 100, 44, 66, "U", "+ u"), p.draw("step", 517, 100, 44, 30, "act")
+    plus = p.joint(463, 100, "+")
+    for one, other in ((table, layer), (layer, act), (act, plus), (plus, classes), (classes, dot)):
         p.arrow(one.left, other.right)
+    p.arrow(table.top, (652, 30), (463, 30), plus.top, dashed=True)
+    p.text(557, 19, "residual_to_table", 12, colour=FAINT)
 
 
 @picture("DRILL: a deep network over the table, to which the table is added after every layer", 235)
@@ -153,19 +159,25 @@ def mixture(p: Picture) -> None:
     p.chain(total, p.chart(650, 110, (0.5, 0.6, 0.3, 0.5), "p(y | h)"))
 
 
-@picture("Sampled softmax: in training the classes of a batch are its targets and a sample", 250)
+@picture("Sampled softmax: in training over the batch's sample and the row's own target, in evaluation exact", 240)
 def sampled(p: Picture) -> None:
-    table = p.draw("shared", 130, 105, 80, 168, note="all V classes")
-    few = p.draw("table", 300, 66, 80, 40, note="R of them")
+    table = p.draw("shared", 110, 105, 80, 168, note="all V classes")
+    few = p.draw("table", 245, 66, 70, 40, note="R of them")
     for y, name in ((41, "drawn"), (65, "target"), (97, "drawn"), (145, "target")):
-        row = p.draw("vector", 130, y, 80, 8)
-        p.text(82, y, name, 12, "end", FAINT)
+        row = p.draw("vector", 110, y, 80, 8)
+        p.text(62, y, name, 12, "end", FAINT)
         p.arrow(row.right, few.left)
-    p.chain(few, p.draw("step", 440, 66, 110, 40, "score − log Q"), p.draw("step", 600, 66, 120, 40, "softmax over R"))
-    exact = p.draw("step", 600, 180, 120, 40, "softmax over V")
-    p.arrow((table.right[0], 180), exact.left)
-    p.text(520, 28, "training: one sample for the whole batch", 13)
-    p.text(400, 165, "evaluation: exact", 13)
+    trained, exact = p.joint(345, 66, "·"), p.joint(345, 181, "·")
+    h = p.draw("vector", 345, 123, 12, 56)
+    p.text(358, 123, "h", 13, "start")
+    p.arrow(h.top, trained.bottom)
+    p.arrow(h.bottom, exact.top)
+    own = p.draw("step", 590, 66, 172, 46, "softmax over the sample\nand the row’s own target")
+    p.chain(few, trained, p.draw("step", 430, 66, 74, 40, "− log Q"), own)
+    p.arrow((table.right[0], 181), exact.left)
+    p.chain(exact, p.draw("step", 590, 181, 172, 40, "softmax over V"))
+    p.text(590, 26, "training: one sample per batch", 13)
+    p.text(590, 145, "evaluation: exact", 13)
 
 
 @picture("AR keeps hidden states small, TAR keeps them slow", 190)
@@ -177,7 +189,7 @@ def regularisation(p: Picture) -> None:
         p.draw("vector", x, 50, 14, size)
         p.draw("vector", x, 135, 14, size)
         p.draw("step", x, 125 + 8 * (t % 3), 14, 9)
-        p.arrow((x, 83), (x, 103), dashed=True)
+        p.arrow((x, 83), (x, 103))
         if t:
             p.arrow((x - 66, 50), (x - 9, 50))
     p.text(525, 50, "TAR: mean (Δh)², raw", 13, "start")

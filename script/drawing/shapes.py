@@ -1,7 +1,7 @@
 """Shapes for the pictures of docs/ends.md, written as SVG.
 
-A table is a rectangle (its height the words, its width the vectors), a matrix a plain box, a vector a slim bar, a step
-of computation a white box, dashed where it is optional. Orange is what both ends hold. Shapes are placed by their
+A table is a ruled rectangle (its height the words, its width the vectors), a matrix a plain box, a vector a slim bar,
+a step of computation a white box. Orange is what both ends hold, dashed what is optional. Shapes are placed by their
 centre on a canvas 700 wide; `_x` in a text is a subscript.
 """
 
@@ -98,10 +98,11 @@ class Picture:
         self.text(x, y, sign, 15 if len(sign) == 1 else 11)
         return Shape.around(x, y, 26, 26)
 
-    def arrow(self, *points: Point, dashed: bool = False) -> None:
+    def arrow(self, *points: Point, dashed: bool = False, opacity: float = 1.0) -> None:
         path = "M" + " L".join(f"{x:g} {y:g}" for x, y in points)
         dash = ' stroke-dasharray="4 3"' if dashed else ""
-        style = f'fill="none" stroke="{FAINT}" stroke-width="1.3" marker-end="url(#tip)"{dash}'
+        faint = f' opacity="{opacity:g}"' if opacity < 1 else ""
+        style = f'fill="none" stroke="{FAINT}" stroke-width="1.3" marker-end="url(#tip)"{dash}{faint}'
         self.lines.append(f'<path d="{path}" {style}/>')
 
     def svg(self) -> str:

@@ -5,9 +5,9 @@ Also the way back: a run folder opened as a model with its words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from reefknot.evaluation.generation import generate
 from reefknot.evaluation.neighbors import examples, nearest
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.evaluation.search import tails_opened
+from reefknot.inputs.char_cnn import CharCNN
 from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
 from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.text.corpora import BUILT_IN, KNOWN
 from reefknot.text.dataset import Dataset, open_dataset
 from reefknot.text.streams import Streams
 from reefknot.text.vocabulary import Vocabulary
@@ -75,8 +77,8 @@ def train(
     streams = Streams(text.ids, settings.batch, settings.steps, text.inputs).slice(world.rank, world.size)
     set_determinism(settings.determinism)
     seed_everything(seed)
-    model = build_model(experiment, dataset.vocabulary)
-    _check_parameters(model, row)
+    model = recipe.build(row, dataset.vocabulary)
+    _check_parameters(model, recipe, row)
     # Ranks build the same weights and drop other units.
     seed_everything(seed, world.rank)
     with _enter(out, run_config(recipe, row, experiment, dataset), world) as run, _logging_errors(run, world):
@@ -118,10 +120,10 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
         raise
 
 
-def _check_parameters(model: LanguageModel, row: Row) -> None:
+def _check_parameters(model: LanguageModel, recipe: Recipe, row: Row) -> None:
     total = sum(model.parameter_counts().values())
-    if row.parameters is not None and total != row.parameters:
-        raise SettingsError(f'row "{row.name}" should have {row.parameters:,} parameters but the model has {total:,}')
+    if row.parameters not in (None, total):
+        raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
 
 
 def run_config(recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]
     """Neighbours and samples: what a person looks at first."""
     words = examples(vocabulary, 8)
     neighbors: dict[str, Any] = {
-        end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model, vocabulary).items()
+        end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model).items()
     }
     start = [vocabulary.eos if vocabulary.eos is not None else 0]
     never = () if vocabulary.unk is None else (vocabulary.unk,)
@@ -238,9 +240,9 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]
     return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}
 
 
-def word_vectors(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+def word_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
     """One vector per token at either end; an input end may have more, of words that are only spelled."""
-    return {"input": model.input.vectors()[: len(vocabulary)], "labels": model.output.vectors()}
+    return {"input": model.input.vectors(), "labels": model.output.vectors()}
 
 
 def best_weights(run: RunFolder) -> dict[str, torch.Tensor]:
@@ -264,13 +266,34 @@ class TrainedRun:
         """The texts the run was trained on and scored with."""
         return open_texts(self.run, data)
 
+    def knowing(self, words: Iterable[str]) -> TrainedRun:
+        """This run, with an input end that spells these words too; itself unless it was trained to keep spellings."""
+        source = self.model.input
+        if not (self.experiment.vocabulary.keep_spellings and isinstance(source, CharCNN)):
+            return self
+        vocabulary = self.vocabulary.spelling(words)
+        source = source.spelling(vocabulary.spelled[len(self.vocabulary.spelled) :])
+        model = LanguageModel(source, self.model.encoder, self.model.output, self.model.regularisation)
+        return replace(self, vocabulary=vocabulary, model=model.eval())
+
 
 def open_texts(run: RunFolder, data: Path | None) -> Dataset:
-    """The texts a run was trained on and scored with, or an error if they are others by now."""
+    """The texts a run was trained on and scored with, or an error if they are others by now.
+
+    Where the folder of a text has been moved, `data` is its new place.
+    """
     experiment = _experiment(run)
-    dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
+    corpus = experiment.corpus
+    if corpus.name not in (BUILT_IN, *KNOWN) and not Path(corpus.name).expanduser().is_dir():
+        if data is None:
+            raise DataError(
+                f"{run.path}: its text was in {corpus.name}, and there is no such folder here; "
+                "say with --data which folder holds train, valid and test text now"
+            )
+        corpus = corpus.model_copy(update={"name": str(data)})
+    dataset = open_dataset(corpus, experiment.vocabulary, data=data)
     if dataset.fingerprint != run.config.get("corpus"):
-        raise DataError(f"the corpus is not the one that {run.path} was trained on: its text has changed")
+        raise DataError(f"the corpus is not the one that {run.path} was trained on: its text has changed; restore it")
     return dataset
 
 

@@ -82,13 +82,13 @@ NOTHING_TO_TIE = (
     "a char-CNN makes its vectors from spellings and holds no table, so there is nothing that classes could share: "
     "give them a table of their own"
 )
-SEVERAL_WIDTHS = (
-    "a banded table has a width for each band, so it gives the classes of one softmax no common width: "
+KEPT_IN_BANDS = (
+    "the classes of one softmax are rows of a word table, but this table keeps its words in bands: "
     "use the adaptive output with it, or give these labels a word table"
 )
 WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
-    *(({"input": "adaptive", "output": kind, "tied": True}, SEVERAL_WIDTHS) for kind in OUTPUTS if kind != "adaptive"),
+    *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
 )
 """Combinations that have no meaning, as kinds that must all match, and the sentence that building one raises. Every
 other combination of an input, labels, an output and a tie works."""

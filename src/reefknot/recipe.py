@@ -3,14 +3,17 @@
     reefknot validate RECIPE        check one without running it
     reefknot ls                     the recipes that are shipped
 
-An experiment is one row with the base and any `key=value` overrides merged in: everything that a run depends on.
+An experiment is one row with the base and any `key=value` overrides merged in: everything that a run depends on. What a
+row or an override sets is laid over the base. A table that states its `kind` replaces the one of that name, because its
+settings are other settings; the value "default" takes a setting of the base away.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -22,7 +25,7 @@ from reefknot.errors import SettingsError
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings
-from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES
+from reefknot.parts import ENCODERS, INPUTS, NOTHING_TO_TIE, OUTPUTS, PROJECTIONS, TABLES
 from reefknot.recipes import find_recipe
 from reefknot.runs.folder import differences, folder_name
 from reefknot.settings import (
@@ -43,6 +46,8 @@ from reefknot.training.settings import TrainingSettings
 
 MODEL = ("corpus", "vocabulary", "tables", "projections", "input", "encoder", "output")
 """Sections of an experiment that decide how many parameters there are."""
+DEFAULT = "default"
+"""The value that takes a setting of the base away."""
 WITHOUT_EFFECT = ("training.seed:", "training.log_every:", "training.save_every:", "training.keep:")
 """Settings that make no experiment another one."""
 
@@ -97,12 +102,19 @@ class Experiment(Settings):
     training: TrainingSettings
     evaluation: EvaluationSettings = EvaluationSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_tie(cls, raw: Any) -> Any:
+        """An input end without a table is told apart from a misspelt setting."""
+        source = raw.get("input") if isinstance(raw, Mapping) else None
+        if isinstance(source, Mapping) and source.get("kind") == "char_cnn" and "table" in source:
+            raise ValueError(f"input.table: {NOTHING_TO_TIE}")
+        return raw
+
     @model_validator(mode="after")
     def _check_names(self) -> Experiment:
         for group, there in (("tables", self.tables), ("projections", self.projections)):
             named = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
-            for projection in self.projections.values():
-                named |= set(PROJECTIONS.references(projection, group))
             missing, unused = sorted(named - set(there)), sorted(set(there) - named)
             if missing:
                 one = group.removesuffix("s")
@@ -114,9 +126,12 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _check_spellings(self) -> Experiment:
-        if self.vocabulary.keep_spellings and not INPUTS.asks_for(self.input, "spellings"):
-            kind = self.input.kind  # type: ignore[attr-defined]
+        spelled = INPUTS.asks_for(self.input, "spellings")
+        kind = self.input.kind  # type: ignore[attr-defined]
+        if self.vocabulary.keep_spellings and not spelled:
             raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} reads no spellings; use char_cnn")
+        if self.vocabulary.bpe and spelled:
+            raise ValueError(f"vocabulary.bpe: an input of kind {kind} reads the spelling of whole words; leave it out")
         return self
 
 
@@ -156,6 +171,13 @@ class Recipe:
     """One per row that can be trained."""
     changed: Mapping[str, list[str]]
     """What the overrides changed in each row, but for settings without effect on its figures."""
+
+    def build(self, row: Row, vocabulary: Vocabulary | int) -> LanguageModel:
+        """The model of a row. A mistake that only building finds says which row it is in."""
+        try:
+            return build_model(self.experiments[row.name], vocabulary)
+        except SettingsError as error:
+            raise SettingsError(f'{self.name}, row "{row.name}": {error}') from error
 
     def row(self, name: str | None) -> Row:
         """The row called `name`, in any case; without a name, the only one there is."""
@@ -266,16 +288,14 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`. A table with another `kind` replaces the old one: its settings are other settings."""
+    """`change` laid over `base`: a table that states its `kind` replaces the old one, `DEFAULT` takes a value away."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
-        if (
-            isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and value.get("kind", old.get("kind")) == old.get("kind")
-        ):
-            merged[key] = merge(old, value)
+        if value == DEFAULT:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            merged[key] = merge(old if isinstance(old, Mapping) and "kind" not in value else {}, value)
         else:
             merged[key] = value
     return merged
@@ -287,18 +307,32 @@ def build_model(experiment: Experiment, vocabulary: Vocabulary | int) -> Languag
     A number of words is enough where nothing is to be read: an input end that spells then spells nothing.
     """
     number = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
-    given: dict[str, Any] = {"vocab_size": number}
-    given["tables"] = {name: TABLES.build(each, given) for name, each in experiment.tables.items()}
-    given["projections"] = {name: PROJECTIONS.build(each, given) for name, each in experiment.projections.items()}
+    given: dict[str, Any] = {"vocab_size": number, "tables": {}, "projections": {}}
+    for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
+        for name, each in entries.items():
+            with _naming(f"{registry.family}.{name}"):
+                given[registry.family][name] = registry.build(each, given)
     if INPUTS.asks_for(experiment.input, "spellings"):
         words = [""] * number if isinstance(vocabulary, int) else [*vocabulary.words, *vocabulary.spelled]
         given["spellings"] = spell(words)
-    source = INPUTS.build(experiment.input, given)
-    encoder = ENCODERS.build(experiment.encoder, given | {"input_dim": source.dim})
-    output = OUTPUTS.build(experiment.output, given | {"context_dim": encoder.dim})
+    with _naming("input"):
+        source = INPUTS.build(experiment.input, given)
+    with _naming("encoder"):
+        encoder = ENCODERS.build(experiment.encoder, given | {"input_dim": source.dim})
+    with _naming("output"):
+        output = OUTPUTS.build(experiment.output, given | {"context_dim": encoder.dim})
     model = LanguageModel(source, encoder, output, experiment.regularisation)
     initialise(model, experiment.init)
     return model
+
+
+@contextmanager
+def _naming(section: str) -> Iterator[None]:
+    """A part knows what is wrong with it but not where it stands in a recipe."""
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"{section}: {error}") from error
 
 
 def check_experiment(settings: Mapping[str, Any], where: str) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class Mistake:
         message = self.problem["msg"].removeprefix("Value error, ")
         if kind == WRONG_KIND:
             return shortened(f"{key}.kind: {message}", 200)
+        # "Input should be" is pydantic's word for the value; here an input is an end of the model.
+        message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
         message = f"{message[:1].lower()}{message[1:]}"
         return shortened(f"{key}: {message}" if key else message, 160) + self.given
 
@@ -177,7 +180,7 @@ def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[str]:
             yield f"{prefix}{name}"
         depth = prefix.count(".")
         for free in (node.get("additionalProperties"), node.get("items")):
-            if isinstance(free, dict) and depth < len(key):
+            if isinstance(free, dict) and depth < len(key) and prefix == "".join(f"{name}." for name in key[:depth]):
                 yield from walk(free, f"{prefix}{key[depth]}.")
 
     return walk(schema, "")

@@ -32,6 +32,8 @@ class WordTable(nn.Module):
         ] = False,
     ) -> None:
         super().__init__()
+        if vocab_size < 1 or dim < 1:
+            raise SettingsError(f"word table: {vocab_size} words of width {dim}: both must be at least 1")
         self.vocab_size = vocab_size
         self.dim = dim
         self.unit_norm = unit_norm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,12 @@ from .conftest import Outcome, Runs
 Cli = Callable[..., Outcome]
 
 
-def copy_run(run: Path, to: Path, seed: int = 0, corpus: str | None = None, **settings: dict[str, Any]) -> Path:
+def copy_run(run: Path, to: Path, seed: int = 0, **settings: dict[str, Any]) -> Path:
     """A run as another seed, or with other settings, would have left it."""
     shutil.copytree(run, to, symlinks=True)
     config = json.loads((to / "config.json").read_text(encoding="utf-8"))
     for name, changed in {"training": {"seed": seed}, **settings}.items():
         config["settings"][name] |= changed
-    config["corpus"] = corpus or config["corpus"]
     (to / "config.json").write_text(json.dumps(config), encoding="utf-8")
     result = json.loads((to / "result.json").read_text(encoding="utf-8"))
     (to / "result.json").write_text(json.dumps(result | {"seed": seed}), encoding="utf-8")
@@ -53,6 +53,9 @@ def test_other_settings_are_not_taken_for_seeds(cli: Cli, runs: Runs, seeds: Pat
     assert outcome.code == 2
     assert f"{seeds} holds runs that differ in more than the seed" in outcome.err
     assert "training.epochs=9" in outcome.err
+    alone = cli("compare", runs.root)
+    assert alone.code == 2
+    assert f"so name one each: reefknot compare {runs.tied} {runs.untied}" in alone.err
 
 
 def test_a_seed_counts_once(cli: Cli, runs: Runs, seeds: Path) -> None:
@@ -62,11 +65,56 @@ def test_a_seed_counts_once(cli: Cli, runs: Runs, seeds: Path) -> None:
     assert "are the same seed, 1, twice; leave one out" in outcome.err
 
 
-def test_every_run_must_have_scored_the_same_text(cli: Cli, runs: Runs, seeds: Path) -> None:
-    copy_run(runs.tied, seeds / "other", seed=3, corpus="another")
-    outcome = cli("compare", runs.untied, seeds)
+def train(cli: Cli, recipe: Path, out: Path, *settings: object) -> Path:
+    outcome = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", "training.epochs=1", *settings)
+    assert outcome.code == 0, outcome.err
+    return out
+
+
+def test_every_run_must_have_scored_the_same_text(
+    cli: Cli, runs: Runs, recipe: Path, corpus: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    shutil.copytree(corpus, text)
+    (text / "test.txt").write_text("green river\n" * 60, encoding="utf-8")
+    other = train(cli, recipe, tmp_path / "other", f"corpus.name={text}")
+    outcome = cli("compare", runs.untied, other)
     assert outcome.code == 2
-    assert f"{seeds / 'other'} and {runs.untied} were scored on different texts or vocabularies" in outcome.err
+    assert f"{runs.untied} and {other}: no fair comparison: their test texts differ" in outcome.err
+    assert cli("compare", runs.untied, other, "--split", "valid", "--json").json()[0]["of"] == "token"
+
+
+def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    fewer = train(cli, recipe, tmp_path / "fewer", "vocabulary.max_size=9")
+    outcome = cli("compare", runs.tied, fewer)
+    assert outcome.code == 2
+    assert re.search(r"0 unknown words, scored as <unk>, against \d+; compare runs whose vocabularies", outcome.err)
+    ends = train(cli, recipe, tmp_path / "ends", "vocabulary.end_of_line=false")
+    assert "one scores the ends of lines, the other does not" in cli("compare", runs.tied, ends).err
+
+
+def test_spellings_at_the_input_leave_the_targets_as_they_are(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    words = train(cli, recipe, tmp_path / "words", "vocabulary.max_size=9")
+    spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
+    spelled = train(cli, recipe, tmp_path / "spelled", "vocabulary.max_size=9", *spelling)
+    (found,) = cli("compare", words, spelled, "--by", "documents", "--json").json()
+    assert (found["of"], found["units"]) == ("token", 30)
+    results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (words, spelled)]
+    expected = [result["test"]["perplexity"] for result in results]
+    assert [found["perplexity_a"], found["perplexity_b"]] == pytest.approx(expected)
+
+
+def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
+    text, moved = tmp_path / "text", tmp_path / "moved"
+    shutil.copytree(corpus, text)
+    run = train(cli, recipe, tmp_path / "run", f"corpus.name={text}")
+    text.rename(moved)
+    outcome = cli("evaluate", run)
+    assert outcome.code == 3
+    assert f"{run}: its text was in {text}, and there is no such folder here; say with --data" in outcome.err
+    assert cli("evaluate", run, "--data", moved).code == 0
+    (moved / "test.txt").write_text("other words\n", encoding="utf-8")
+    assert "its text has changed" in cli("evaluate", run, "--data", moved).err
 
 
 def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, tmp_path: Path) -> None:

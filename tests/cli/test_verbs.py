@@ -96,6 +96,33 @@ def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: P
     assert cli("validate", small, lost).code == 2
 
 
+def test_a_mistake_of_building_is_told_of_all_the_rows_that_have_it(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    rows = """
+[[rows]]
+name = "wide"
+[rows.set]
+encoder.hidden_dim = 9
+
+[[rows]]
+name = "wide too"
+[rows.set]
+encoder = { kind = "lstm", hidden_dim = 9, layers = 2 }
+
+[[rows]]
+name = "short"
+parameters = 9
+"""
+    wrong.write_text(recipe.read_text("utf-8") + rows, encoding="utf-8")
+    for words in (("validate", wrong), ("table", wrong, "--out", tmp_path / "runs")):
+        outcome = cli(*words)
+        assert outcome.code == 2
+        first, second = outcome.err.splitlines()
+        assert first.startswith(f'reefknot: {wrong}, rows "wide", "wide too": the encoder gives 9 ')
+        assert second == f'{wrong}, row "short": 652 parameters, not 9'
+    assert not (tmp_path / "runs").exists()  # the rows that are right were not trained either
+
+
 def test_params(cli: Cli, recipe: Path) -> None:
     found = cli("params", recipe, "--json").json()
     parts = {"input.table": 96, "encoder.layers": 544, "output.labels.bias": 12}

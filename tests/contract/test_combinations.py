@@ -68,5 +68,5 @@ def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:
     """Checkpoints stay readable. New combinations join the list by `pytest tests/contract --freeze`."""
     now = {case.name: list(case.build().state_dict()) for case in meaningful_cases()}
     stored = frozen(Path(__file__).with_name("keys.json"), now)
-    assert stored
-    assert {name: now.get(name) for name in stored} == stored
+    assert stored.keys() == now.keys()
+    assert stored == now

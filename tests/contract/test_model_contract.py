@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_model, save_model
-from torch import Tensor
+from torch import Tensor, nn
 
+from reefknot.encoders.lstm import LSTM
+from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.augmented import Augmented
+from reefknot.outputs.labels.plain import Plain
+from reefknot.outputs.softmax import Softmax
 from reefknot.runs.checkpoints import Checkpoints
+from reefknot.tables import WordTable
 from reefknot.training.state import load_weights, weights
 
 from .combinations import VOCABULARY, Case
@@ -92,3 +99,37 @@ def test_builds_on_the_meta_device(case: Case) -> None:
         model = case.build()
     assert all(p.is_meta for p in model.parameters())
     assert model.parameter_counts() == real
+
+
+def real_ends() -> nn.Module:
+    """Input vectors, class vectors and the soft targets of an augmented loss."""
+    table = WordTable(VOCABULARY, 6)
+    return LanguageModel(Lookup(table), LSTM(6, 6), Augmented(Plain(table), table, gamma=0.5))
+
+
+def translator_ends() -> nn.Module:
+    """Source words, target words and classes (Press & Wolf 2017, section 3.2): any module may hold the ends."""
+    table = WordTable(VOCABULARY, 6)
+    return nn.ModuleDict({"source": Lookup(table), "target": Lookup(table), "output": Softmax(Plain(table))})
+
+
+def holders(model: nn.Module) -> list[Tensor]:
+    """The table's weight as each end holds it."""
+    return [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("table.weight")]
+
+
+@pytest.mark.parametrize("ends", [real_ends, translator_ends])
+def test_three_way_tying_is_one_table(ends: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model, other = ends(), ends()
+    others = sum(p.numel() for name, p in model.named_parameters() if not name.endswith("table.weight"))
+    assert sum(p.numel() for p in model.parameters()) == others + VOCABULARY * 6
+    save_model(model, str(tmp_path / "model.safetensors"))
+    load_model(other, str(tmp_path / "model.safetensors"))
+    assert stored_numbers(tmp_path / "model.safetensors") == others + VOCABULARY * 6
+    restored = ends()
+    load_weights(restored, weights(model))
+    for kept in (model, copy.deepcopy(model), other, restored, copy.deepcopy(model).to(torch.float64)):
+        first, second, third = holders(kept)
+        assert first is second is third
+        assert kept is model or first is not holders(model)[0]
+        torch.testing.assert_close(first, holders(model)[0], rtol=0.0, atol=0.0, check_dtype=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,14 @@ def test_equal_vectors_are_neighbours_but_never_oneself() -> None:
     found = nearest(torch.ones(3, 2), vocabulary(3), ["w001"], 2)
     assert {name for name, _ in found["w001"]} == {"w000", "w002"}
     assert {value for _, value in found["w001"]} == {1.0}
+
+
+def test_a_spelled_word_has_neighbours_but_is_none() -> None:
+    words = replace(vocabulary(3), spelled=("wolf", "ant"))
+    vectors_SD = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
+    found = nearest(vectors_SD, words, ["wolf", "w001"], 9)
+    assert found["wolf"] == [("w001", 1.0), ("w002", pytest.approx(0.5**0.5, abs=1e-4)), ("w000", 0.0)]
+    assert [name for name, _ in found["w001"]] == ["w002", "w000"]
 
 
 def test_a_zero_vector_is_near_to_nothing() -> None:

@@ -44,12 +44,29 @@ SETTINGS: dict[str, Any] = {
     },
 }
 CLASSES = {"tables": {**SETTINGS["tables"], "classes": {"kind": "word", "dim": 16}}}
+AUGMENTED: dict[str, Any] = {"kind": "augmented", "table": "words", "tau": 20.0, "gamma": 0.5}
 ROWS: dict[str, dict[str, Any]] = {
     "untied": {**CLASSES, "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "classes"}}},
     "tied": {},
     "tied + PR": {"output": {"kind": "softmax", "labels": {"kind": "projected", "table": "words"}}},
+    "AL": {**CLASSES, "output": AUGMENTED | {"labels": {"kind": "plain", "table": "classes"}}},
+    "REAL": {"output": AUGMENTED | {"labels": {"kind": "plain", "table": "words", "bias": False}}},
+    "DRILL": {"output": {"kind": "softmax", "labels": {"kind": "drill", "table": "words", "depth": 2, "dropout": 0.2}}},
+    "adaptive": {
+        "tables": {"words": {"kind": "banded", "dim": 16, "sizes": [20, 20], "factor": 2}},
+        "projections": {"bands": {"kind": "bands", "table": "words", "dim": 16}},
+        "input": {"kind": "adaptive", "table": "words", "projections": "bands"},
+        "output": {
+            "kind": "adaptive",
+            "projections": "bands",
+            "tail_dropout": 0.2,
+            "labels": {"kind": "plain", "table": "words", "bias": False},
+        },
+    },
+    "mixture": {"output": {"kind": "mixture", "experts": 2, "labels": {"kind": "plain", "table": "words"}}},
+    "sampled": {"output": {"kind": "sampled", "samples": 20, "labels": {"kind": "plain", "table": "words"}}},
 }
-"""The rows of the demo, smaller."""
+"""The rows of the demo, smaller, and a sampled softmax."""
 
 
 def text() -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -154,6 +154,18 @@ def test_spellings_follow_the_module_but_are_not_stored() -> None:
     assert model.to("meta").spellings.device.type == "meta"
 
 
+def test_more_words_are_spelled_as_if_they_had_been_there() -> None:
+    few, whole = small(words=WORDS[:4], scale=3.0), small(scale=3.0)
+    more = few.spelling(WORDS[4:])
+    assert torch.equal(more.spellings, whole.spellings)
+    assert torch.equal(more.vectors(), whole.vectors())
+    assert more.vocab_size == len(WORDS)
+    assert all(one is other for one, other in zip(few.parameters(), more.parameters(), strict=True))
+    assert more.state_dict().keys() == few.state_dict().keys()
+    assert few.vocab_size == len(few.spellings) == 4
+    assert torch.equal(few.spelling([]).vectors(), few.vectors())
+
+
 def test_autocast_and_compile() -> None:
     model = small().float()
     ids = torch.arange(len(WORDS))

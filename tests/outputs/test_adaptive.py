@@ -141,6 +141,36 @@ def test_search_leaves_improbable_tails_closed() -> None:
     torch.testing.assert_close(found.log_probs, ours.log_probs(h_ND).topk(2).values)
 
 
+def test_a_closed_tail_runs_no_label_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    bands = BandedTable(V, D, sizes=[7, 8], factor=2)
+    labels = [Drill(band, depth=1) for band in bands.tables]
+    ours = AdaptiveSoftmax(labels, BandProjections(bands, D, head=False)).eval()
+    with torch.no_grad():
+        assert ours.cluster_bias is not None
+        ours.cluster_bias.fill_(-1000.0)
+    ran = []
+    for band, each in enumerate(labels):
+        monkeypatch.setattr(each, "weight", lambda *_, band=band, own=each.weight: ran.append(band) or own())
+    h_ND = hidden(5).detach().float()
+    assert ours.search(h_ND, 3).opened == 0.0
+    assert (ours.sample(h_ND) < 7).all()
+    assert set(ran) == {0}
+
+
+def test_clusters_have_biases_where_words_have() -> None:
+    bands = BandedTable(V, D, sizes=[7, 8], factor=2)
+    projections = BandProjections(bands, D, head=False)
+    with_bias = AdaptiveSoftmax([Plain(band) for band in bands.tables], projections)
+    assert with_bias.cluster_bias is not None
+    assert with_bias.cluster_bias.shape == (2,)
+    assert AdaptiveSoftmax(bands, projections).cluster_bias is None
+    with torch.no_grad():
+        with_bias.cluster_bias.copy_(torch.tensor([50.0, 0.0]))
+    ids = with_bias.topk(hidden().detach().float(), 1)[1]
+    assert ((ids >= 7) & (ids < 15)).all()
+
+
 def test_ties_at_the_kth_place_keep_the_values() -> None:
     ours = build()
     with torch.no_grad():
@@ -150,9 +180,11 @@ def test_ties_at_the_kth_place_keep_the_values() -> None:
     torch.testing.assert_close(ours.topk(h_ND, 9)[0], ours.log_probs(h_ND).topk(9).values)
 
 
-def test_asking_for_more_than_there_is() -> None:
-    with pytest.raises(SettingsError, match=f"the {V + 1} best of {V} classes"):
-        build().topk(hidden(2), V + 1)
+@pytest.mark.parametrize("k", [0, V + 1])
+def test_asking_for_more_than_there_is(k: int) -> None:
+    for output in (build(), Softmax(Plain(WordTable(V, D)))):
+        with pytest.raises(SettingsError, match=f"the {k} best of {V} classes"):
+            output.topk(hidden(2), k)
 
 
 def test_a_band_without_rows_gets_zero_gradients() -> None:
@@ -276,3 +308,9 @@ def test_refusals() -> None:
         AdaptiveSoftmax(bands, fitting, head_projection="shared")
     with pytest.raises(SettingsError, match="needs a table with bands"):
         BandProjections(WordTable(V, D), D)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="adaptive softmax: needs a table with bands"):
+        AdaptiveSoftmax(WordTable(V, D), fitting)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="head_projection = 'shard': must be one of none, own, shared"):
+        AdaptiveSoftmax(bands, fitting, head_projection="shard")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"tail_dropout = 1\.5: must be at least 0"):
+        AdaptiveSoftmax(bands, fitting, tail_dropout=1.5)

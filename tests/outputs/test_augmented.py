@@ -188,16 +188,33 @@ def test_ignored_rows_send_nothing_and_all_may_be_ignored() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in output.parameters())
 
 
-def test_bf16_autocast_keeps_the_small_difference_of_large_terms() -> None:
+def with_gradients(output: Augmented, h_ND: Tensor, y_N: Tensor, autocast: bool = False) -> list[Tensor]:
+    """The augmented loss and what it sends to the hidden states and to each table, in float64."""
+    h_ND = h_ND.detach().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = augmented(output, h_ND, y_N)
+    assert loss.dtype == h_ND.dtype
+    return [each.double() for each in (loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()]))]
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16 autocast"])
+@pytest.mark.parametrize("tau", [10.0, 40.0])
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: float, autocast: bool) -> None:
+    """Its gradient too, and although the vectors have a large mean, as trained ones do."""
     torch.manual_seed(3)
-    table = WordTable(2_000, 64)
-    output = Augmented(Plain(table), table, gamma=0.5)
-    h_ND, y_N = 4 * torch.randn(64, 64), torch.randint(2_000, (64,))
-    exact = augmented(output, h_ND, y_N)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = augmented(output, h_ND, y_N)
-    assert rounded.dtype == torch.float32
-    torch.testing.assert_close(rounded, exact, rtol=0.01, atol=0.0)
+    words = WordTable(2_000, 64)
+    classes = words if tie else WordTable(2_000, 64)
+    output = Augmented(Plain(classes, bias=False), words, tau=tau, beta=1.0)
+    with torch.no_grad():
+        for table in output.parameters():
+            table.mul_(2).add_(torch.randn(64))
+    h_ND, y_N = torch.randn(64, 64), torch.randint(2_000, (64,))
+    found = with_gradients(output, h_ND, y_N, autocast)
+    expected = with_gradients(output.double(), h_ND.double(), y_N)
+    loss, *gradients = (((got - want).norm() / want.norm()).item() for got, want in zip(found, expected, strict=True))
+    assert loss < 2e-4
+    assert max(gradients) < 1.5e-5
 
 
 @pytest.mark.parametrize(
@@ -219,5 +236,5 @@ def test_a_table_that_does_not_fit_is_refused() -> None:
     labels = Plain(WordTable(WORDS, CONTEXT))
     with pytest.raises(SettingsError, match="12 words but the labels have 11 classes"):
         Augmented(labels, WordTable(12, CONTEXT), gamma=0.5)
-    with pytest.raises(SettingsError, match="BandedTable has no vectors of one width"):
+    with pytest.raises(SettingsError, match="BandedTable is no word table"):
         Augmented(labels, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]

@@ -43,6 +43,23 @@ def score(perplexity: float) -> dict[str, Any]:
     }
 
 
+def scored(perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: str = "one stream") -> dict[str, Any]:
+    """A score per token with the definition that the program writes; `pieces` tokens make a word."""
+    words = score(perplexity)
+    count = f"{unknown:,} here, scored as the token <unk>" if unknown else "none in this text"
+    return words | {
+        "word_perplexity": perplexity**pieces,
+        "tokens": pieces * words["tokens"],
+        "definition": f"context: {streams} from an empty state\nunknown words: {count}; end of line: scored",
+    }
+
+
+def in_pieces(row: str, unknown: int) -> dict[str, Any]:
+    """The record of a run whose words are two pieces each: perplexity 10, or 100 per word."""
+    figures = scored(10.0, pieces=2, unknown=unknown)
+    return result(row, 0, test=figures, valid=figures)
+
+
 def bands(shift: float) -> list[dict[str, Any]]:
     ends = [(1, 9), (10, 99), (100, 999), (1000, 9999), (10_000, None)]
     shares = [0.04, 0.14, 0.24, 0.26, 0.32]
@@ -124,8 +141,10 @@ def metrics(row: str) -> list[dict[str, Any]]:
     return lines
 
 
-def write_run(root: Path, row: str, seed: int = 0, record: dict[str, Any] | None = None) -> Path:
-    """Write one run folder; without a record it is unfinished."""
+def write_run(
+    root: Path, row: str, seed: int = 0, record: dict[str, Any] | None = None, **sections: dict[str, Any]
+) -> Path:
+    """Write one run folder; without a record it is unfinished. `sections` are added to its settings."""
     slug = "-".join(row.lower().replace("+", " ").split())
     folder = root / "press2017" / "table6" / slug / f"seed{seed}"
     folder.mkdir(parents=True)
@@ -141,7 +160,7 @@ def write_run(root: Path, row: str, seed: int = 0, record: dict[str, Any] | None
         "training": {"epochs": 13, "streams": 20, "steps": 20, "clip": 5.0},
     }
     settings["model"]["output"]["labels"]["table"] = "words" if tied else "classes"
-    config = {"recipe": "press2017/table6", "row": row, "settings": settings}
+    config = {"recipe": "press2017/table6", "row": row, "settings": settings | sections}
     (folder / "config.json").write_text(json.dumps(config))
     environment = {
         "python": "3.11.2",

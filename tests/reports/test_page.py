@@ -15,7 +15,7 @@ import pytest
 from reefknot.errors import SettingsError
 from reefknot.reports.page import write_report
 from reefknot.reports.results import collect
-from reefknot.reports.table import TableRow
+from reefknot.reports.rows import TableRow
 
 from .conftest import ROWS, result, write_run, write_runs
 

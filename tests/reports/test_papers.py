@@ -12,10 +12,10 @@ import pytest
 from reefknot.errors import DataError
 from reefknot.reports import papers
 from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, record, update
-from reefknot.reports.table import TableRow
+from reefknot.reports.rows import TableRow
 from reefknot.runs.environment import source_sha256
 
-from .conftest import ROWS, result, write_run
+from .conftest import ROWS, result, scored, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESS = Recipe(
@@ -57,6 +57,15 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % |" in text
         assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
         assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in text
+
+
+def test_a_figure_per_word_says_so(root: Path) -> None:
+    change(root, test=scored(10.0, pieces=2))
+    update(root, [PRESS])
+    written = (root / "PAPERS.md").read_text()
+    assert "| `press2017/table6`, Small + WT | 100.0 per word | 112.4 |" in written
+    assert "| Small + WT † |" in written
+    assert "\n† per word: " in written
 
 
 def test_a_run_in_two_sittings_names_the_code_of_both(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 import xml.etree.ElementTree as ET
@@ -12,9 +13,9 @@ import pytest
 
 from reefknot.reports import plots
 from reefknot.reports.results import collect, load
-from reefknot.reports.table import TableRow, join
+from reefknot.reports.rows import TableRow, join
 
-from .conftest import result, write_run, write_runs
+from .conftest import bands, in_pieces, result, scored, write_run, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +114,52 @@ def test_any_name_can_be_drawn(rows: list[TableRow]) -> None:
 def test_many_rows(rows: list[TableRow]) -> None:
     many = [replace(rows[n % 3], name=f"row {n}") for n in range(20)]
     assert all("row 19" in plot.svg for plot in plots.sizes(many))
+
+
+def drawn_text(plot: plots.Plot) -> list[str]:
+    return ["".join(node.itertext()).strip() for node in ET.fromstring(plot.svg).iter("text")]
+
+
+def mixed_rows(root: Path, unknown: int) -> list[TableRow]:
+    """Words, pieces of words (two each, all of them frequent), and words with a sampled loss."""
+    often = {"target": [band | {"tokens": 7} for band in bands(0.0)[-1:]]}
+    write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
+    record = in_pieces("Small + WT", unknown) | {"frequency": often}
+    write_run(root, "Small + WT", 0, record, vocabulary={"bpe": {"merges": 9}})
+    record = result("Small + WT + PR", 0, test=scored(110.0))
+    write_run(root, "Small + WT + PR", 0, record, output={"kind": "sampled"})
+    return join([], collect([root]))
+
+
+def test_validation_is_drawn_per_word(tmp_path: Path) -> None:
+    rows = mixed_rows(tmp_path, unknown=77)
+    run = rows[1].results[0]
+    assert plots._curve(run, "valid")[-1][1] == pytest.approx(math.exp(2 * run.metrics[-1].nll))
+    validation, training = plots.curves(rows)
+    assert validation.caption == "Validation perplexity by epoch."
+    assert {"Small + WT", "Small + WT + PR"} <= set(drawn_text(validation))
+    assert {"Small + WT (per piece)", "Small + WT + PR (sampled loss)"} <= set(drawn_text(training))
+    assert "A sampled loss, or one per piece, is not comparable with the others." in training.caption
+
+
+def test_rows_scored_in_another_way_are_left_out_and_named(tmp_path: Path) -> None:
+    rows = mixed_rows(tmp_path, unknown=0)
+    for plot in (*plots.sizes(rows), plots.curves(rows)[0]):
+        assert plot.caption.endswith("Left out, as they were scored in another way: Small + WT.")
+        assert "Small + WT" not in drawn_text(plot)
+
+
+def test_pieces_of_an_unfinished_run_are_left_out(tmp_path: Path) -> None:
+    rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
+    (training,) = plots.curves(rows)
+    assert "Small (per piece)" in drawn_text(training)
+    rows += join([], [load(write_run(tmp_path, "Small + WT"))])
+    caption = plots.curves(rows)[0].caption
+    assert caption.endswith("Left out, as their words are counted when they are finished: Small.")
+
+
+def test_frequency_is_of_rows_with_the_same_tokens(tmp_path: Path) -> None:
+    target, _ = plots.frequency(mixed_rows(tmp_path, unknown=77))
+    assert target.caption.endswith("Left out, as their tokens are others: Small + WT.")
+    assert "Small + WT" not in drawn_text(target)
+    assert [text for text in drawn_text(target) if text.endswith(" %")] == ["4 %", "14 %", "24 %", "26 %", "32 %"]

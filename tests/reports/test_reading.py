@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from reefknot.reports.reading import read
-from reefknot.reports.results import collect
-from reefknot.reports.table import TableRow, join
+from reefknot.reports.results import collect, load
+from reefknot.reports.rows import TableRow, join
 
-from .conftest import ROWS, result, write_run
+from .conftest import ROWS, in_pieces, result, scored, write_run
 
 
 def reading(root: Path) -> str:
@@ -19,9 +21,52 @@ def test_three_rows(runs: Path) -> None:
     text = reading(runs)
     assert "Small + WT + PR has the lowest test perplexity, 102.7 ± 0.7 with 2,691,800 parameters" in text
     assert "Small has the highest, 117.2 ± 0.7" in text
-    assert "saves 2,000,000 parameters (43 %)" in text
+    assert "saves 2,000,000 parameters (43 %): 4,651,600 in Small, 2,651,600 in Small + WT" in text
     assert "+2.4 % (Small: 117.2 against 114.5). The order of the rows is the paper's." in text
     assert "Rows with one seed have none: their differences may be noise." in text
+
+
+def test_what_sharing_saves_is_said_only_where_nothing_else_differs(tmp_path: Path) -> None:
+    """The demo's rows: untied, tied, REAL (tied, another output) and adaptive (tied, in bands)."""
+    word = {"kind": "word", "dim": 128}
+    plain = {"kind": "softmax", "labels": {"kind": "plain", "table": "words"}}
+    demo: dict[str, tuple[int, dict[str, Any]]] = {
+        "untied": (836_792, {"tables": {"words": word, "classes": word}, "output": _using(plain, "classes")}),
+        "REAL": (483_000, {"tables": {"words": word}, "output": plain | {"kind": "augmented", "table": "words"}}),
+        "adaptive": (336_000, {"tables": {"words": word | {"kind": "banded"}}, "output": plain | {"kind": "adaptive"}}),
+        "tied": (485_560, {"tables": {"words": word}, "output": plain}),
+    }
+
+    def rows(*names: str) -> list[TableRow]:
+        found = []
+        for name in names:
+            size, settings = demo[name]
+            record = result("Small", 0, row=name, parameters={"total": size}, paper={})
+            folder = write_run(tmp_path / "-".join(names) / name, "Small", 0, record)
+            config = {"recipe": "demo", "row": name, "settings": settings | {"training": {"seed": len(found)}}}
+            (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            found += join([], [load(folder)])
+        return found
+
+    said = " ".join(read(rows(*demo))).replace("\u00a0", " ")
+    assert "saves 351,232 parameters (42 %): 836,792 in untied, 485,560 in tied, which differ in nothing else" in said
+    assert "Sharing" not in " ".join(read(rows("untied", "REAL", "adaptive")))
+    assert "Sharing" not in " ".join(read(rows("tied", "adaptive")))
+
+
+def _using(output: dict[str, Any], table: str) -> dict[str, Any]:
+    return output | {"labels": output["labels"] | {"table": table}}
+
+
+def test_only_rows_scored_alike_are_ranked(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
+    write_run(tmp_path, "Small + WT", 0, in_pieces("Small + WT", unknown=0))
+    write_run(tmp_path, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(130.0)))
+    text = reading(tmp_path)
+    assert "Small has the lowest test perplexity, 120.0" in text
+    assert "Small + WT + PR has the highest, 130.0" in text
+    assert "The order of the rows is not the paper's." in text
+    assert "Not compared, as scored in another way: Small + WT." in text
 
 
 def test_one_seed_may_be_noise(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.reports.results import Band, Spread, collect, differing, flatten, group, load
+from reefknot.reports.results import Band, Spread, collect, differing, flatten, load
 
 from .conftest import result, write_run
 
@@ -104,30 +104,6 @@ def test_nothing_to_report_is_a_sentence(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(DataError, match="no result folders"):
         collect([])
-
-
-def test_seeds_of_a_row_belong_together(runs: Path) -> None:
-    groups = group(collect([runs]))
-    assert {name: len(members) for name, members in groups.items()} == {
-        "Small": 2,
-        "Small + WT": 1,
-        "Small + WT + PR": 2,
-    }
-
-
-def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
-    path = runs / "press2017" / "table6" / "small" / "seed1" / "config.json"
-    config = json.loads(path.read_text())
-    config["settings"]["training"]["epochs"] = 3
-    path.write_text(json.dumps(config))
-    groups = group(collect([runs]))
-    assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
-
-
-def test_rows_of_several_recipes_carry_the_recipe_in_their_name(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "Small", 0, result("Small", 0))
-    write_run(tmp_path / "b", "Small", 0, result("Small", 0, recipe="other"))
-    assert list(group(collect([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
 
 
 def test_spread() -> None:

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from reefknot.reports.results import collect, load
-from reefknot.reports.table import Table, TableRow, build, from_recipe, join, number, print_table, to_markdown
+from reefknot.reports.rows import TableRow, join
+from reefknot.reports.table import Table, build, from_recipe, number, print_table, to_markdown
 
 from .conftest import ROWS, result, write_run
 
@@ -63,6 +64,11 @@ def test_an_unfinished_row_shows_how_far_it_came(tmp_path: Path) -> None:
     assert row["test test"] == "unfinished"
     assert row["validation valid"].startswith("so far 12")
     assert row["cost seeds"] == "0 of 1"
+
+
+def test_an_unfinished_row_in_pieces_says_so(tmp_path: Path) -> None:
+    rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
+    assert cells(build(rows), "Small")["validation valid"].endswith(" per piece")
 
 
 def test_finished_seeds_count_and_unfinished_ones_are_told(tmp_path: Path) -> None:

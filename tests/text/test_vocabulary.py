@@ -258,3 +258,21 @@ def test_spelled_words_have_ids_after_the_classes(tmp_path: Path) -> None:
     made.save(tmp_path / "vocabulary.json")
     assert Vocabulary.load(tmp_path / "vocabulary.json") == made
     assert made.fingerprint != Vocabulary(("the", "<unk>"), (5, 2)).fingerprint
+
+
+def test_words_that_come_later_are_spelled_once_and_after_the_others() -> None:
+    made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf",))
+    more = made.spelling(["ant", "the", "wolf", "ant", "bee"])
+    assert more.spelled == ("wolf", "ant", "bee")
+    assert more.encode_inputs(["wolf", "bee", "cow"]) == [2, 4, 1]
+    assert more.encode(["bee"]) == [1]
+    assert (more.id_of("the"), more.id_of("bee"), more.id_of("cow")) == (0, 4, 1)
+    assert [each.reads("bee") for each in (made, more)] == [False, True]
+    assert more.reads("the")
+    assert more.fingerprint != made.fingerprint
+
+
+def test_pieces_are_read_as_far_as_they_are_known() -> None:
+    made = vocabulary({"low": 5}, bpe={"merges": 5})
+    assert made.reads("low")
+    assert not made.reads("l\u00f6w")

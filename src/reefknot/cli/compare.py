@@ -12,6 +12,7 @@ from reefknot.cli.options import AsJson, Data, emit
 
 if TYPE_CHECKING:
     from reefknot.runs.folder import RunFolder
+    from reefknot.text.dataset import Dataset
 
 EXAMPLES = """\b
 Examples:
@@ -35,20 +36,16 @@ def compare(
     from reefknot.errors import SettingsError
     from reefknot.evaluation import comparison
 
-    if len(runs) < 2:
-        raise SettingsError("compare needs at least two runs")
     if by not in ("blocks", "documents"):
         raise SettingsError(f"--by {by}: must be blocks or documents")
     systems = [_system(path) for path in runs]
-    of = "word" if _cut_differently(systems) else "token"
-    _refuse_other_texts(systems, same_tokens=of == "token")
+    if len(systems) < 2:
+        raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
+    _refuse_other_streams(systems)
+    of, (scores_a, *scores_b) = _pair(systems, split, data)
     if of == "word" and by == "documents":
-        raise SettingsError("--by documents: these runs cut words into pieces in different ways; use --by blocks")
-    scores = [system.scores(split) for system in systems]
-    if of == "word":
-        scores = _by_words(systems, scores, split, data)
+        raise SettingsError("--by documents: these runs do not have the same tokens; use --by blocks")
     first, *others = systems
-    scores_a, *scores_b = scores
     tokens = len(scores_a[0])
     if by == "blocks":
         boundaries = comparison.blocks(tokens, block)
@@ -113,13 +110,16 @@ class _System:
 
 def _system(path: Path) -> _System:
     from reefknot.errors import DataError, SettingsError
-    from reefknot.reports.results import collect, group
+    from reefknot.reports.results import collect
+    from reefknot.reports.rows import group
     from reefknot.runs.folder import RunFolder
 
     groups = group(collect([path]))
     if len(groups) > 1:
+        a, b, *_ = (runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values())
         raise SettingsError(
-            f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; name the folders of one each"
+            f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; a folder is read as one "
+            f"system, so name one each: reefknot compare {a} {b}"
         )
     (results,) = groups.values()
     finished = [result for result in results if result.record is not None]
@@ -135,46 +135,77 @@ def _system(path: Path) -> _System:
     return _System(path, runs, seeds=len({result.seed for result in results}))
 
 
-def _cut_differently(systems: list[_System]) -> bool:
-    """Whether the runs' tokens are other pieces of the words."""
-    from reefknot.reports.results import flatten
-
-    runs = [run for system in systems for run in system.runs]
-    return len({flatten(run.config).get("settings.vocabulary.bpe.merges") for run in runs}) > 1
-
-
-def _by_words(systems: list[_System], scores: list[list[Any]], split: str, data: Path | None) -> list[list[Any]]:
-    """Losses of words from losses of tokens. They can be paired where the same words were scored as themselves."""
-    from reefknot.errors import SettingsError
-    from reefknot.evaluation.perplexity import word_losses
-    from reefknot.experiments import open_texts
-
-    opened = [[open_texts(run, data) for run in system.runs] for system in systems]
-    facts = [
-        (each.hashes, each.vocabulary.eos is None, each.splits[split].unknown) for texts in opened for each in texts
-    ]
-    if any(fact != facts[0] for fact in facts):
-        raise SettingsError("the runs were scored on different texts, line ends or unknown words: no fair comparison")
-    return [
-        [word_losses(nll, each.splits[split], each.vocabulary) for nll, each in zip(losses, texts, strict=True)]
-        for losses, texts in zip(scores, opened, strict=True)
-    ]
-
-
-def _refuse_other_texts(systems: list[_System], same_tokens: bool) -> None:
-    """Losses of tokens can be paired only under the same vocabulary, and any losses only if scored in the same way."""
+def _refuse_other_streams(systems: list[_System]) -> None:
+    """More streams leave less context, and so make a loss higher."""
     from reefknot.errors import SettingsError
     from reefknot.reports.results import flatten
 
     first, *others = [run for system in systems for run in system.runs]
-    expected = flatten(first.config)
     for run in others:
-        config = flatten(run.config)
-        if same_tokens and config.get("corpus") != expected.get("corpus"):
-            raise SettingsError(f"{run.path} and {first.path} were scored on different texts or vocabularies")
-        here, there = (each.get("settings.evaluation.streams") for each in (config, expected))
+        here, there = (flatten(each.config).get("settings.evaluation.streams") for each in (run, first))
         if here != there:
-            raise SettingsError(f"{run.path} was scored in {here} streams, {first.path} in {there}: no fair comparison")
+            raise SettingsError(
+                f"{run.path} was scored in {here} streams, {first.path} in {there}: no fair comparison; "
+                "train both with one evaluation.streams"
+            )
+
+
+def _pair(systems: list[_System], split: str, data: Path | None) -> tuple[str, list[list[Any]]]:
+    """Whether tokens or words are compared, and their losses: for each system one array per run.
+
+    Runs with other tokens are compared by words, where the same words were scored as themselves.
+    """
+    from reefknot.errors import SettingsError
+    from reefknot.evaluation.perplexity import word_losses
+    from reefknot.experiments import open_texts
+
+    scores = [system.scores(split) for system in systems]
+    runs = [run for system in systems for run in system.runs]
+    if len({run.config.get("corpus") for run in runs}) == 1:
+        return "token", scores
+    opened = {run.path: open_texts(run, data) for run in runs}
+    first = opened[runs[0].path]
+    for path, texts in opened.items():
+        if reason := _unfair(first, texts, split):
+            raise SettingsError(f"{runs[0].path} and {path}: no fair comparison: {reason}")
+    if all(_same_tokens(first, texts, split) for texts in opened.values()):
+        return "token", scores
+    return "word", [
+        [
+            word_losses(nll, opened[run.path].splits[split], opened[run.path].vocabulary)
+            for nll, run in zip(losses, system.runs, strict=True)
+        ]
+        for losses, system in zip(scores, systems, strict=True)
+    ]
+
+
+def _same_tokens(a: Dataset, b: Dataset, split: str) -> bool:
+    """Whether the targets are the same; inputs may differ, as of a run that keeps spellings."""
+    from numpy import array_equal
+
+    return a.vocabulary.words == b.vocabulary.words and array_equal(a.splits[split].ids, b.splits[split].ids)
+
+
+def _unfair(a: Dataset, b: Dataset, split: str) -> str | None:
+    """Why losses on two texts cannot be paired, and what to do; None where they can be."""
+    from numpy import array_equal
+
+    from reefknot.evaluation.perplexity import word_losses
+
+    if a.hashes[split] != b.hashes[split]:
+        return f"their {split} texts differ; compare runs of one corpus"
+    if (a.vocabulary.eos is None) != (b.vocabulary.eos is None):
+        return "one scores the ends of lines, the other does not; compare runs with the same vocabulary.end_of_line"
+    unknown_a, unknown_b = (
+        word_losses(each.splits[split].ids == each.vocabulary.unk, each.splits[split], each.vocabulary) > 0
+        for each in (a, b)
+    )
+    if not array_equal(unknown_a, unknown_b):
+        return (
+            f"{unknown_a.sum():,} unknown words, scored as <unk>, against {unknown_b.sum():,}; "
+            "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
+        )
+    return None
 
 
 def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> Any:

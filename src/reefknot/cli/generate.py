@@ -31,9 +31,9 @@ def generate(
     from reefknot.evaluation.generation import generate as write
     from reefknot.text.lines import words_in
 
-    trained = open_trained(run, device)
-    vocabulary = trained.vocabulary
     words = words_in(prompt, "the prompt")
+    trained = open_trained(run, device).knowing(words)
+    vocabulary = trained.vocabulary
     ids = vocabulary.encode_inputs(words)
     if vocabulary.eos is not None:
         ids = [vocabulary.eos, *ids]
@@ -43,7 +43,7 @@ def generate(
     model = trained.model
     writer = write(model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed)
     written = list(writer)
-    strange = [word for word in words if word not in vocabulary and word not in vocabulary.spelled]
+    strange = [word for word in words if not vocabulary.reads(word)]
     if strange:
         typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
     text = " ".join([*words, vocabulary.text(written)])

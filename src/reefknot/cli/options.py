@@ -18,7 +18,7 @@ Overrides = Annotated[
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder with the corpora; otherwise REEFKNOT_DATA names it.", show_default=False),
+    typer.Option(help="Folder of the corpora, or of a text that has moved; else REEFKNOT_DATA.", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

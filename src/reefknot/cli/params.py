@@ -24,11 +24,11 @@ def params(
     as_json: AsJson = False,
 ) -> None:
     """Count parameters by part, without building the model in memory. A shared table counts once, at the input."""
-    from reefknot.cli.sizes import unbuilt_model
+    from reefknot.cli.sizes import for_each_row, unbuilt_model
     from reefknot.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], row)
-    models = {name: unbuilt_model(experiment, data) for name, experiment in loaded.experiments.items()}
+    models = for_each_row(recipe, loaded, lambda row, experiment: unbuilt_model(experiment, data))
     sizes = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
     found = {name: sizes[name] | {"parts": model.parameter_parts()} for name, model in models.items()}
     width = max(map(len, sizes))

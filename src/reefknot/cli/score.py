@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -32,10 +33,12 @@ def score(
 
     trained = open_trained(run, device)
     lines = sentences or [line.rstrip("\n") for line in sys.stdin]
+    cut = [words_in(line, "the sentence") for line in lines]
+    trained = trained.knowing(chain.from_iterable(cut))
     scored = []
     told = []
-    for line in lines:
-        words = score_sentence(trained.model, words_in(line, "the sentence"), trained.vocabulary)
+    for line, given in zip(lines, cut, strict=True):
+        words = score_sentence(trained.model, given, trained.vocabulary)
         total = sum(word.log_prob for word in words)
         scored.append({"sentence": line, "log_prob": total, "words": [asdict(word) for word in words]})
         told.append(f"{total:10.3f}  {line}")

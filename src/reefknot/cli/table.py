@@ -30,13 +30,15 @@ def table(
     from rich.console import Console
 
     from reefknot.cli.jobs import Job, run_jobs
+    from reefknot.cli.sizes import checked_size, for_each_row
     from reefknot.errors import ReefknotError
     from reefknot.experiments import is_done
     from reefknot.recipe import load_recipe
     from reefknot.reports.page import write_report
     from reefknot.reports.results import collect
-    from reefknot.reports.table import from_recipe, join, print_table
-    from reefknot.text.dataset import Dataset, open_dataset
+    from reefknot.reports.rows import join
+    from reefknot.reports.table import from_recipe, print_table
+    from reefknot.text.dataset import open_dataset
 
     loaded = load_recipe(recipe, overrides or [])
     root = out or Path("runs") / loaded.name
@@ -47,9 +49,11 @@ def table(
         for seed in range(seeds)
     ]
     typer.echo(loaded.title)
-    datasets: dict[str, Dataset] = {}
-    for name, experiment in loaded.experiments.items():
-        datasets[name] = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=typer.echo)
+    datasets = for_each_row(
+        recipe, loaded, lambda row, each: open_dataset(each.corpus, each.vocabulary, data=data, say=typer.echo)
+    )
+    # A row that cannot be built is told before the others are trained for hours.
+    for_each_row(recipe, loaded, lambda row, each: checked_size(row, each, data))
     for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
         typer.echo(description)
     waiting = [job for job in planned if not is_done(job.out, loaded, loaded.row(job.row), job.seed, datasets[job.row])]

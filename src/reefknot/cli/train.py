@@ -30,6 +30,7 @@ def train(
 ) -> None:
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
     from reefknot.cli.jobs import Job, run_jobs
+    from reefknot.cli.sizes import checked_size, for_each_row
     from reefknot.errors import SettingsError
     from reefknot.experiments import choose_device, default_folder
     from reefknot.experiments import train as train_row
@@ -49,6 +50,7 @@ def train(
             Job(recipe, chosen.name, seed, folder, tuple(overrides or []), data, device, tensorboard)
             for seed, folder in enumerate(folders)
         ]
+        for_each_row(recipe, loaded, lambda row, experiment: checked_size(row, experiment, data))
         run_jobs(jobs, at_once=1)
         return
     with join_world(choose_device(device)) as world:

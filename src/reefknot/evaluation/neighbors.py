@@ -1,4 +1,7 @@
-"""Nearest neighbours of a word, by the cosine of vectors from a table or from the labels."""
+"""Nearest neighbours of a word, by the cosine of vectors from a table or from the labels.
+
+Shapes: W words asked for, V words of the vocabulary, S those and the words that are only spelled, D width.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,25 @@ Neighbors = dict[str, list[tuple[str, float]]]
 
 
 @torch.no_grad()
-def nearest(vectors_VD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> Neighbors:
-    """For each word, the k other words with the largest cosine, best first."""
-    unit_VD = F.normalize(vectors_VD.float(), dim=-1)
-    ids = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=unit_VD.device)
-    cosines = unit_VD[ids] @ unit_VD.T
-    cosines.scatter_(1, ids[:, None], -2.0)
-    values, near = cosines.topk(min(k, len(vocabulary) - 1), dim=-1)
+def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> Neighbors:
+    """For each word, the k other words of the vocabulary with the largest cosine, best first.
+
+    Vectors of an input end that go on after those of the vocabulary are those of `Vocabulary.spelled`: such words have
+    neighbours but are none.
+    """
+    unit_SD = F.normalize(vectors_SD.float(), dim=-1)
+    ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=unit_SD.device)
+    unit_VD = unit_SD[: len(vocabulary)]
+    oneself_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
+    cosines_WV = (unit_SD[ids_W] @ unit_VD.T).masked_fill(oneself_WV, -torch.inf)
+    values, near = cosines_WV.topk(min(k, len(vocabulary)), dim=-1)
     return {
-        word: [(vocabulary.words[i], round(v, 4)) for i, v in zip(row.tolist(), cos.tolist(), strict=True)]
-        for word, row, cos in zip(words, near, values, strict=True)
+        word: [
+            (vocabulary.words[index], round(cosine, 4))
+            for index, cosine in zip(row.tolist(), cosines.tolist(), strict=True)
+            if cosine > -torch.inf
+        ]
+        for word, row, cosines in zip(words, near, values, strict=True)
     }
 
 

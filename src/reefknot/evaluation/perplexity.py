@@ -87,7 +87,8 @@ def score(
         raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
     streams = min(streams, len(targets))
     x_BT, y_BT = _fold(context, streams, 0), _fold(targets, streams, IGNORE)
-    window = window or max(1, min(1024, LOGITS_AT_ONCE // (len(vocabulary) * streams)))
+    scores = len(vocabulary) * model.output.rows_per_token
+    window = window or max(1, min(1024, LOGITS_AT_ONCE // (scores * streams)))
     device = next(model.parameters()).device
     pieces = []
     state = model.initial_state(streams)

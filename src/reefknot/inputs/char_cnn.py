@@ -6,6 +6,7 @@ Shapes: U distinct words, V all words, L bytes, C width of a byte's vector, F fe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Annotated
 
 import torch
@@ -17,7 +18,7 @@ from reefknot.errors import SettingsError
 from reefknot.inputs.contract import InputEnd
 from reefknot.inputs.lookup import Dropout, Scale, check_scale_and_dropout
 from reefknot.settings import Count, Dim
-from reefknot.text.spelling import FIRST_SYMBOL, SYMBOLS
+from reefknot.text.spelling import FIRST_SYMBOL, SYMBOLS, spell
 
 Filter = Annotated[Sequence[Count], Field(min_length=2, max_length=2)]
 PAPER_FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
@@ -47,8 +48,9 @@ class CharCNN(InputEnd):
 
     A window starts at each byte of the word and sees zeros beyond its end, so a word's vector depends on nothing but
     the word. The symbols of `spelling.py` have vectors of their own. There may be more spellings than classes, so that
-    words unknown to the output keep theirs. Vectors of bytes and symbols and the projection start as in the authors'
-    code (Xavier).
+    words unknown to the output keep theirs. Symbols and the projection start as in the authors' code (Xavier). Bytes do
+    not: theirs start so small beside the biases of the convolutions that all words look alike, and without an adaptive
+    optimiser they stay so for epochs. Here a byte's vector is drawn from the standard normal distribution.
     """
 
     spellings: Tensor
@@ -86,7 +88,6 @@ class CharCNN(InputEnd):
         self.highway = nn.Sequential(*(Highway(features) for _ in range(highway)))
         self.projection = nn.Linear(features, dim)
         self.symbols = nn.Parameter(nn.init.xavier_normal_(torch.empty(len(SYMBOLS), dim)))
-        nn.init.xavier_normal_(self.bytes.weight[1:])
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
@@ -97,6 +98,15 @@ class CharCNN(InputEnd):
 
     def vectors(self) -> Tensor:
         return self.scale * torch.cat([self._words(some_UL) for some_UL in torch.split(self.spellings, WORDS_AT_ONCE)])
+
+    def spelling(self, words: Sequence[str]) -> CharCNN:
+        """This end, with the same weights, that spells more words: their ids follow those of the words it has."""
+        shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        more = deepcopy(self, shared)
+        _, max_bytes = self.spellings.shape
+        more.spellings = torch.cat([self.spellings, spell(words, max_bytes).to(self.spellings)])
+        more.vocab_size = len(more.spellings)
+        return more
 
     def _words(self, spelled_UL: Tensor) -> Tensor:
         """The vectors of words spelled so."""

@@ -57,6 +57,8 @@ class Lookup(InputEnd):
             raise SettingsError(f"lookup: word_dropout = {word_dropout}: must be at least 0 and less than 1")
         if project_to is not None and project_to < 1:
             raise SettingsError(f"lookup: project_to = {project_to}: must be at least 1, or left out")
+        if not isinstance(table, WordTable | BandedTable):
+            raise SettingsError(f"lookup: needs a table to read rows of; a {type(table).__name__} is none")
         if isinstance(table, BandedTable):
             table.check_one_width()
         self.table = table

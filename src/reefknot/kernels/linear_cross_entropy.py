@@ -13,6 +13,18 @@ IGNORE = -100
 """A target with this value is scored as zero and sends no gradient."""
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Probabilities over many classes need more digits than half precision has."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
+    """h W^T + b, at least in float32. The bias is added there: rounded with the product in half precision, scores would
+    depend on which function made them."""
+    scores_NV = at_least_float32(F.linear(h_ND, w_VD))
+    return scores_NV if b_V is None else scores_NV + b_V
+
+
 def linear_cross_entropy(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -29,9 +41,7 @@ def linear_cross_entropy(
         `nll_N` and `lse_tau_N` (None without tau), at least in float32. Both are per row, so that callers weigh
         rows as they like: the gradient of a weighted sum is the weighted gradient.
     """
-    logits_NV = F.linear(h_ND, w_VD)
-    if logits_NV.dtype in (torch.bfloat16, torch.float16):
-        logits_NV = logits_NV.float()
+    logits_NV = linear_scores(h_ND, w_VD, None)
     lse_tau_N = None if tau is None else torch.logsumexp(logits_NV / tau, dim=-1)
     if b_V is not None:
         logits_NV = logits_NV + b_V

@@ -141,8 +141,7 @@ class LanguageModel(nn.Module):
             holder = self.get_submodule(".".join(holders))
             belongs = last == "weight" or type(holder).__module__.startswith("torch.nn")
             path = holders if belongs else [*holders, last]
-            stack = next((place for place, each in enumerate(path) if each.isdigit()), len(path))
-            part = ".".join(path[:stack])
+            part = ".".join(each for each in path if not each.isdigit())
             counts[part] = counts.get(part, 0) + parameter.numel()
         return counts
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +22,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, linear_scores
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import Labels
 from reefknot.outputs.labels.plain import Plain
-from reefknot.outputs.softmax import at_least_float32
 from reefknot.parts import LABELS
 from reefknot.settings import Dim, Probability
 from reefknot.tables import BandedTable, NamedProjections, WordTable, check_banded
+
+HeadProjection = Literal["none", "own", "shared"]
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class AdaptiveSoftmax(OutputEnd):
         projections: NamedProjections,
         context_dim: int | None = None,
         head_projection: Annotated[
-            Literal["none", "own", "shared"],
+            HeadProjection,
             Field(
-                description="a matrix before the words of the head: none (best), its own, or that of the projections"
+                description="a matrix before the classes of the head: none (the paper's best), its own, or the shared"
             ),
         ] = "none",
         softmax_dropout: Annotated[
@@ -77,7 +78,14 @@ class AdaptiveSoftmax(OutputEnd):
     ) -> None:
         """`labels`: one for each band; a banded table stands for plain ones without biases."""
         super().__init__()
-        if isinstance(labels, BandedTable):
+        if head_projection not in get_args(HeadProjection):
+            options = ", ".join(get_args(HeadProjection))
+            raise SettingsError(f"adaptive softmax: head_projection = {head_projection!r}: must be one of {options}")
+        for name, rate in (("softmax_dropout", softmax_dropout), ("tail_dropout", tail_dropout)):
+            if not 0.0 <= rate < 1.0:
+                raise SettingsError(f"adaptive softmax: {name} = {rate}: must be at least 0 and less than 1")
+        if isinstance(labels, nn.Module):
+            check_banded(labels, "adaptive softmax")
             labels = [Plain(table, bias=False) for table in labels.tables]
         self.labels = nn.ModuleList(labels)
         self.projections = projections
@@ -94,10 +102,12 @@ class AdaptiveSoftmax(OutputEnd):
                 "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
                 "give the same projections to the input end, or make them with head = true"
             )
-        self.front = nn.Linear(self.context_dim, width, bias=False) if project_to else None
-        self.head = nn.Linear(width, labels[0].context_dim, bias=False) if head_projection == "own" else None
+        self.front = _xavier(self.context_dim, width) if project_to else None
+        self.head = _xavier(width, labels[0].context_dim) if head_projection == "own" else None
         clusters = torch.empty(len(labels) - 1, labels[0].dim)
         self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if len(labels) > 1 else None
+        biased = len(labels) > 1 and labels[0].bias is not None
+        self.cluster_bias = nn.Parameter(torch.zeros(len(clusters))) if biased else None
 
     @staticmethod
     def scope(settings: Any, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -153,8 +163,7 @@ class AdaptiveSoftmax(OutputEnd):
     def search(self, h_ND: Tensor, k: int) -> Search:
         """The exact k best classes. No word of a tail is likelier than its cluster, so a tail whose cluster does not
         reach a row's k-th best stays closed for that row."""
-        if k > self.vocab_size:
-            raise SettingsError(f"the {k} best of {self.vocab_size} classes were asked for; ask for fewer")
+        self.check_k(k)
         h_ND = self._front(h_ND)
         head_NH = self._head_log_probs(h_ND)
         best_NK = head_NH.new_full((len(h_ND), k), -torch.inf)
@@ -165,6 +174,8 @@ class AdaptiveSoftmax(OutputEnd):
         for band in range(1, len(self.labels)):
             cluster_N = head_NH[:, self._cluster(band)]
             rows_R = (cluster_N > best_NK[:, -1]).nonzero().squeeze(-1)
+            if not len(rows_R):
+                continue
             opened += len(rows_R)
             tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, h_ND[rows_R])
             found, words = tail_RS.topk(min(k, tail_RS.shape[1]))
@@ -182,13 +193,16 @@ class AdaptiveSoftmax(OutputEnd):
         ids_N = _draw(self._head_log_probs(h_ND), generator)
         for band in range(1, len(self.labels)):
             rows_R = (ids_N == self._cluster(band)).nonzero().squeeze(-1)
+            if not len(rows_R):
+                continue
             words_R = _draw(self._tail_log_probs(band, h_ND[rows_R]), generator)
             # Beyond the vocabulary, so that no word drawn here is taken for the cluster of a later band.
             ids_N = ids_N.index_copy(0, rows_R, words_R + self.bounds[band] + self.vocab_size)
         return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
 
     def vectors(self) -> Tensor:
-        """The class vectors at the model's width; for labels of another width than their band's, its words' vectors."""
+        """The class vectors at the width that the projections share (that of `project_to`, where it is set); for labels
+        of another width than their band's, its words' vectors."""
         found = []
         for band in range(len(self.labels)):
             labels = self._labels(band)
@@ -255,11 +269,11 @@ class AdaptiveSoftmax(OutputEnd):
         labels = self._labels(0)
         if self.clusters is None:
             return labels.weight(), labels.bias
-        bias = None if labels.bias is None else F.pad(labels.bias, (0, len(self.clusters)))
+        bias = None if labels.bias is None else torch.cat([labels.bias, cast(Tensor, self.cluster_bias)])
         return torch.cat([labels.weight(), self.clusters]), bias
 
     def _head_log_probs(self, h_ND: Tensor) -> Tensor:
-        return _log_softmax(F.linear(self._head_context(h_ND), *self._head_classes()))
+        return torch.log_softmax(linear_scores(self._head_context(h_ND), *self._head_classes()), dim=-1)
 
     def _tail_context(self, band: int, h_RD: Tensor) -> Tensor:
         narrow = F.dropout(self.projections.down(band, h_RD), self.tail_dropout, self.training)
@@ -267,7 +281,7 @@ class AdaptiveSoftmax(OutputEnd):
 
     def _tail_log_probs(self, band: int, h_RD: Tensor) -> Tensor:
         labels = self._labels(band)
-        return _log_softmax(F.linear(self._tail_context(band, h_RD), labels.weight(), labels.bias))
+        return torch.log_softmax(linear_scores(self._tail_context(band, h_RD), labels.weight(), labels.bias), dim=-1)
 
 
 def _check_widths(
@@ -285,17 +299,19 @@ def _check_widths(
     reaching = (width if head_projection == "none" else widths[0], *widths[1:])
     for band, (each, found) in enumerate(zip(labels, reaching, strict=True)):
         if each.context_dim != found:
+            advice = "make the table's dim as wide as the model, or use head_projection = 'own'"
             raise SettingsError(
                 f"adaptive softmax: the labels of band {band + 1} read {each.context_dim} numbers but {found} reach "
-                "them; make the table's dim as wide as the model, or use head_projection = 'own'"
+                f"them; {'make labels and projections of one table' if band else advice}"
             )
 
 
-def _log_softmax(scores_NV: Tensor) -> Tensor:
-    return torch.log_softmax(at_least_float32(scores_NV), dim=-1)
+def _xavier(input_dim: int, dim: int) -> nn.Linear:
+    """A matrix that starts as those of the bands do."""
+    layer = nn.Linear(input_dim, dim, bias=False)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
 
 
 def _draw(logp_NV: Tensor, generator: torch.Generator | None) -> Tensor:
-    if not len(logp_NV):
-        return torch.zeros(0, dtype=torch.long, device=logp_NV.device)
     return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)

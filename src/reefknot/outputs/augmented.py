@@ -3,12 +3,16 @@
 Beside the negative log-likelihood J stands J_aug = KL(soft target || soft prediction), both at temperature tau:
 
     soft target      q = softmax(L l_y / tau)      l_y is the input vector of the target, L all input vectors
-    soft prediction      softmax(W c / tau)        W the class vectors, c the context; the bias is left out, as written
+    soft prediction  p = softmax(W c / tau)        W the class vectors, c the context; the bias is left out, as written
 
 The soft target depends on the target's type alone, so its V-wide work is done once per distinct target u of a batch:
 with m_u = sum_v q_uv w_v,
 
     KL_n = -H(q_u) - c_n . m_u / tau + logsumexp(W c_n / tau).
+
+At a high temperature p and q are both near 1 / V, and half precision rounds away much of their difference, which is the
+gradient. So the products are made at least in float32, under autocast too, and the vectors of the classes, in W and L,
+are taken less their mean: a softmax over them cannot see it, but it multiplies every rounding of p and q.
 
 Shapes: N rows (tokens), M of them scored, U distinct targets, D width of the class vectors, V classes.
 """
@@ -20,15 +24,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE, linear_cross_entropy
+from reefknot.kernels.linear_cross_entropy import IGNORE, at_least_float32, linear_cross_entropy, linear_scores
 from reefknot.outputs.contract import LossPart, Plan
 from reefknot.outputs.labels.contract import NestedLabels
-from reefknot.outputs.softmax import Softmax, at_least_float32
+from reefknot.outputs.softmax import Softmax
 from reefknot.settings import NonNegative, Positive
 from reefknot.tables import NamedTable, WordTable
 
@@ -75,7 +78,7 @@ class Augmented(Softmax):
         super().__init__(labels)
         if not isinstance(table, WordTable):
             raise SettingsError(
-                f"augmented: a {type(table).__name__} has no vectors of one width to compare words by; "
+                f"augmented: a {type(table).__name__} is no word table to compare words by; "
                 "give it the word table of the input"
             )
         if table.vocab_size != labels.vocab_size:
@@ -101,14 +104,15 @@ class Augmented(Softmax):
         rows_M, targets_U, places_M = (
             part.to(h_ND.device, non_blocking=True) for part in (distinct.rows, distinct.targets, distinct.places)
         )
-        c_ND, w_VD = self.labels.context(h_ND), self.labels.weight()
-        nll_N, lse_N = linear_cross_entropy(c_ND, w_VD, self.labels.bias, y_N, tau=self.tau)
+        c_ND, w_VD = at_least_float32(self.labels.context(h_ND)), _centred(self.labels.weight())
+        with torch.autocast(h_ND.device.type, enabled=False):
+            nll_N, lse_N = linear_cross_entropy(c_ND, w_VD, self.labels.bias, y_N, tau=self.tau)
+            logq_UV = self._soft_targets(targets_U)
+            q_UV = logq_UV.exp()
+            m_UD = q_UV @ w_VD
         assert lse_N is not None
-        logq_UV = self._soft_targets(targets_U)
-        q_UV = logq_UV.exp()
-        m_UD = at_least_float32(q_UV.to(w_VD.dtype) @ w_VD)
         negentropy_U = (q_UV * logq_UV).sum(-1)
-        agreement_M = (at_least_float32(c_ND[rows_M]) * m_UD[places_M]).sum(-1)
+        agreement_M = (c_ND[rows_M] * m_UD[places_M]).sum(-1)
         kl_M = negentropy_U[places_M] - agreement_M / self.tau + lse_N[rows_M]
         return {
             "nll": LossPart(nll_N.sum(), plan.count, self.nll_weight),
@@ -124,11 +128,21 @@ class Augmented(Softmax):
     def _soft_targets(self, targets_U: Tensor) -> Tensor:
         """Log-probabilities of each target's soft target, logq_UV."""
         with torch.no_grad() if self.detach_target else nullcontext():
-            scores_UV = F.linear(self.table.vectors(targets_U), self.table.vectors())
-            return torch.log_softmax(at_least_float32(scores_UV) / self.tau, dim=-1)
+            l_UD = at_least_float32(self.table.vectors(targets_U))
+            return torch.log_softmax(linear_scores(l_UD, _centred(self.table.vectors()), None) / self.tau, dim=-1)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau}, weights={self.nll_weight} nll + {self.augmented_weight} augmented"
+
+
+def _centred(w_VD: Tensor) -> Tensor:
+    """One vector per class less the mean of all, at least in float32.
+
+    What does not change when all classes move together has a gradient that sums to zero over them. The gradient through
+    the mean is that sum, so it is exactly nothing; kept, it takes the rounding of the sum out of the gradient as well.
+    """
+    wide_VD = at_least_float32(w_VD)
+    return wide_VD - wide_VD.mean(0)
 
 
 def _weights(

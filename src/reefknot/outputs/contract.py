@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.tables import WordTable
 
@@ -38,6 +39,8 @@ class OutputEnd(nn.Module):
     vocab_size: int
     context_dim: int
     """Width of the hidden states it reads."""
+    rows_per_token: int = 1
+    """How many rows of scores a token takes: what a window's memory is reckoned by."""
 
     def prepare(self, y_cpu: Tensor) -> Plan:
         """Look at the targets while they are still on the host."""
@@ -61,8 +64,16 @@ class OutputEnd(nn.Module):
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k best classes of each row: (logp_NK, ids_NK), best first."""
+        self.check_k(k)
         values, ids = self.log_probs(h_ND).topk(k, dim=-1)
         return values, ids
+
+    def check_k(self, k: int) -> None:
+        """Refuse to search for more classes than there are, or for none."""
+        if not 1 <= k <= self.vocab_size:
+            raise SettingsError(
+                f"the {k} best of {self.vocab_size} classes were asked for; ask for 1 to {self.vocab_size}"
+            )
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One class per row, drawn from the distribution: ids_N."""

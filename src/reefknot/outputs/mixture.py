@@ -19,9 +19,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.linear_cross_entropy import IGNORE, at_least_float32
 from reefknot.outputs.labels.contract import NestedLabels
-from reefknot.outputs.softmax import Softmax, at_least_float32
+from reefknot.outputs.softmax import Softmax
 from reefknot.settings import Dim, Layers, Probability
 
 
@@ -52,7 +52,7 @@ class MixtureOfSoftmaxes(Softmax):
                 "leave it out, or use labels that project (kind = 'projected')"
             )
         self.context_dim = context_dim
-        self.experts = experts
+        self.experts = self.rows_per_token = experts
         self.dropout = dropout
         self.latent = nn.Linear(context_dim, experts * labels.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)

@@ -21,10 +21,10 @@ from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.linear_cross_entropy import IGNORE, linear_scores
 from reefknot.outputs.contract import LossPart, Plan
 from reefknot.outputs.labels.contract import NestedLabels
-from reefknot.outputs.softmax import Softmax, at_least_float32
+from reefknot.outputs.softmax import Softmax
 from reefknot.settings import Count
 
 Distribution = Literal["log_uniform", "uniform"]
@@ -91,7 +91,7 @@ class SampledSoftmax(Softmax):
         )
         labels = self.labels
         bias_R = None if labels.bias is None else labels.bias[ids_R]
-        scores_NR = at_least_float32(F.linear(labels.context(h_ND), labels.weight(ids_R), bias_R))
+        scores_NR = linear_scores(labels.context(h_ND), labels.weight(ids_R), bias_R)
         own_NR = places_N[:, None] == torch.arange(len(ids_R), device=h_ND.device)
         scores_NR = (scores_NR - log_q_R.to(scores_NR.dtype)).where(drawn_R | own_NR, -torch.inf)
         nll = F.cross_entropy(scores_NR, places_N, reduction="sum", ignore_index=IGNORE)

@@ -6,18 +6,13 @@ Shapes: N rows (tokens), D width, V classes.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.errors import SettingsError
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, linear_scores
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
-from reefknot.outputs.labels.contract import NestedLabels
+from reefknot.outputs.labels.contract import Labels, NestedLabels
 from reefknot.tables import WordTable
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Probabilities over many classes need more digits than half precision has."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Softmax(OutputEnd):
@@ -25,6 +20,8 @@ class Softmax(OutputEnd):
 
     def __init__(self, labels: NestedLabels) -> None:
         super().__init__()
+        if not isinstance(labels, Labels):
+            raise SettingsError(f"softmax: needs labels, such as Plain(table); a {type(labels).__name__} is none")
         self.labels = labels
         self.vocab_size = labels.vocab_size
         self.context_dim = labels.context_dim
@@ -37,8 +34,7 @@ class Softmax(OutputEnd):
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
         labels = self.labels
-        scores_NV = F.linear(labels.context(h_ND), labels.weight(), labels.bias)
-        return torch.log_softmax(at_least_float32(scores_NV), dim=-1)
+        return torch.log_softmax(linear_scores(labels.context(h_ND), labels.weight(), labels.bias), dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         return -self._nll(h_ND, y_N)

@@ -15,7 +15,8 @@ from reefknot.errors import SettingsError
 from reefknot.reports import plots
 from reefknot.reports.reading import read
 from reefknot.reports.results import Neighbors, Record, Result, Score, differing, flatten
-from reefknot.reports.table import TableRow, build, join, number
+from reefknot.reports.rows import TableRow, join, mark
+from reefknot.reports.table import build, number
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def render(rows: Sequence[TableRow], title: str) -> str:
     )
     environment.filters["number"] = number
     ran = [row for row in rows if row.results]
+    drawn = mark(ran)[0]
     runs = [result for row in ran for result in row.results]
     text = environment.get_template("page.html").render(
         title=title,
@@ -70,9 +72,9 @@ def render(rows: Sequence[TableRow], title: str) -> str:
         corpora=_unique(record.corpus for row in ran for record in row.records),
         table=build(rows),
         reading=read(rows),
-        sizes=plots.sizes(ran),
-        curves=plots.curves(ran),
-        frequency=plots.frequency(ran),
+        sizes=plots.sizes(drawn),
+        curves=plots.curves(drawn),
+        frequency=plots.frequency(drawn),
         neighbors=[table for row in ran if (table := _neighbors(row))],
         samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
         scores=[(row.name, record, record.test) for row in ran for record in row.records if record.test],

@@ -20,7 +20,8 @@ from pathlib import Path
 from reefknot.durable import write_text
 from reefknot.errors import DataError
 from reefknot.reports.results import Record, Result, collect
-from reefknot.reports.table import TableRow, join, number, spread, to_markdown
+from reefknot.reports.rows import TableRow, join
+from reefknot.reports.table import number, spread, to_markdown
 from reefknot.runs.folder import folder_name
 
 
@@ -180,7 +181,7 @@ def _papers(tables: Sequence[Recipe]) -> str:
             raise DataError(
                 f"idea '{idea.name}': recipe {idea.recipe} has no row '{idea.row}'; correct the list of ideas"
             )
-        ours = spread(row.perplexity("test")) or row.state
+        ours = (spread(row.perplexity("test")) or row.state) + (" per word" if row.per_word else "")
         theirs = number(row.paper["test"]) if "test" in row.paper else ""
         code, shown = f"[{Path(idea.code).name}]({idea.code})", f"`{idea.recipe}`, {idea.row}"
         lines.append(f"| {idea.name} | {idea.paper} | {code} | {shown} | {ours} | {theirs} |")

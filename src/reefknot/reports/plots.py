@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from reefknot.reports.results import Band, Metric, Result
-from reefknot.reports.table import TableRow
+from reefknot.reports.results import Band, Metric, Result, flatten
+from reefknot.reports.rows import TableRow, comparable
+from reefknot.reports.scoring import cuts_words, perplexity, pieces_in_validation
 
 # Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
 _COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c")
@@ -72,37 +73,61 @@ class Plot:
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
     """Validation and training perplexity by epoch, one figure each; an empty list when nothing was logged."""
-    plots = []
-    for kind, name in (("valid", "Validation"), ("train", "Training")):
-        drawn = [row for row in rows if any(_curve(result, kind) for result in row.results)]
-        if not drawn:
-            continue
+    return [*_validation(rows), *_training(rows)]
 
-        def draw(figure: Figure, kind: str = kind, drawn: list[TableRow] = drawn) -> None:
-            axes = figure.add_subplot()
-            for row in drawn:
-                for result in row.results:
-                    points = _curve(result, kind)
-                    style = _line(rows.index(row)) | ({"marker": ""} if len(points) > 40 else {})
-                    axes.plot([x for x, _ in points], [y for _, y in points], **style)
-            _log_scale(axes)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set(xlabel="epoch", ylabel="perplexity, log scale")
-            _legend(figure, rows, drawn)
 
-        caption = f"{name} perplexity by epoch."
-        if kind == "train":
-            caption += " A mean over each epoch while the weights change, so not comparable with validation."
-        plots.append(Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption))
-    return plots
+def _validation(rows: Sequence[TableRow]) -> list[Plot]:
+    logged = [row for row in rows if any(result.last("valid") for result in row.results)]
+    whole = [row for row in logged if any(_curve(result, "valid") for result in row.results)]
+    fair = comparable(rows)
+    drawn = [row for row in whole if not row.score or row in fair]
+    caption = "Validation perplexity by epoch."
+    caption += _left_out([row for row in whole if row not in drawn], "they were scored in another way")
+    caption += _left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
+    return _by_epoch("valid", rows, drawn, caption)
+
+
+def _training(rows: Sequence[TableRow]) -> list[Plot]:
+    named = [_named_by_loss(row) for row in rows]
+    drawn = [row for row in named if any(_curve(result, "train") for result in row.results)]
+    caption = (
+        "Training perplexity by epoch. A mean over each epoch while the weights change, so not comparable with "
+        "validation."
+    )
+    if named != list(rows):
+        caption += " A sampled loss, or one per piece, is not comparable with the others."
+    return _by_epoch("train", named, drawn, caption)
+
+
+def _by_epoch(kind: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
+    if not drawn:
+        return []
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for row in drawn:
+            for result in row.results:
+                points = _curve(result, kind)
+                style = _line(rows.index(row)) | ({"marker": ""} if len(points) > 40 else {})
+                axes.plot([x for x, _ in points], [y for _, y in points], **style)
+        _log_scale(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="epoch", ylabel="perplexity, log scale")
+        _legend(figure, rows, drawn)
+
+    return [Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
 
 
 def frequency(rows: Sequence[TableRow]) -> list[Plot]:
-    """Loss by how often the target, and the previous word, was seen in training, one figure each."""
+    """Loss by how often the target, and the previous word, was seen in training, one figure each.
+
+    Only of rows with the tokens of the first: another token is another thing to predict.
+    """
     plots = []
     for end, of in (("target", "the token to predict"), ("previous", "the previous token")):
-        losses = {n: _bands(row, end) for n, row in enumerate(rows)}
-        losses = {n: bands for n, bands in losses.items() if bands}
+        scored = [row for row in rows if row.score and _bands(row, end)]
+        alike = [row for row in comparable(scored) if _tokens(row) == _tokens(scored[0])]
+        losses = {rows.index(row): _bands(row, end) for row in alike}
         if not losses:
             continue
 
@@ -112,6 +137,7 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
         caption = f"Mean test loss by the training frequency of {of}."
         if len(losses) > 1:
             caption += f" Below: the same as a difference to {rows[min(losses)].name}; lower is better."
+        caption += _left_out([row for row in scored if row not in alike], "their tokens are others")
         drawn = [rows[n] for n in losses]
         height = 4.2 if len(losses) > 1 else 2.8
         plots.append(Plot(_svg(f"frequency-{end}", height, drawn, draw, caption), caption))
@@ -120,7 +146,8 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
 
 def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     """Parameters against test perplexity, when there are two rows to compare."""
-    drawn = [row for row in rows if row.perplexity("test") and row.size]
+    scored = [row for row in rows if row.perplexity("test") and row.size]
+    drawn = comparable(scored)
     if len(drawn) < 2:
         return []
 
@@ -136,6 +163,7 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
         _legend(figure, rows, drawn, line=False)
 
     caption = "Parameters against test perplexity; lower and further left is better."
+    caption += _left_out([row for row in scored if row not in drawn], "they were scored in another way")
     return [Plot(_svg("sizes", 2.8, drawn, draw, caption), caption)]
 
 
@@ -155,8 +183,10 @@ def _draw_frequency(figure: Figure, rows: Sequence[TableRow], losses: dict[int, 
             gap = [loss[ends[x]] - first[ends[x]] for x in both]
             axes[1].plot(both, gap, **_line(n) | {"linewidth": 1.1})
     axes[0].set(ylabel="nats per token", ylim=(0, None))
-    total = sum(band.tokens for _, band in bands) or 1
-    axes[-1].set_xticks(range(len(bands)), [f"{_short(band)}\n{100 * band.tokens / total:.0f} %" for _, band in bands])
+    shares = {(band.low, band.high): band.tokens for band in losses[min(losses)]}
+    total = sum(shares.values())
+    labels = [f"{_short(band)}\n{100 * shares.get((band.low, band.high), 0) / total:.0f} %" for _, band in bands]
+    axes[-1].set_xticks(range(len(bands)), labels)
     axes[-1].set_xlabel("times seen in training (share of tokens)")
     if panels == 2:
         axes[1].axhline(0, color="#888888", linewidth=0.8, zorder=0)
@@ -175,25 +205,37 @@ def _log_scale(axes: Any) -> None:
 
 
 def _curve(result: Result, kind: str) -> list[tuple[float, float]]:
-    """Epoch and perplexity of each validation, or of each epoch's mean training loss."""
+    """Epoch and perplexity of each validation, per word, or of each epoch's mean training loss, per token."""
     metrics = [metric for metric in result.metrics if metric.kind == kind]
     if kind == "train":
         epochs: dict[float, list[Metric]] = {}
         for metric in metrics:
             epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
         means = {n: fmean([m.nll for m in of], weights=[m.tokens for m in of]) for n, of in epochs.items()}
-        return [(epoch, _perplexity(mean)) for epoch, mean in means.items()]
+        return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
     # A step lies in the epoch it names, so the largest ratio is the length of an epoch (exact at its end).
     length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
-    return [(metric.step / length, _of(metric)) for metric in metrics] if length else []
+    pieces = pieces_in_validation(result)
+    if not length or pieces is None:
+        return []
+    return [(metric.step / length, perplexity(metric.nll * pieces)) for metric in metrics]
 
 
-def _of(metric: Metric) -> float:
-    return _perplexity(metric.nll) if metric.perplexity is None else metric.perplexity
+def _named_by_loss(row: TableRow) -> TableRow:
+    """The row, named after what its training loss is where that is not the loss of a word."""
+    if not row.results:
+        return row
+    remarks = ["sampled loss"] if flatten(row.results[0].settings).get("output.kind") == "sampled" else []
+    remarks += ["per piece"] if cuts_words(row.results[0]) else []
+    return replace(row, name=f"{row.name} ({', '.join(remarks)})") if remarks else row
 
 
-def _perplexity(nll: float) -> float:
-    return math.exp(min(nll, 700.0))
+def _left_out(rows: Sequence[TableRow], reason: str) -> str:
+    return f" Left out, as {reason}: {', '.join(row.name for row in rows)}." if rows else ""
+
+
+def _tokens(row: TableRow) -> int | None:
+    return row.score.tokens if row.score else None
 
 
 def _bands(row: TableRow, end: str) -> dict[Band, float]:

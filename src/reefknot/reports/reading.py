@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from reefknot.reports.table import TableRow, number, percent, spread
+from reefknot.reports.results import differing, without_seed
+from reefknot.reports.rows import TableRow, comparable
+from reefknot.reports.table import number, percent, spread
 
 
 def read(rows: Sequence[TableRow]) -> list[str]:
     """Sentences for people, in the order of interest; empty when nothing has been run."""
     done = [row for row in rows if row.perplexity("test")]
-    sentences = [*_lowest(done), *_sharing(done), *_paper(done), *_sizes(done), *_seeds(done)]
-    for state, text in (("unfinished", "Not finished, shown with the last metrics"), ("not run", "Not run")):
-        names = [row.name for row in rows if row.state == state]
+    fair = comparable(done)
+    sentences = [*_lowest(fair), *_sharing(done), *_paper(done, fair), *_sizes(done), *_seeds(done)]
+    for names, text in (
+        ([row.name for row in done if row not in fair], "Not compared, as scored in another way"),
+        ([row.name for row in rows if row.state == "unfinished"], "Not finished, shown with the last metrics"),
+        ([row.name for row in rows if row.state == "not run"], "Not run"),
+    ):
         if names:
             sentences.append(f"{text}: {', '.join(names)}.")
     return [_unbroken(sentence) for sentence in sentences]
@@ -45,26 +52,45 @@ def _lowest(done: Sequence[TableRow]) -> list[str]:
 
 
 def _sharing(done: Sequence[TableRow]) -> list[str]:
-    shared = [row.size for row in done if row.size and row.records[0].neighbors.tied]
-    apart = [row.size for row in done if row.size and not row.records[0].neighbors.tied]
-    if not shared or not apart or min(shared) >= min(apart):
-        return []
-    saved = min(apart) - min(shared)
-    return [
-        f"Sharing one table between the two ends saves {saved:,} parameters "
-        f"({100 * saved / min(apart):.0f} %): {min(shared):,} for the smallest row that does, "
-        f"{min(apart):,} for the smallest that does not."
-    ]
+    """What one table for both ends saves, where two rows differ in nothing else."""
+    for apart in done:
+        for shared in done:
+            if _differ_in_a_table(apart, shared) and apart.size and shared.size and apart.size > shared.size:
+                saved = apart.size - shared.size
+                return [
+                    f"Sharing one table between the two ends saves {saved:,} parameters "
+                    f"({100 * saved / apart.size:.0f} %): {apart.size:,} in {apart.name}, "
+                    f"{shared.size:,} in {shared.name}, which differ in nothing else."
+                ]
+    return []
 
 
-def _paper(done: Sequence[TableRow]) -> list[str]:
+def _differ_in_a_table(apart: TableRow, shared: TableRow) -> bool:
+    """Whether the first row has one table more, which its ends use where those of the second use another."""
+    one, other = (without_seed(row.results[0].settings) for row in (apart, shared))
+    spare = _tables(one) - _tables(other)
+    if len(spare) != 1:
+        return False
+    (name,) = spare
+    return all(
+        key.startswith(f"tables.{name}.") or (key.endswith(".table") and one.get(key) == name)
+        for key in differing([one, other])
+    )
+
+
+def _tables(settings: Mapping[str, Any]) -> set[str]:
+    return {key.split(".")[1] for key in settings if key.startswith("tables.")}
+
+
+def _paper(done: Sequence[TableRow], fair: Sequence[TableRow]) -> list[str]:
     compared = [(row, gap) for row in done if (gap := row.difference("test")) is not None]
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
     if len(compared) == 1:
         return [f"Against the paper's test figure, {row.name} differs by {percent(gap)}."]
-    swapped = [a for a, _ in compared for b, _ in compared if a.paper["test"] < b.paper["test"] and _above(a, b)]
+    both = [row for row, _ in compared if row in fair]
+    swapped = [a for a in both for b in both if a.paper["test"] < b.paper["test"] and _above(a, b)]
     order = "is not the paper's" if swapped else "is the paper's"
     return [
         f"The largest difference to the paper's test figures is {percent(gap)} ({row.name}: "

@@ -6,7 +6,6 @@ Only `config.json`, `environment.json`, `metrics.jsonl` and `result.json` are re
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -218,29 +217,6 @@ def collect(paths: Iterable[Path | str]) -> list[Result]:
     return list(found.values())
 
 
-def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
-    """Runs that differ in nothing but the seed, under the name of their row.
-
-    The name says more when it must: the recipe when there are several, and the settings that differ when
-    runs of one row were made with different ones, so that only true repetitions are ever averaged.
-    """
-    alike: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        settings = json.dumps(_without_seed(result.settings), sort_keys=True)
-        alike.setdefault((result.recipe, result.row, settings), []).append(result)
-    several = len({recipe for recipe, _, _ in alike}) > 1
-    named: dict[str, tuple[Result, ...]] = {}
-    for (recipe, row, _), members in alike.items():
-        name = f"{recipe}: {row}" if several else row
-        twins = [other[0] for key, other in alike.items() if key[:2] == (recipe, row)]
-        if len(twins) > 1:
-            changed = differing([_without_seed(twin.settings) for twin in twins])
-            own = flatten(members[0].settings)
-            name += " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
-        named[name] = tuple(sorted(members, key=lambda result: result.seed))
-    return named
-
-
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as dotted keys, in their order."""
     flat: dict[str, Any] = {}
@@ -259,11 +235,8 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(key not in one or one[key] != flat[0].get(key) for one in flat)]
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, but for the seed: equal ones make runs repetitions of each other."""
     return {key: value for key, value in flatten(settings).items() if key.rpartition(".")[2] != "seed"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reefknot.reports.results import Record, Result, Spread, group
+from reefknot.reports.results import Spread
+from reefknot.reports.rows import TableRow, comparable, mark
+from reefknot.reports.scoring import pieces_in_validation
 
 
 class RecipeRow(Protocol):
@@ -29,44 +31,6 @@ class RecipeRow(Protocol):
 
 
 @dataclass(frozen=True)
-class TableRow:
-    """A row of a recipe with its runs; a `quoted` row only cites another system and is never run."""
-
-    name: str
-    paper: Mapping[str, float] = field(default_factory=dict)
-    parameters: int | None = None
-    quoted: bool = False
-    recipe: str = ""
-    results: tuple[Result, ...] = ()
-
-    @property
-    def records(self) -> list[Record]:
-        """The finished runs."""
-        return [result.record for result in self.results if result.record]
-
-    def perplexity(self, split: str) -> Spread | None:
-        scores = (getattr(record, split) for record in self.records)
-        return Spread.of(score.per_word for score in scores if score)
-
-    def difference(self, split: str) -> float | None:
-        """Ours over the paper's, as a signed fraction."""
-        ours, paper = self.perplexity(split), self.paper.get(split)
-        return ours.mean / paper - 1 if ours and paper else None
-
-    @property
-    def size(self) -> int | None:
-        """Parameters: counted in the run, or what the recipe expects."""
-        return next((record.parameters.total for record in self.records), self.parameters)
-
-    @property
-    def state(self) -> str:
-        """One word for a row without a figure of ours, empty otherwise."""
-        if self.records or self.quoted:
-            return ""
-        return "unfinished" if self.results else "not run"
-
-
-@dataclass(frozen=True)
 class Column:
     """One column's cells, a string per row; `group` names the columns that belong together."""
 
@@ -77,7 +41,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Names down the side, columns of text, and the index of the row with the lowest test perplexity."""
+    """Names down the side, columns of text, and the index of the row with the lowest test perplexity.
+
+    A name ends with the sign of its footnote, if it has one; `best` is among the rows that can be compared.
+    """
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -94,22 +61,6 @@ class Table:
         return row == self.best and column.title == "test"
 
 
-def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
-    """A recipe's rows with their runs, then the runs of no listed row. Rows that have runs keep them."""
-    rows = list(rows)
-    taken = {result.folder for row in rows for result in row.results}
-    groups = group(result for result in results if result.folder not in taken)
-    joined: list[TableRow] = []
-    for row in rows:
-        mine = [name for name, members in groups.items() if _belongs(row, members[0])]
-        if row.results or not mine:
-            joined.append(row)
-            continue
-        for name in mine:
-            joined.append(replace(row, name=row.name if len(mine) == 1 else name, results=groups.pop(name)))
-    return joined + [_row_of(name, members) for name, members in groups.items()]
-
-
 def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
     """A recipe's rows, not yet joined with any run."""
     return [TableRow(row.name, dict(row.paper), row.parameters, row.quoted, recipe) for row in rows]
@@ -117,10 +68,12 @@ def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
 
 def build(rows: Sequence[TableRow]) -> Table:
     """Lay the rows out; a column that is empty for all of them is left away."""
+    scores = {rows.index(row): score.mean for row in comparable(rows) if (score := row.perplexity("test"))}
+    rows, footnotes = mark(rows)
     columns = (Column(part, title, tuple(map(cell, rows))) for part, title, cell in _COLUMNS)
-    scores = {n: score.mean for n, row in enumerate(rows) if (score := row.perplexity("test"))}
     best = min(scores, key=scores.__getitem__) if len(scores) > 1 else None
-    return Table(tuple(row.name for row in rows), tuple(c for c in columns if any(c.cells)), best, _notes(rows))
+    notes = (*footnotes, *_notes(rows))
+    return Table(tuple(row.name for row in rows), tuple(c for c in columns if any(c.cells)), best, notes)
 
 
 def print_table(rows: Sequence[TableRow], console: Console) -> None:
@@ -181,22 +134,12 @@ def spread(value: Spread | None) -> str:
     return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {value.sd:.1f}"
 
 
-def _belongs(row: TableRow, result: Result) -> bool:
-    return result.row == row.name and row.recipe in ("", result.recipe)
-
-
-def _row_of(name: str, results: tuple[Result, ...]) -> TableRow:
-    record = next((result.record for result in results if result.record), None)
-    paper = record.paper if record else {}
-    expected = record.parameters.expected if record else None
-    return TableRow(name, paper, expected, recipe=results[0].recipe, results=results)
-
-
 def _valid(row: TableRow) -> str:
     if row.state != "unfinished":
         return spread(row.perplexity("valid"))
     last = Spread.of(metric.perplexity for result in row.results if (metric := result.last("valid")))
-    return f"so far {number(last.mean)}" if last else ""
+    per = "" if all(map(pieces_in_validation, row.results)) else " per piece"
+    return f"so far {number(last.mean)}{per}" if last else ""
 
 
 def _paper(split: str) -> Callable[[TableRow], str]:

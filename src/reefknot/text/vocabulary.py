@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
@@ -86,7 +86,7 @@ class Vocabulary:
     words: tuple[str, ...]
     counts: tuple[int, ...]
     spelled: tuple[str, ...] = ()
-    """Words outside the vocabulary that an input end may spell; their ids follow those of the tokens."""
+    """Words outside the vocabulary that an input end spells; their ids follow those of the tokens."""
     bpe: BPE | None = field(default=None, repr=False)
 
     @classmethod
@@ -117,6 +117,15 @@ class Vocabulary:
     def __contains__(self, word: str) -> bool:
         return all(token in self._ids for token in self.cut(word))
 
+    def reads(self, word: str) -> bool:
+        """Whether an input end tells the word from `<unk>`: by a vector of its own, or by its spelling."""
+        return all(token in self._input_ids for token in self.cut(word))
+
+    def spelling(self, words: Iterable[str]) -> Vocabulary:
+        """This vocabulary, where words that it does not read yet are spelled."""
+        new = dict.fromkeys(word for word in words if not self.reads(word))
+        return replace(self, spelled=(*self.spelled, *new))
+
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(self.words)}
@@ -132,8 +141,8 @@ class Vocabulary:
         return self._ids.get(END_OF_LINE)
 
     def id_of(self, token: str) -> int:
-        """The id of a token; that of `<unk>` for one outside the vocabulary."""
-        return self._look_up([token], self._ids)[0]
+        """The id of a token, or of a word that is only spelled; that of `<unk>` for any other."""
+        return self._look_up([token], self._input_ids)[0]
 
     def cut(self, word: str) -> tuple[str, ...]:
         """The tokens of a word."""

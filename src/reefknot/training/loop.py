@@ -87,8 +87,10 @@ class Trainer:
         self.state = TrainState(model, optimiser, model.initial_state(streams.batch), Progress())
         self._parallel = self.world.size > 1
         window = _Window(model)
-        # Buffers follow from the settings and are equal in every process.
-        self._window = DistributedDataParallel(window, broadcast_buffers=False) if self._parallel else window
+        self._window = DistributedDataParallel(window) if self._parallel else window
+        if isinstance(self._window, DistributedDataParallel):
+            # Buffers follow from the settings and never change. The argument of this name warns in newer versions.
+            self._window.broadcast_buffers = False
 
     # -- the whole run ---------------------------------------------------------------------------------------------
 

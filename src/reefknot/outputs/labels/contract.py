@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.parts import LABELS, NOTHING_TO_TIE, SEVERAL_WIDTHS
+from reefknot.parts import KEPT_IN_BANDS, LABELS, NOTHING_TO_TIE
 from reefknot.tables import BandedTable, WordTable
 
 
@@ -26,7 +26,7 @@ class Labels(nn.Module):
         """`dim` only where the class vectors are not as wide as the table's."""
         super().__init__()
         if not isinstance(table, WordTable):
-            raise SettingsError(SEVERAL_WIDTHS if isinstance(table, BandedTable) else NOTHING_TO_TIE)
+            raise SettingsError(KEPT_IN_BANDS if isinstance(table, BandedTable) else NOTHING_TO_TIE)
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_dim = context_dim

@@ -1,6 +1,7 @@
 """DRILL, a deep residual label encoder (Pappas & Henderson 2019): class vectors by a network over the table.
 
-    E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1)] + E,   score(y | h) = E^(k)[y] . h + bias[y]
+    E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1), from i = 2 on] + E
+    score(y | h) = E^(k)[y] . h + bias[y]
 
 Bilinear labels are its single linear layer, dual labels one such layer on either side; they share the pieces below.
 

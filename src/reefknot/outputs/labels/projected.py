@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
+from reefknot.errors import SettingsError
 from reefknot.outputs.labels.contract import Labels
 from reefknot.outputs.labels.plain import Bias
 from reefknot.settings import NonNegative
@@ -33,6 +34,8 @@ class Projected(Labels):
         ] = True,
     ) -> None:
         super().__init__(table, context_dim, bias)
+        if penalty < 0:
+            raise SettingsError(f"projected: penalty = {penalty}: must be 0 or more")
         self.penalty = penalty
         self.projection = nn.Linear(context_dim, table.dim, bias=projection_bias)
 

@@ -1,0 +1,148 @@
+"""The rows of a table: runs that differ in nothing but the seed, joined with what a recipe says of them.
+
+Also which rows can be compared with the first, and a sign for those that cannot be read as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from reefknot.reports.results import Record, Result, Score, Spread, differing, flatten, without_seed
+from reefknot.reports.scoring import obstacle, pieces
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a recipe with its runs; a `quoted` row only cites another system and is never run."""
+
+    name: str
+    paper: Mapping[str, float] = field(default_factory=dict)
+    parameters: int | None = None
+    quoted: bool = False
+    recipe: str = ""
+    results: tuple[Result, ...] = ()
+
+    @property
+    def records(self) -> list[Record]:
+        """The finished runs."""
+        return [result.record for result in self.results if result.record]
+
+    @property
+    def score(self) -> Score | None:
+        """What the test figures were counted over: the same in every run of the row."""
+        return next((record.test for record in self.records if record.test), None)
+
+    @property
+    def per_word(self) -> bool:
+        """Whether the tokens are pieces, so that perplexity per word is another figure than per token."""
+        return self.score is not None and pieces(self.score) != 1
+
+    def perplexity(self, split: str) -> Spread | None:
+        """Per word, over the finished runs."""
+        scores = (getattr(record, split) for record in self.records)
+        return Spread.of(score.per_word for score in scores if score)
+
+    def difference(self, split: str) -> float | None:
+        """Ours over the paper's, as a signed fraction."""
+        ours, paper = self.perplexity(split), self.paper.get(split)
+        return ours.mean / paper - 1 if ours and paper else None
+
+    @property
+    def size(self) -> int | None:
+        """Parameters: counted in the run, or what the recipe expects."""
+        return next((record.parameters.total for record in self.records), self.parameters)
+
+    @property
+    def state(self) -> str:
+        """One word for a row without a figure of ours, empty otherwise."""
+        if self.records or self.quoted:
+            return ""
+        return "unfinished" if self.results else "not run"
+
+
+def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
+    """A recipe's rows with their runs, then the runs of no listed row. Rows that have runs keep them."""
+    rows = list(rows)
+    taken = {result.folder for row in rows for result in row.results}
+    groups = group(result for result in results if result.folder not in taken)
+    joined: list[TableRow] = []
+    for row in rows:
+        mine = [name for name, members in groups.items() if _belongs(row, members[0])]
+        if row.results or not mine:
+            joined.append(row)
+            continue
+        for name in mine:
+            joined.append(replace(row, name=row.name if len(mine) == 1 else name, results=groups.pop(name)))
+    return joined + [_row_of(name, members) for name, members in groups.items()]
+
+
+def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
+    """Runs that differ in nothing but the seed, under the name of their row.
+
+    The name says more when it must: the recipe when there are several, and the settings that differ when
+    runs of one row were made with different ones, so that only true repetitions are ever averaged.
+    """
+    alike: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        settings = json.dumps(without_seed(result.settings), sort_keys=True)
+        alike.setdefault((result.recipe, result.row, settings), []).append(result)
+    several = len({recipe for recipe, _, _ in alike}) > 1
+    named: dict[str, tuple[Result, ...]] = {}
+    for (recipe, row, _), members in alike.items():
+        name = f"{recipe}: {row}" if several else row
+        twins = [other[0] for key, other in alike.items() if key[:2] == (recipe, row)]
+        if len(twins) > 1:
+            changed = differing([without_seed(twin.settings) for twin in twins])
+            own = flatten(members[0].settings)
+            name += " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
+        named[name] = tuple(sorted(members, key=lambda result: result.seed))
+    return named
+
+
+def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
+    """The rows whose perplexity can be compared with that of the first that has one."""
+    return [row for row in rows if row.score and not _obstacle(row, rows)]
+
+
+def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
+    """The rows, a sign after the name of each whose figures must not be read as the first row's; and the footnotes."""
+    signs: dict[str, str] = {}
+    marked = []
+    for row in rows:
+        text = _remark(row, rows)
+        sign = signs.setdefault(text, "†‡§¶"[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
+        marked.append(replace(row, name=f"{row.name} {sign}") if sign else row)
+    return marked, tuple(f"{sign} {text}" for text, sign in signs.items())
+
+
+def _remark(row: TableRow, rows: Sequence[TableRow]) -> str:
+    remarks = []
+    if row.score and row.per_word:
+        mean = f"{pieces(row.score):.1f} on average"
+        remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
+    if found := _obstacle(row, rows):
+        remarks.append(f"not comparable: {found}")
+    return "; ".join(remarks)
+
+
+def _obstacle(row: TableRow, rows: Sequence[TableRow]) -> str | None:
+    first = next((each for each in rows if each.score), None)
+    return obstacle(row.score, first.score, first.name) if first and first.score and row.score else None
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _belongs(row: TableRow, result: Result) -> bool:
+    return result.row == row.name and row.recipe in ("", result.recipe)
+
+
+def _row_of(name: str, results: tuple[Result, ...]) -> TableRow:
+    record = next((result.record for result in results if result.record), None)
+    paper = record.paper if record else {}
+    expected = record.parameters.expected if record else None
+    return TableRow(name, paper, expected, recipe=results[0].recipe, results=results)

@@ -1,0 +1,77 @@
+"""Rows: which runs are one row, and which rows may be read side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from reefknot.reports.results import collect
+from reefknot.reports.rows import TableRow, comparable, group, join, mark
+from reefknot.reports.table import build, to_markdown
+
+from .conftest import in_pieces, result, scored, write_run
+
+
+def test_seeds_of_a_row_belong_together(runs: Path) -> None:
+    groups = group(collect([runs]))
+    assert {name: len(members) for name, members in groups.items()} == {
+        "Small": 2,
+        "Small + WT": 1,
+        "Small + WT + PR": 2,
+    }
+
+
+def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
+    path = runs / "press2017" / "table6" / "small" / "seed1" / "config.json"
+    config = json.loads(path.read_text())
+    config["settings"]["training"]["epochs"] = 3
+    path.write_text(json.dumps(config))
+    groups = group(collect([runs]))
+    assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
+
+
+def test_rows_of_several_recipes_carry_the_recipe_in_their_name(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "Small", 0, result("Small", 0))
+    write_run(tmp_path / "b", "Small", 0, result("Small", 0, recipe="other"))
+    assert list(group(collect([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
+
+
+def three_rows(root: Path, unknown: int) -> list[TableRow]:
+    """Words, the same text in two pieces a word with so many unknown words, and words again."""
+    write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
+    write_run(root, "Small + WT", 0, in_pieces("Small + WT", unknown=unknown))
+    write_run(root, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(110.0)))
+    return join([], collect([root]))
+
+
+def test_pieces_are_marked_and_compare_by_words(tmp_path: Path) -> None:
+    rows = three_rows(tmp_path, unknown=77)
+    assert comparable(rows) == rows
+    marked, notes = mark(rows)
+    assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
+    assert notes == ("† per word: a word's probability is the product over its pieces, 2.0 on average",)
+    assert build(rows).best == 1  # 10 per piece, 100 per word
+
+
+def test_other_unknown_words_are_no_fair_comparison(tmp_path: Path) -> None:
+    rows = three_rows(tmp_path, unknown=0)
+    assert [row.name for row in comparable(rows)] == ["Small", "Small + WT + PR"]
+    table = build(rows)
+    assert table.best == 2
+    (note,) = table.notes
+    assert note.endswith("not comparable: no unknown words scored as <unk> here, 77 in Small")
+    assert "| Small + WT † |" in to_markdown(rows)
+    assert "\n† per word" in to_markdown(rows)
+
+
+def test_the_first_row_with_a_figure_is_what_others_are_compared_with(tmp_path: Path) -> None:
+    pieces = three_rows(tmp_path, unknown=0)[1]
+    assert comparable([TableRow("not run"), pieces]) == [pieces]
+    assert len(mark([TableRow("not run"), pieces])[1]) == 1
+
+
+def test_rows_with_the_same_remark_share_a_sign(tmp_path: Path) -> None:
+    first, pieces, last = three_rows(tmp_path, unknown=0)
+    assert [row.name for row in mark([first, pieces, pieces, last])[0]].count("Small + WT †") == 2
+    signs = [row.name[-1] for row in mark([pieces, first, last])[0]]
+    assert signs == ["†", "‡", "‡"]

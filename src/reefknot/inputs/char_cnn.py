@@ -48,9 +48,8 @@ class CharCNN(InputEnd):
 
     A window starts at each byte of the word and sees zeros beyond its end, so a word's vector depends on nothing but
     the word. The symbols of `spelling.py` have vectors of their own. There may be more spellings than classes, so that
-    words unknown to the output keep theirs. Symbols and the projection start as in the authors' code (Xavier). Bytes do
-    not: theirs start so small beside the biases of the convolutions that all words look alike, and without an adaptive
-    optimiser they stay so for epochs. Here a byte's vector is drawn from the standard normal distribution.
+    words unknown to the output keep theirs. Vectors of bytes and symbols and the projection start as in the authors'
+    code (Xavier).
     """
 
     spellings: Tensor
@@ -88,6 +87,7 @@ class CharCNN(InputEnd):
         self.highway = nn.Sequential(*(Highway(features) for _ in range(highway)))
         self.projection = nn.Linear(features, dim)
         self.symbols = nn.Parameter(nn.init.xavier_normal_(torch.empty(len(SYMBOLS), dim)))
+        nn.init.xavier_normal_(self.bytes.weight[1:])
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 

@@ -70,14 +70,19 @@ def _cpu_model() -> str:
 
 
 def _revision() -> tuple[str | None, bool | None]:
-    """The commit of the checkout this package runs from, and whether files differ from it."""
+    """The commit of the checkout this package runs from, and whether files differ from it.
+
+    REEFKNOT_COMMIT names it on a machine that has the files but not their history; `script/papers` checks the claim.
+    """
+    if named := os.environ.get("REEFKNOT_COMMIT"):
+        return named, None
     # An installed copy may lie inside somebody else's checkout (a virtual environment in a project), so the
     # checkout counts only if it tracks this very file.
     if _git("ls-files", "--error-unmatch", __file__) is not None:
         commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
         if commit:
             return commit, None if status is None else bool(status)
-    return os.environ.get("REEFKNOT_COMMIT") or None, None
+    return None, None
 
 
 def _git(*arguments: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -383,3 +384,36 @@ def test_every_shipped_recipe_is_sound(name: str) -> None:
 def test_a_checked_experiment_survives_its_own_dump() -> None:
     experiment = check_experiment(SETTINGS, "test")
     assert check_experiment(experiment.model_dump(mode="json"), "test") == experiment
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("projections.bands.table=nope", "no table 'nope' in [tables] (there: words)"),
+        ("output.projections=nope", "no projection 'nope' in [projections] (there: bands)"),
+        ('tables.extra={kind="word", dim=8}', "no end uses tables.extra"),
+        ('projections.extra={kind="bands", table="words", dim=200}', "no end uses projections.extra"),
+        ("vocabulary.keep_spellings=true", "an input of kind adaptive reads no spellings"),
+    ],
+)
+def test_names_that_lead_nowhere(change: str, sentence: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        load_recipe("ends", [change], "adaptive ends, tied")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["input.table=words"], "input.table: a char-CNN makes its vectors from spellings and holds no table"),
+        (["vocabulary.bpe.merges=10"], "an input of kind char_cnn reads the spelling of whole words"),
+    ],
+)
+def test_what_a_spelling_input_cannot_do(changes: list[str], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        load_recipe("ends", changes, "char-CNN")
+
+
+def test_a_mistake_found_while_building_says_where() -> None:
+    recipe = load_recipe("ends", ["tables.words.sizes=[9000, 3000]"], "adaptive ends, tied")
+    with pytest.raises(SettingsError, match=r'ends, row "adaptive ends, tied": tables\.words: banded table: the bands'):
+        recipe.build(recipe.row(None), 10_000)

@@ -114,8 +114,10 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _check_names(self) -> Experiment:
         for group, there in (("tables", self.tables), ("projections", self.projections)):
-            named = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
-            missing, unused = sorted(named - set(there)), sorted(set(there) - named)
+            held = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
+            # A table that only projections are made for is held by no end.
+            named = held.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
+            missing, unused = sorted(named - set(there)), sorted(set(there) - held)
             if missing:
                 one = group.removesuffix("s")
                 known = ", ".join(there) or "none"

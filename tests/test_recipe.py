@@ -87,7 +87,8 @@ def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None
 def test_the_value_default_takes_a_setting_away() -> None:
     base = {"vocabulary": {"min_count": 3, "max_size": 100}, "seed": 1}
     assert merge(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
-    assert merge(base, {"vocabulary": "default", "nothing": "default"}) == {"seed": 1}
+    assert merge(base, {"vocabulary": "default"}) == {"seed": 1}
+    assert merge(base, {"nothing": "default"})["nothing"] == "default"  # to be refused like a misspelt key
     assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # tables are drawn in this order
 
 
@@ -387,24 +388,41 @@ def test_a_checked_experiment_survives_its_own_dump() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("changes", "sentence"),
     [
-        ("projections.bands.table=nope", "no table 'nope' in [tables] (there: words)"),
-        ("output.projections=nope", "no projection 'nope' in [projections] (there: bands)"),
-        ('tables.extra={kind="word", dim=8}', "no end uses tables.extra"),
-        ('projections.extra={kind="bands", table="words", dim=200}', "no end uses projections.extra"),
-        ("vocabulary.keep_spellings=true", "an input of kind adaptive reads no spellings"),
+        (["projections.bands.table=nope"], "no table 'nope' in [tables] (there: words)"),
+        (["output.projections=nope"], "no projection 'nope' in [projections] (there: bands)"),
+        (['tables.extra={kind="word", dim=8}'], "no end uses tables.extra"),
+        (
+            ['tables.extra={kind="banded", dim=8, sizes=[9]}', "projections.bands.table=extra"],
+            "no end uses tables.extra",
+        ),
+        (['projections.extra={kind="bands", table="words", dim=200}'], "no end uses projections.extra"),
+        (["vocabulary.keep_spellings=true"], "an input of kind adaptive reads no spellings"),
+        (["training.epoch=default"], "training.epoch: no such setting; did you mean training.epochs?"),
+        (["vocabulary.bpe.merges=default"], "vocabulary.bpe.merges: must be a valid integer"),
     ],
 )
-def test_names_that_lead_nowhere(change: str, sentence: str) -> None:
+def test_names_that_lead_nowhere(changes: list[str], sentence: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(sentence)):
-        load_recipe("ends", [change], "adaptive ends, tied")
+        load_recipe("ends", changes, "adaptive ends, tied")
+
+
+def test_the_order_of_overrides_does_not_matter() -> None:
+    changes = ["encoder.hidden_dim=200", "encoder.layers=1", "encoder.kind=lstm"]
+    one, other = (load_recipe("ends", each, "tied").experiments["tied"] for each in (changes, changes[::-1]))
+    assert one == other
+    assert one.encoder.layers == 1  # type: ignore[attr-defined]
+    assert one.encoder.dropout == 0.0  # type: ignore[attr-defined]  # a stated kind starts anew
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["input.table=words"], "input.table: a char-CNN makes its vectors from spellings and holds no table"),
+        (
+            ["input.table=words", "training.epochs=0"],
+            "input.table: no such setting; did you mean output.labels.table?\n  training.epochs: must be",
+        ),
         (["vocabulary.bpe.merges=10"], "an input of kind char_cnn reads the spelling of whole words"),
     ],
 )

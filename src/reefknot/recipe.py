@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -25,7 +24,7 @@ from reefknot.errors import SettingsError
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings
-from reefknot.parts import ENCODERS, INPUTS, NOTHING_TO_TIE, OUTPUTS, PROJECTIONS, TABLES
+from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES
 from reefknot.recipes import find_recipe
 from reefknot.runs.folder import differences, folder_name
 from reefknot.settings import (
@@ -102,15 +101,6 @@ class Experiment(Settings):
     training: TrainingSettings
     evaluation: EvaluationSettings = EvaluationSettings()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_tie(cls, raw: Any) -> Any:
-        """An input end without a table is told apart from a misspelt setting."""
-        source = raw.get("input") if isinstance(raw, Mapping) else None
-        if isinstance(source, Mapping) and source.get("kind") == "char_cnn" and "table" in source:
-            raise ValueError(f"input.table: {NOTHING_TO_TIE}")
-        return raw
-
     @model_validator(mode="after")
     def _check_names(self) -> Experiment:
         for group, there in (("tables", self.tables), ("projections", self.projections)):
@@ -166,6 +156,8 @@ class Recipe:
     """A recipe that was read and checked: each of these rows can be built."""
 
     name: str
+    asked: str
+    """What the user called it: its name, or the path of its file."""
     title: str
     paper: str | None
     rows: tuple[Row, ...]
@@ -179,11 +171,11 @@ class Recipe:
         try:
             return build_model(self.experiments[row.name], vocabulary)
         except SettingsError as error:
-            raise SettingsError(f'{self.name}, row "{row.name}": {error}') from error
+            raise SettingsError(f'{self.asked}, row "{row.name}": {error}') from error
 
     def row(self, name: str | None) -> Row:
         """The row called `name`, in any case; without a name, the only one there is."""
-        return _choose(self.rows, name, self.name)
+        return _choose(self.rows, name, self.asked)
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None) -> Recipe:
@@ -194,7 +186,10 @@ def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None
     path, known_as = find_recipe(name)
     parsed = check(RecipeFile, _read_toml(path), name)
     _refuse_twins(parsed.rows, name)
-    changes = [parse_override(text) for text in overrides]
+    # Overrides are one change, whatever their order: first laid over each other, then over the row.
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        changes = _lay_over(changes, parse_override(text))
     rows = list(parsed.rows) if row is None else [_choose(parsed.rows, row, name)]
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[str]] = {}
@@ -205,7 +200,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None
         where = f'{name}, row "{each.name}"'
         with not_too_deep(where):
             plain = merge(parsed.base, each.set)
-            wanted = reduce(merge, changes, plain)
+            wanted = merge(plain, changes)
             found = validate(Experiment, wanted, where)
             if isinstance(found, list):
                 mistakes += found
@@ -217,7 +212,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None
             rows[number] = each.model_copy(update={"parameters": None})
     if mistakes:
         raise complaint(mistakes)
-    return Recipe(known_as, parsed.title, parsed.paper, tuple(rows), experiments, changed)
+    return Recipe(known_as, name, parsed.title, parsed.paper, tuple(rows), experiments, changed)
 
 
 def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[str]:
@@ -289,13 +284,25 @@ def parse_override(text: str) -> dict[str, Any]:
     return cast(dict[str, Any], parsed)
 
 
+def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two changes as one."""
+    together = dict(below)
+    for key, value in above.items():
+        old = together.get(key)
+        together[key] = _lay_over(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return together
+
+
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`: a table that states its `kind` replaces the old one, `DEFAULT` takes a value away."""
+    """`change` laid over `base`: a table that states its `kind` replaces the old one, `DEFAULT` takes a value away.
+
+    Where there is nothing to take away it stays, and is refused like any other wrong value.
+    """
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
-        if value == DEFAULT:
-            merged.pop(key, None)
+        if value == DEFAULT and key in merged:
+            del merged[key]
         elif isinstance(value, Mapping):
             merged[key] = merge(old if isinstance(old, Mapping) and "kind" not in value else {}, value)
         else:

@@ -71,6 +71,7 @@ class Mistake:
             return shortened(f"{key}.kind: {message}", 200)
         # "Input should be" is pydantic's word for the value; here an input is an end of the model.
         message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
+        message = message.replace(" after validation", "")
         message = f"{message[:1].lower()}{message[1:]}"
         return shortened(f"{key}: {message}" if key else message, 160) + self.given
 

@@ -9,9 +9,13 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from reefknot.encoders.lstm import LSTM
 from reefknot.errors import SettingsError
 from reefknot.evaluation.generation import generate
+from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.adaptive import AdaptiveSoftmax
+from reefknot.tables import BandedTable, BandProjections
 
 WORDS = 9
 Build = Callable[[int], LanguageModel]
@@ -118,3 +122,28 @@ def test_an_impossible_temperature_is_a_sentence(model_for: Build, temperature: 
 def test_words_come_one_by_one(model_for: Build) -> None:
     words = generate(model_for(WORDS), [2], 10**9)
     assert len([next(words) for _ in range(5)]) == 5
+
+
+def test_an_adaptive_output_opens_what_it_draws_from_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1 the output end draws itself; a word that is never to come is drawn again among the others."""
+    torch.manual_seed(0)
+    bands = BandedTable(WORDS, 8, sizes=[3, 3], factor=2)
+    projections = BandProjections(bands, 8)
+    output = AdaptiveSoftmax(bands, projections)
+    model = LanguageModel(AdaptiveLookup(bands, projections), LSTM(8, 8, layers=1), output)
+    p_V = next_probabilities(model, [2, 5]).double()
+    p_V /= p_V.sum()
+    searched: list[int] = []
+    search = output.search
+    monkeypatch.setattr(output, "search", lambda h_ND, k: searched.append(k) or search(h_ND, k))
+    draws = 3000
+    seen = torch.bincount(first_words(model, draws), minlength=WORDS)
+    assert not searched
+    assert chisquare(seen, p_V * draws).pvalue > 1e-4
+    allowed_V = p_V.clone()
+    allowed_V[[1, 7]] = 0.0
+    seen = torch.bincount(first_words(model, draws, never=(1, 7)), minlength=WORDS)
+    kept = allowed_V > 0
+    assert searched
+    assert not seen[~kept].any()
+    assert chisquare(seen[kept], allowed_V[kept] / allowed_V.sum() * draws).pvalue > 1e-4

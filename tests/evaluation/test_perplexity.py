@@ -252,3 +252,19 @@ def test_words_outside_the_vocabulary_are_read_as_spelled_and_scored_as_unknown(
     np.testing.assert_allclose(found.nll, -logp_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
     as_unknown = score(model, opened().splits["test"], vocabulary)
     assert abs(found.mean - as_unknown.mean) > 1e-3
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(1, 20), (5, 4)])
+def test_a_window_is_reckoned_by_rows_of_scores(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, rows: int, longest: int
+) -> None:
+    """A token of a mixture takes a row per expert, so its windows are shorter."""
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    model.output.rows_per_token = rows
+    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 20 * len(dataset.vocabulary))
+    widths: list[int] = []
+    own = model.target_log_probs
+    monkeypatch.setattr(model, "target_log_probs", lambda x, *rest: widths.append(x.shape[1]) or own(x, *rest))
+    score(model, dataset.splits["test"], dataset.vocabulary)
+    assert max(widths) == longest

@@ -234,6 +234,25 @@ def test_a_projection_in_front() -> None:
     torch.testing.assert_close(ours.log_probs(hidden()).exp().sum(-1), torch.ones(40, dtype=torch.float64))
 
 
+def test_matrices_of_its_own_start_as_those_of_the_bands() -> None:
+    """Xavier's bound, not torch's for a linear layer."""
+    wide = 64
+    bands = BandedTable(V, 4, sizes=[7, 8], factor=1)
+    projections = BandProjections(bands, 4, head=False)
+    ours = AdaptiveSoftmax(bands, projections, context_dim=wide, project_to=4, head_projection="own")
+    assert ours.front is not None
+    assert ours.head is not None
+    for matrix in (ours.front.weight, ours.head.weight):
+        bound = (6 / sum(matrix.shape)) ** 0.5
+        assert matrix.shape[1] ** -0.5 < matrix.abs().max() <= bound
+
+
+def test_labels_may_come_in_a_module_list() -> None:
+    bands = BandedTable(V, D, sizes=[7, 8], factor=2)
+    labels = nn.ModuleList(Plain(band) for band in bands.tables)
+    AdaptiveSoftmax(labels, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
+
+
 def test_dropouts_act_apart() -> None:
     """Tail dropout leaves the head alone; softmax dropout does not; neither acts in evaluation."""
     h_ND = hidden().detach()

@@ -160,6 +160,6 @@ def test_pieces_of_an_unfinished_run_are_left_out(tmp_path: Path) -> None:
 
 def test_frequency_is_of_rows_with_the_same_tokens(tmp_path: Path) -> None:
     target, _ = plots.frequency(mixed_rows(tmp_path, unknown=77))
-    assert target.caption.endswith("Left out, as their tokens are others: Small + WT.")
+    assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
     assert "Small + WT" not in drawn_text(target)
     assert [text for text in drawn_text(target) if text.endswith(" %")] == ["4 %", "14 %", "24 %", "26 %", "32 %"]

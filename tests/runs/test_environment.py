@@ -109,6 +109,19 @@ def test_an_installed_copy_inside_a_foreign_checkout_has_no_commit(
     assert environment._revision() == ("abc123", None)
 
 
+def test_a_named_commit_counts_where_the_checkout_has_other_files(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, dirty = environment._revision()
+    assert dirty is False
+    monkeypatch.setenv("REEFKNOT_COMMIT", "abc123")
+    assert environment._revision() == (own, False)
+    (checkout / "src" / "reefknot" / "other.py").write_text("changed\n")
+    assert environment._revision() == ("abc123", None)
+    monkeypatch.delenv("REEFKNOT_COMMIT")
+    assert environment._revision() == (own, True)
+
+
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout / "nothing"))
     assert environment._revision() == (None, None)

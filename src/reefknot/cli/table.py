@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reefknot.cli.options import Data, Device, Overrides, Recipe
+
+if TYPE_CHECKING:
+    from reefknot.recipe import Experiment, Row
+    from reefknot.text.dataset import Dataset
 
 EXAMPLES = """\b
 Examples:
@@ -49,11 +53,14 @@ def table(
         for seed in range(seeds)
     ]
     typer.echo(loaded.title)
-    datasets = for_each_row(
-        recipe, loaded, lambda row, each: open_dataset(each.corpus, each.vocabulary, data=data, say=typer.echo)
-    )
-    # A row that cannot be built is told before the others are trained for hours.
-    for_each_row(recipe, loaded, lambda row, each: checked_size(row, each, data))
+
+    def opened(row: Row, each: Experiment) -> Dataset:
+        """A row that cannot be trained is told before the others are trained for hours."""
+        dataset = open_dataset(each.corpus, each.vocabulary, data=data, say=typer.echo)
+        checked_size(row, each, data)
+        return dataset
+
+    datasets = for_each_row(recipe, loaded, opened)
     for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
         typer.echo(description)
     waiting = [job for job in planned if not is_done(job.out, loaded, loaded.row(job.row), job.seed, datasets[job.row])]

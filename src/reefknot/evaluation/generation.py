@@ -10,7 +10,6 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.models.language_model import LanguageModel, evaluating
 
-REDRAWS = 20
 COLDEST, HOTTEST = 1e-6, 1e6
 """Temperatures that float32 can divide by; below the first, the best word is taken as if it were 0."""
 
@@ -47,25 +46,14 @@ def generate(
         with evaluating(model):
             encoded = model(fed, state)
             h_1D = encoded.output[:, -1]
-            token = _sample(model, h_1D, never, generator) if plain else None
-            if token is None:
+            token = int(model.output.sample(h_1D, generator)) if plain else None
+            if token is None or token in never:
+                # A draw that is not allowed, followed by one among the allowed, is exact.
                 logp_K, ids_K = _candidates(model, h_1D, wanted, never)
                 token = int(ids_K[_draw(logp_K, temperature, top_p, generator)])
         state = encoded.state
         yield token
         fed = torch.tensor([[token]], device=device)
-
-
-def _sample(model: LanguageModel, h_1D: Tensor, never: tuple[int, ...], generator: torch.Generator) -> int | None:
-    """A draw from the output end's own distribution, without looking at every class where the end need not.
-
-    What is never to be produced is drawn again, which leaves the others in proportion; None where that takes too long.
-    """
-    for _ in range(REDRAWS):
-        token = int(model.output.sample(h_1D, generator))
-        if token not in never:
-            return token
-    return None
 
 
 def _candidates(model: LanguageModel, h_1D: Tensor, k: int | None, never: tuple[int, ...]) -> tuple[Tensor, Tensor]:

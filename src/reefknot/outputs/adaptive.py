@@ -84,7 +84,7 @@ class AdaptiveSoftmax(OutputEnd):
         for name, rate in (("softmax_dropout", softmax_dropout), ("tail_dropout", tail_dropout)):
             if not 0.0 <= rate < 1.0:
                 raise SettingsError(f"adaptive softmax: {name} = {rate}: must be at least 0 and less than 1")
-        if isinstance(labels, nn.Module):
+        if isinstance(labels, BandedTable | WordTable):
             check_banded(labels, "adaptive softmax")
             labels = [Plain(table, bias=False) for table in labels.tables]
         self.labels = nn.ModuleList(labels)

@@ -137,7 +137,9 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
         caption = f"Mean test loss by the training frequency of {of}."
         if len(losses) > 1:
             caption += f" Below: the same as a difference to {rows[min(losses)].name}; lower is better."
-        caption += _left_out([row for row in scored if row not in alike], "their tokens are others")
+        caption += _left_out(
+            [row for row in scored if row not in alike], "they were scored in another way or on other tokens"
+        )
         drawn = [rows[n] for n in losses]
         height = 4.2 if len(losses) > 1 else 2.8
         plots.append(Plot(_svg(f"frequency-{end}", height, drawn, draw, caption), caption))

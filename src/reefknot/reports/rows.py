@@ -1,6 +1,6 @@
 """The rows of a table: runs that differ in nothing but the seed, joined with what a recipe says of them.
 
-Also which rows can be compared with the first, and a sign for those that cannot be read as it is.
+Also which rows can be compared with each other, and a sign for those that cannot be read like the others.
 """
 
 from __future__ import annotations
@@ -103,12 +103,14 @@ def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
 
 
 def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows whose perplexity can be compared with that of the first that has one."""
-    return [row for row in rows if row.score and not _obstacle(row, rows)]
+    """The rows whose perplexities can be compared: the largest such group, of equal ones the first."""
+    scored = [row for row in rows if row.score]
+    groups = [[row for row in scored if not _between(row, first)] for first in scored]
+    return max(groups, key=len, default=[])
 
 
 def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
-    """The rows, a sign after the name of each whose figures must not be read as the first row's; and the footnotes."""
+    """The rows, a sign after the name of each whose figures must not be read like the others'; and the footnotes."""
     signs: dict[str, str] = {}
     marked = []
     for row in rows:
@@ -129,8 +131,12 @@ def _remark(row: TableRow, rows: Sequence[TableRow]) -> str:
 
 
 def _obstacle(row: TableRow, rows: Sequence[TableRow]) -> str | None:
-    first = next((each for each in rows if each.score), None)
-    return obstacle(row.score, first.score, first.name) if first and first.score and row.score else None
+    alike = comparable(rows)
+    return _between(row, alike[0]) if alike else None
+
+
+def _between(row: TableRow, other: TableRow) -> str | None:
+    return obstacle(row.score, other.score, other.name) if row.score and other.score else None
 
 
 def _plain(value: Any) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from reefknot.reports.results import Spread
 from reefknot.reports.rows import TableRow, comparable, mark
-from reefknot.reports.scoring import pieces_in_validation
+from reefknot.reports.scoring import cuts_words
 
 
 class RecipeRow(Protocol):
@@ -138,7 +138,7 @@ def _valid(row: TableRow) -> str:
     if row.state != "unfinished":
         return spread(row.perplexity("valid"))
     last = Spread.of(metric.perplexity for result in row.results if (metric := result.last("valid")))
-    per = "" if all(map(pieces_in_validation, row.results)) else " per piece"
+    per = " per piece" if any(map(cuts_words, row.results)) else ""
     return f"so far {number(last.mean)}{per}" if last else ""
 
 

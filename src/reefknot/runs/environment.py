@@ -72,17 +72,17 @@ def _cpu_model() -> str:
 def _revision() -> tuple[str | None, bool | None]:
     """The commit of the checkout this package runs from, and whether files differ from it.
 
-    REEFKNOT_COMMIT names it on a machine that has the files but not their history; `script/papers` checks the claim.
+    REEFKNOT_COMMIT names it on a machine that has the files but not their history, or an older one; `script/papers`
+    checks the claim.
     """
-    if named := os.environ.get("REEFKNOT_COMMIT"):
-        return named, None
+    named = os.environ.get("REEFKNOT_COMMIT") or None
     # An installed copy may lie inside somebody else's checkout (a virtual environment in a project), so the
     # checkout counts only if it tracks this very file.
     if _git("ls-files", "--error-unmatch", __file__) is not None:
         commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
-        if commit:
+        if commit and (status == "" or not named):
             return commit, None if status is None else bool(status)
-    return None, None
+    return named, None
 
 
 def _git(*arguments: str) -> str | None:

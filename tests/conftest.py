@@ -19,34 +19,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tiny import MODEL, UNTIED
+
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("campaign", settings.get_profile("ci"), derandomize=False, max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-RECIPE = """
-title = "Tiny: two rows on a made text"
-
-[base.corpus]
-name = {corpus}
-
-[base.tables.words]
-kind = "word"
-dim = 8
-
-[base.input]
-kind = "lookup"
-table = "words"
-
-[base.encoder]
-kind = "lstm"
-hidden_dim = 8
-layers = 2
-dropout = 0.3
-
-[base.output]
-kind = "softmax"
-labels = {{ kind = "{labels}", table = "words" }}
-
+TRAINING = """
 [base.init]
 uniform = 0.1
 
@@ -58,17 +37,11 @@ divisor = "batch"
 clip = 5.0
 log_every = 2
 save_every = 3
-optimiser = {{ kind = "sgd", learning_rate = 1.0 }}
-schedule = {{ kind = "decay", hold = 1, factor = 0.5 }}
+optimiser = { kind = "sgd", learning_rate = 1.0 }
+schedule = { kind = "decay", hold = 1, factor = 0.5 }
 
 [[rows]]
 name = "tied"
-
-[[rows]]
-name = "untied"
-[rows.set]
-tables.classes = {{ kind = "word", dim = 8 }}
-output.labels.table = "classes"
 """
 
 
@@ -141,7 +114,9 @@ def tiny_recipe(tmp_path: Path, made_text: Callable[[int], Path]) -> Callable[..
 
     def write(tokens: int = 120, labels: str = "projected") -> Path:
         path = tmp_path / "tiny.toml"
-        path.write_text(RECIPE.format(corpus=repr(str(made_text(tokens))), labels=labels), encoding="utf-8")
+        model = MODEL.format(corpus=repr(str(made_text(tokens))), layers=2, dropout=0.3, labels=labels)
+        text = f'title = "Tiny: two rows on a made text"\n{model}{TRAINING}{UNTIED}'
+        path.write_text(text, encoding="utf-8")
         return path
 
     return write

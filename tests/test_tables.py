@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from reefknot.errors import SettingsError
 from reefknot.parts import TABLES
-from reefknot.tables import BandedTable, BandProjections, WordTable
+from reefknot.tables import BandedTable, BandProjections, WordTable, rows_by_band
 
 
 def test_a_word_table_gives_rows_of_its_weight() -> None:
@@ -80,7 +80,7 @@ def test_a_recipe_gives_bands_as_a_list() -> None:
 
 def test_rows_routes_every_word_to_its_band_and_ignored_ones_nowhere() -> None:
     table = BandedTable(10, 8, cutoffs=[2, 5], factor=2)
-    rows = table.rows(torch.tensor([9, 0, 5, -100, 4, 1, 2]))
+    rows = rows_by_band(torch.tensor([9, 0, 5, -100, 4, 1, 2]), table.bounds)
     assert [where.tolist() for where, _ in rows] == [[1, 5], [4, 6], [0, 2]]
     assert [words.tolist() for _, words in rows] == [[0, 1], [2, 0], [4, 0]]
 

@@ -36,6 +36,13 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 T = TypeVar("T", bound=Settings)
 
 
+def check_rates(who: str, **rates: float) -> None:
+    """Refuse an impossible drop rate: a recipe is checked against the annotations, a call from Python is not."""
+    for name, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
+            raise SettingsError(f"{who}: {name} = {rate}: must be at least 0 and less than 1")
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One of pydantic's errors and where it was found."""

@@ -94,18 +94,10 @@ class BandedTable(nn.Module):
         """The bands, each a table of its own words."""
         return list(self.bands)  # type: ignore[arg-type]
 
-    def rows(self, ids_N: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """For each band, which of the rows hold its words, and those words counted from the band's first."""
-        found = []
-        for start, stop in pairwise(self.bounds):
-            where = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
-            found.append((where, ids_N[where] - start))
-        return found
-
     def by_band(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
         """One vector per id: `vectors(band, words)` of every band's words, put back in the order of the ids."""
         flat = ids.reshape(-1)
-        rows = self.rows(flat)
+        rows = rows_by_band(flat, self.bounds)
         where = torch.cat([where for where, _ in rows])
         if len(where) != len(flat):
             raise IndexError(f"an id is outside the vocabulary, 0 to {self.vocab_size - 1}")
@@ -132,6 +124,15 @@ class BandedTable(nn.Module):
         return f"{self.vocab_size}, sizes={list(self.sizes)}, cutoffs={list(self.bounds[1:-1])}"
 
 
+def rows_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """For each band, which of the rows hold its words, and those words counted from the band's first."""
+    found = []
+    for start, stop in pairwise(bounds):
+        where = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
+        found.append((where, ids_N[where] - start))
+    return found
+
+
 def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
     """First id of every band, and the end of the last."""
     if (sizes is None) == (cutoffs is None):
@@ -156,6 +157,13 @@ def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int]
             f"{vocab_size:,} words: each is the first id of a band, and no band may be empty"
         )
     return bounds
+
+
+def projection(input_dim: int, dim: int) -> nn.Linear:
+    """A matrix without a bias between a table's width and the model's, started as the matrices of bands are."""
+    matrix = nn.Linear(input_dim, dim, bias=False)
+    nn.init.xavier_uniform_(matrix.weight)
+    return matrix
 
 
 def check_banded(table: nn.Module, who: str) -> None:

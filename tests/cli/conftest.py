@@ -16,52 +16,24 @@ import pytest
 import torch
 
 from reefknot.cli.main import main
+from tiny import MODEL, UNTIED
 
-RECIPE = """
-title = "Tiny: two rows"
-
-[base.corpus]
-name = {corpus}
-
-[base.tables.words]
-kind = "word"
-dim = 8
-
-[base.input]
-kind = "lookup"
-table = "words"
-
-[base.encoder]
-kind = "lstm"
-hidden_dim = 8
-layers = 1
-dropout = 0.2
-
-[base.output]
-kind = "softmax"
-labels = {{ kind = "plain", table = "words" }}
-
+TRAINING = """
 [base.training]
 epochs = 2
 batch = 4
 steps = 10
-optimiser = {{ kind = "sgd", learning_rate = 2.0 }}
-schedule = {{ kind = "constant" }}
+optimiser = { kind = "sgd", learning_rate = 2.0 }
+schedule = { kind = "constant" }
 
 [[rows]]
 name = "quoted"
 quoted = true
-paper = {{ test = 12.5 }}
+paper = { test = 12.5 }
 
 [[rows]]
 name = "tied"
-paper = {{ test = 14.5 }}
-
-[[rows]]
-name = "untied"
-[rows.set]
-tables.classes = {{ kind = "word", dim = 8 }}
-output.labels.table = "classes"
+paper = { test = 14.5 }
 """
 
 WORDS = ["green", "river", "house", "bird", "tree", "mountain", "stone", "cloud", "winter", "<b>bold</b>"]
@@ -111,7 +83,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    path.write_text(RECIPE.format(corpus=repr(str(corpus))), encoding="utf-8")
+    model = MODEL.format(corpus=repr(str(corpus)), layers=1, dropout=0.2, labels="plain")
+    path.write_text(f'title = "Tiny: two rows"\n{model}{TRAINING}{UNTIED}', encoding="utf-8")
     return path
 
 

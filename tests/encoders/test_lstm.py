@@ -114,15 +114,21 @@ def test_dropout_at_the_output_is_the_difference_to_raw() -> None:
     torch.testing.assert_close(found.output[~dropped], found.raw[~dropped] / 0.6)
 
 
-def test_dropout_at_the_input() -> None:
-    """With one layer that copies its input gate's side, a dropped number leaves the unit at zero."""
+def silent(width: int, layers: int) -> tuple[LSTM, dict[str, torch.nn.Parameter]]:
+    """An LSTM that says nothing until one of its weights is set."""
     torch.manual_seed(0)
-    width = 40
-    encoder = LSTM(width, width, layers=1, dropout=0.3)
+    encoder = LSTM(width, width, layers=layers, dropout=0.3)
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.zero_()
-        weights = dict(encoder.named_parameters())
+    return encoder, dict(encoder.named_parameters())
+
+
+def test_dropout_at_the_input() -> None:
+    """With one layer that copies its input gate's side, a dropped number leaves the unit at zero."""
+    width = 40
+    encoder, weights = silent(width, layers=1)
+    with torch.no_grad():
         # Gates are in the order input, forget, cell, output: the cell's candidate of a unit is its own input.
         weights["layers.0.weight_ih_l0"][2 * width : 3 * width] = torch.eye(width)
     found = encoder(torch.ones(50, 1, width), encoder.initial_state(50))
@@ -131,13 +137,9 @@ def test_dropout_at_the_input() -> None:
 
 
 def test_dropout_between_the_layers() -> None:
-    torch.manual_seed(0)
     width = 40
-    encoder = LSTM(width, width, layers=2, dropout=0.3)
+    encoder, weights = silent(width, layers=2)
     with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.zero_()
-        weights = dict(encoder.named_parameters())
         # The first layer says the same whatever goes in; the second copies what reaches it.
         weights["layers.0.bias_ih_l0"][2 * width : 3 * width] = 1.0
         weights["layers.1.weight_ih_l0"][2 * width : 3 * width] = torch.eye(width)

@@ -11,7 +11,8 @@ import torch
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.evaluation import perplexity as module
-from reefknot.evaluation.perplexity import perplexity, score, word_losses
+from reefknot.evaluation.perplexity import score, word_losses
+from reefknot.evaluation.units import perplexity
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset, Split
 from reefknot.text.vocabulary import Vocabulary, VocabularySettings

@@ -250,7 +250,9 @@ def test_matrices_of_its_own_start_as_those_of_the_bands() -> None:
 def test_labels_may_come_in_a_module_list() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     labels = nn.ModuleList(Plain(band) for band in bands.tables)
-    AdaptiveSoftmax(labels, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
+    ours = AdaptiveSoftmax(labels, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
+    assert [ours.tables()[band] is bands.tables[band] for band in range(3)] == [True] * 3
+    assert ours.vocab_size == V
 
 
 def test_dropouts_act_apart() -> None:

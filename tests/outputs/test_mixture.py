@@ -154,7 +154,7 @@ def test_a_recipe_gives_the_labels_the_latent_width(latent_dim: int | None, widt
     [
         ({"latent_dim": 5}, "latent_dim = 5 but the labels read 4 numbers"),
         ({"experts": 0}, "experts = 0"),
-        ({"dropout": 1.0}, r"dropout = 1.0 must be"),
+        ({"dropout": 1.0}, r"dropout = 1.0: must be"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Any, sentence: str) -> None:

@@ -163,3 +163,11 @@ def test_frequency_is_of_rows_with_the_same_tokens(tmp_path: Path) -> None:
     assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
     assert "Small + WT" not in drawn_text(target)
     assert [text for text in drawn_text(target) if text.endswith(" %")] == ["4 %", "14 %", "24 %", "26 %", "32 %"]
+
+
+def test_a_row_of_pieces_that_stands_first_does_not_empty_the_figures(tmp_path: Path) -> None:
+    rows = sorted(mixed_rows(tmp_path, unknown=0), key=lambda row: row.name != "Small + WT")
+    target, _ = plots.frequency(rows)
+    assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
+    assert "Small" in drawn_text(target)
+    assert "Small + WT" not in drawn_text(target)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reefknot.encoders.contract import Encoded, Encoder, State
 from reefknot.errors import SettingsError
-from reefknot.settings import Dim, Layers, Probability
+from reefknot.settings import Dim, Layers, Probability, check_rates
 
 
 class LSTM(Encoder):
@@ -32,8 +32,7 @@ class LSTM(Encoder):
         # A recipe is checked against the annotations; a call from Python is not.
         if layers < 1:
             raise SettingsError(f"LSTM: layers = {layers}: must be at least 1")
-        if not 0.0 <= dropout < 1.0:
-            raise SettingsError(f"LSTM: dropout = {dropout}: must be at least 0 and less than 1")
+        check_rates("LSTM", dropout=dropout)
         if biases not in (1, 2):
             raise SettingsError(f"LSTM: biases = {biases}: must be 1 or 2")
         self.input_dim = input_dim

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import DataError, NonFiniteError
+from reefknot.evaluation.units import perplexity
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
@@ -22,11 +23,6 @@ from reefknot.text.vocabulary import Vocabulary
 
 LOGITS_AT_ONCE = 2**25
 """Scores computed in one window, all streams together: bounds the memory, never the result."""
-
-
-def perplexity(nll: float) -> float:
-    """exp of a mean loss, kept finite: a model this bad is bad enough."""
-    return math.exp(min(nll, 700.0))
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,18 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.inputs.contract import InputEnd
-from reefknot.settings import Dim, Positive, Probability
-from reefknot.tables import AnyTable, BandedTable, WordTable
+from reefknot.settings import Dim, Positive, Probability, check_rates
+from reefknot.tables import AnyTable, BandedTable, WordTable, projection
 
 Scale = Annotated[Positive, Field(description="multiplies every vector; often the root of the model's width")]
 Dropout = Annotated[Probability, Field(description="drop rate on the numbers of the vectors, after everything else")]
 
 
 def check_scale_and_dropout(who: str, scale: float, dropout: float) -> None:
-    """A recipe is checked against the annotations; a call from Python is not."""
+    """What a recipe's annotations check, for a call from Python."""
     if not scale > 0.0:
         raise SettingsError(f"{who}: scale = {scale}: must be more than 0")
-    if not 0.0 <= dropout < 1.0:
-        raise SettingsError(f"{who}: dropout = {dropout}: must be at least 0 and less than 1")
+    check_rates(who, dropout=dropout)
 
 
 class Lookup(InputEnd):
@@ -53,8 +52,7 @@ class Lookup(InputEnd):
     ) -> None:
         super().__init__()
         check_scale_and_dropout("lookup", scale, dropout)
-        if not 0.0 <= word_dropout < 1.0:
-            raise SettingsError(f"lookup: word_dropout = {word_dropout}: must be at least 0 and less than 1")
+        check_rates("lookup", word_dropout=word_dropout)
         if project_to is not None and project_to < 1:
             raise SettingsError(f"lookup: project_to = {project_to}: must be at least 1, or left out")
         if not isinstance(table, WordTable | BandedTable):
@@ -69,8 +67,7 @@ class Lookup(InputEnd):
         self.word_dropout = word_dropout
         self.projection: nn.Module = nn.Identity()
         if project_to is not None:
-            self.projection = nn.Linear(table.dim, project_to, bias=False)
-            nn.init.xavier_uniform_(self.projection.weight)
+            self.projection = projection(table.dim, project_to)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         rows_BTD = self.table.vectors(ids_BT)

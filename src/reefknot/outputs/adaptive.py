@@ -27,8 +27,8 @@ from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import Labels
 from reefknot.outputs.labels.plain import Plain
 from reefknot.parts import LABELS
-from reefknot.settings import Dim, Probability
-from reefknot.tables import BandedTable, NamedProjections, WordTable, check_banded
+from reefknot.settings import Dim, Probability, check_rates
+from reefknot.tables import BandedTable, NamedProjections, WordTable, check_banded, projection, rows_by_band
 
 HeadProjection = Literal["none", "own", "shared"]
 
@@ -81,9 +81,7 @@ class AdaptiveSoftmax(OutputEnd):
         if head_projection not in get_args(HeadProjection):
             options = ", ".join(get_args(HeadProjection))
             raise SettingsError(f"adaptive softmax: head_projection = {head_projection!r}: must be one of {options}")
-        for name, rate in (("softmax_dropout", softmax_dropout), ("tail_dropout", tail_dropout)):
-            if not 0.0 <= rate < 1.0:
-                raise SettingsError(f"adaptive softmax: {name} = {rate}: must be at least 0 and less than 1")
+        check_rates("adaptive softmax", softmax_dropout=softmax_dropout, tail_dropout=tail_dropout)
         if isinstance(labels, BandedTable | WordTable):
             check_banded(labels, "adaptive softmax")
             labels = [Plain(table, bias=False) for table in labels.tables]
@@ -102,8 +100,8 @@ class AdaptiveSoftmax(OutputEnd):
                 "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
                 "give the same projections to the input end, or make them with head = true"
             )
-        self.front = _xavier(self.context_dim, width) if project_to else None
-        self.head = _xavier(width, labels[0].context_dim) if head_projection == "own" else None
+        self.front = projection(self.context_dim, width) if project_to else None
+        self.head = projection(width, labels[0].context_dim) if head_projection == "own" else None
         clusters = torch.empty(len(labels) - 1, labels[0].dim)
         self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if len(labels) > 1 else None
         biased = len(labels) > 1 and labels[0].bias is not None
@@ -126,11 +124,8 @@ class AdaptiveSoftmax(OutputEnd):
     def prepare(self, y_cpu: Tensor) -> BandPlan:
         y_N = y_cpu.reshape(-1)
         head_N = y_N.clone()
-        tails = []
-        for band in range(1, len(self.labels)):
-            start, stop = self.bounds[band], self.bounds[band + 1]
-            rows_R = ((y_N >= start) & (y_N < stop)).nonzero().squeeze(-1)
-            tails.append((rows_R, y_N[rows_R] - start))
+        tails = rows_by_band(y_N, self.bounds)[1:]
+        for band, (rows_R, _) in enumerate(tails, start=1):
             head_N[rows_R] = self._cluster(band)
         return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
 
@@ -304,13 +299,6 @@ def _check_widths(
                 f"adaptive softmax: the labels of band {band + 1} read {each.context_dim} numbers but {found} reach "
                 f"them; {'make labels and projections of one table' if band else advice}"
             )
-
-
-def _xavier(input_dim: int, dim: int) -> nn.Linear:
-    """A matrix that starts as those of the bands do."""
-    layer = nn.Linear(input_dim, dim, bias=False)
-    nn.init.xavier_uniform_(layer.weight)
-    return layer
 
 
 def _draw(logp_NV: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -22,7 +22,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import IGNORE, at_least_float32
 from reefknot.outputs.labels.contract import NestedLabels
 from reefknot.outputs.softmax import Softmax
-from reefknot.settings import Dim, Layers, Probability
+from reefknot.settings import Dim, Layers, Probability, check_rates
 
 
 class MixtureOfSoftmaxes(Softmax):
@@ -44,8 +44,7 @@ class MixtureOfSoftmaxes(Softmax):
         super().__init__(labels)
         if experts < 1:
             raise SettingsError(f"mixture: experts = {experts}: a mixture needs at least one")
-        if not 0 <= dropout < 1:
-            raise SettingsError(f"mixture: dropout = {dropout} must be from 0 to less than 1")
+        check_rates("mixture", dropout=dropout)
         if latent_dim is not None and latent_dim != labels.context_dim:
             raise SettingsError(
                 f"mixture: latent_dim = {latent_dim} but the labels read {labels.context_dim} numbers; "

@@ -21,9 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from reefknot.evaluation.units import perplexity
 from reefknot.reports.results import Band, Metric, Result, flatten
 from reefknot.reports.rows import TableRow, comparable
-from reefknot.reports.scoring import cuts_words, perplexity, pieces_in_validation
+from reefknot.reports.scoring import cuts_words, pieces_in_validation
 
 # Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
 _COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c")
@@ -121,12 +122,13 @@ def _by_epoch(kind: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], ca
 def frequency(rows: Sequence[TableRow]) -> list[Plot]:
     """Loss by how often the target, and the previous word, was seen in training, one figure each.
 
-    Only of rows with the tokens of the first: another token is another thing to predict.
+    Only of rows with the same tokens: another token is another thing to predict.
     """
     plots = []
     for end, of in (("target", "the token to predict"), ("previous", "the previous token")):
         scored = [row for row in rows if row.score and _bands(row, end)]
-        alike = [row for row in comparable(scored) if _tokens(row) == _tokens(scored[0])]
+        fair = comparable(scored)
+        alike = [row for row in fair if _tokens(row) == _tokens(fair[0])]
         losses = {rows.index(row): _bands(row, end) for row in alike}
         if not losses:
             continue

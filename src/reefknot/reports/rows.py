@@ -113,26 +113,22 @@ def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
     """The rows, a sign after the name of each whose figures must not be read like the others'; and the footnotes."""
     signs: dict[str, str] = {}
     marked = []
+    usual = next(iter(comparable(rows)), None)
     for row in rows:
-        text = _remark(row, rows)
+        text = _remark(row, usual)
         sign = signs.setdefault(text, "†‡§¶"[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
         marked.append(replace(row, name=f"{row.name} {sign}") if sign else row)
     return marked, tuple(f"{sign} {text}" for text, sign in signs.items())
 
 
-def _remark(row: TableRow, rows: Sequence[TableRow]) -> str:
+def _remark(row: TableRow, usual: TableRow | None) -> str:
     remarks = []
     if row.score and row.per_word:
         mean = f"{pieces(row.score):.1f} on average"
         remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
-    if found := _obstacle(row, rows):
+    if usual and (found := _between(row, usual)):
         remarks.append(f"not comparable: {found}")
     return "; ".join(remarks)
-
-
-def _obstacle(row: TableRow, rows: Sequence[TableRow]) -> str | None:
-    alike = comparable(rows)
-    return _between(row, alike[0]) if alike else None
 
 
 def _between(row: TableRow, other: TableRow) -> str | None:

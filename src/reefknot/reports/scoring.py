@@ -6,7 +6,6 @@ whatever the tokens are: on one text, with its line ends scored or not, with the
 
 from __future__ import annotations
 
-import math
 import re
 
 from reefknot.reports.results import Result, Score, flatten
@@ -27,11 +26,6 @@ def pieces_in_validation(result: Result) -> float | None:
 def cuts_words(result: Result) -> bool:
     """Whether the tokens of a run are pieces of words."""
     return flatten(result.settings).get("vocabulary.bpe.merges") is not None
-
-
-def perplexity(nll: float) -> float:
-    """exp of a mean loss, kept finite: a diverged run can be drawn."""
-    return math.exp(min(nll, 700.0))
 
 
 def obstacle(here: Score, there: Score, name: str) -> str | None:

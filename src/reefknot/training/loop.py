@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from reefknot.durable import write_json
 from reefknot.encoders.contract import State, join_streams, select_streams
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
-from reefknot.evaluation.perplexity import perplexity
+from reefknot.evaluation.units import perplexity
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import Plan
 from reefknot.parts import OPTIMISERS, SCHEDULES

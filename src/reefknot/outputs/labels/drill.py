@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.outputs.labels.contract import Labels
 from reefknot.outputs.labels.plain import Bias
-from reefknot.settings import Positive, Probability
+from reefknot.settings import Positive, Probability, check_rates
 from reefknot.tables import NamedTable
 
 INIT = 0.1
@@ -65,8 +65,7 @@ class LabelDropout(nn.Module):
 
     def __init__(self, rate: float, variational: bool) -> None:
         super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise SettingsError(f"labels: dropout = {rate}: must be at least 0 and less than 1")
+        check_rates("labels", dropout=rate)
         self.rate = rate
         self.variational = variational
 

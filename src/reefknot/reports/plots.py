@@ -27,8 +27,10 @@ from reefknot.reports.rows import TableRow, comparable
 from reefknot.reports.scoring import cuts_words, pieces_in_validation
 
 # Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
-_COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c")
+_COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_POINT = {"linestyle": "none", "markersize": 8}
+"""A row as one point; as large in the legend, where small markers look alike."""
 _LINES = ("-", "--", "-.", ":")
 
 # Stands for the page's text colour while matplotlib draws.
@@ -160,7 +162,7 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
         for row in drawn:
             score = row.perplexity("test")
             assert score is not None
-            style = _line(rows.index(row)) | {"linestyle": "none", "markersize": 8}
+            style = _line(rows.index(row)) | _POINT
             axes.errorbar((row.size or 0) / 1e6, score.mean, yerr=score.sd, **style)
         axes.margins(0.18)
         axes.set(xlabel="parameters, millions", ylabel="test perplexity")
@@ -270,7 +272,7 @@ def _line(n: int) -> dict[str, Any]:
 
 
 def _legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], *, line: bool = True) -> None:
-    handles = [Line2D([], [], **_line(rows.index(row)) | ({} if line else {"linestyle": "none"})) for row in drawn]
+    handles = [Line2D([], [], **_line(rows.index(row)) | ({} if line else _POINT)) for row in drawn]
     # matplotlib leaves out names that begin with an underscore.
     names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in drawn]
     figure.legend(handles, names, loc="outside lower center", ncols=_legend_columns(drawn), handlelength=2.6)

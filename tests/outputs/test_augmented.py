@@ -238,3 +238,23 @@ def test_a_table_that_does_not_fit_is_refused() -> None:
         Augmented(labels, WordTable(12, CONTEXT), gamma=0.5)
     with pytest.raises(SettingsError, match="BandedTable is no word table"):
         Augmented(labels, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]
+
+
+def test_gradients_are_equal_to_the_bit_with_several_threads() -> None:
+    """Many rows share a target; adding them up in any order would make two runs differ."""
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    table = WordTable(500, 64)
+    output = Augmented(Plain(table), table, gamma=0.5)
+    h_ND, y_N = torch.randn(2000, 64), torch.randint(20, (2000,))
+    found = []
+    try:
+        torch.set_num_threads(2)
+        for _ in range(8):
+            output.zero_grad()
+            output.loss(h_ND, y_N, output.prepare(y_N))["augmented"].sum.backward()
+            assert table.weight.grad is not None
+            found.append(table.weight.grad.clone())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(each, found[0]) for each in found)

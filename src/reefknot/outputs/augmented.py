@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -112,8 +113,10 @@ class Augmented(Softmax):
             m_UD = q_UV @ w_VD
         assert lse_N is not None
         negentropy_U = (q_UV * logq_UV).sum(-1)
-        agreement_M = (c_ND[rows_M] * m_UD[places_M]).sum(-1)
-        kl_M = negentropy_U[places_M] - agreement_M / self.tau + lse_N[rows_M]
+        # Rows share targets. The gradient of an embedding adds them up in one order, that of indexing in any.
+        m_MD, negentropy_M1 = (F.embedding(places_M, each) for each in (m_UD, negentropy_U[:, None]))
+        agreement_M = (c_ND[rows_M] * m_MD).sum(-1)
+        kl_M = negentropy_M1[:, 0] - agreement_M / self.tau + lse_N[rows_M]
         return {
             "nll": LossPart(nll_N.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),

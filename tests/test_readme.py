@@ -5,10 +5,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import typer
 
 from reefknot.cli.main import app
+from reefknot.kernels.choice import DEFAULT_MEMORY, Impl
 from reefknot.recipes import shipped
 
 ROOT = Path(__file__).parent.parent
@@ -61,10 +63,17 @@ def test_every_command_is_understood() -> None:
 
 def test_the_python_example_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     code = "".join(blocks)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_implementations_and_their_memory_are_those_of_the_code() -> None:
+    section = README.partition("## In your own model")[2].partition("\n## ")[0]
+    _, *named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert {"auto", *named} == set(get_args(Impl))
+    assert f"{DEFAULT_MEMORY['cuda']} on a GPU and {DEFAULT_MEMORY['cpu']} on a CPU" in section
 
 
 def test_papers_and_readme_are_generated_from_results() -> None:

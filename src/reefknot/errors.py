@@ -15,6 +15,12 @@ class SettingsError(ReefknotError):
     exit_code = 2
 
 
+class ArgumentError(ReefknotError, ValueError):
+    """The arguments of a library call do not fit together."""
+
+    exit_code = 2
+
+
 class DataError(ReefknotError):
     """A corpus, a vocabulary or a checkpoint cannot be used as it is."""
 

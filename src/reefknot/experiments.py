@@ -20,7 +20,7 @@ from reefknot.evaluation.neighbors import examples, nearest
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.evaluation.search import tails_opened
 from reefknot.inputs.char_cnn import CharCNN
-from reefknot.models.language_model import LanguageModel
+from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
 from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder, config_hash
@@ -242,7 +242,8 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]
 
 def word_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
     """One vector per token at either end; an input end may have more, of words that are only spelled."""
-    return {"input": model.input.vectors(), "labels": model.output.vectors()}
+    with evaluating(model):
+        return {"input": model.input.vectors(), "labels": model.output.vectors()}
 
 
 def best_weights(run: RunFolder) -> dict[str, torch.Tensor]:

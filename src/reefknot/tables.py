@@ -95,7 +95,15 @@ class BandedTable(nn.Module):
         return list(self.bands)  # type: ignore[arg-type]
 
     def by_band(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """One vector per id: `vectors(band, words)` of every band's words, put back in the order of the ids."""
+        """One vector per id: what `vectors(band, words)` gives for the band that the id lies in.
+
+        On the CPU each band is asked for its own words only. On a GPU to find them would make the host wait, and in a
+        graph it would break it: there each band is asked for all ids, and what is not its own is passed over.
+        """
+        on_host = ids.device.type == "cpu" and not torch.compiler.is_compiling()
+        return self._by_rows(ids, vectors) if on_host else self._by_masks(ids, vectors)
+
+    def _by_rows(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
         flat = ids.reshape(-1)
         rows = rows_by_band(flat, self.bounds)
         where = torch.cat([where for where, _ in rows])
@@ -103,6 +111,14 @@ class BandedTable(nn.Module):
             raise IndexError(f"an id is outside the vocabulary, 0 to {self.vocab_size - 1}")
         found = torch.cat([vectors(band, words) for band, (_, words) in enumerate(rows)])
         return torch.empty_like(found).index_copy(0, where, found).view(*ids.shape, found.shape[-1])
+
+    def _by_masks(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
+        # Ids outside the vocabulary stay outside the first or the last band, where the lookup itself refuses them.
+        found = vectors(0, ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids)
+        for band, (start, stop) in enumerate(pairwise(self.bounds[1:]), start=1):
+            words = (ids - start).clamp(0, stop - start - 1 if stop < self.vocab_size else None)
+            found = torch.where((ids >= start)[..., None], vectors(band, words), found)
+        return found
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
         """The vectors of these words, or of all; only where all bands have one width."""

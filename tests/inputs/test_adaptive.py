@@ -105,10 +105,52 @@ def test_autocast_gives_what_the_projections_give() -> None:
     assert all(parameter.grad is not None for parameter in lookup.parameters())
 
 
-def test_compiled_and_copied_it_gives_the_same() -> None:
+@pytest.mark.parametrize("sizes", [[], [3], [3, 4]])
+def test_in_one_graph_it_gives_the_same(sizes: list[int]) -> None:
+    """There every band looks up every id, and words of other bands must not show, in the gradient either."""
+    torch.manual_seed(0)
+    table = BandedTable(WORDS, WIDTH, sizes=sizes, factor=2)
+    lookup = AdaptiveLookup(table, BandProjections(table, DIM), scale=3.0).double()
+    torch.compiler.reset()
+    compiled = torch.compile(deepcopy(lookup), backend="aot_eager", fullgraph=True)
+    for ids in (torch.randint(WORDS, (4, 5)), torch.tensor([[0, 1, 2]]), torch.tensor([[WORDS - 1]])):
+        seed = torch.randn(*ids.shape, DIM, dtype=torch.float64)
+        found, expected = compiled(ids), lookup(ids)
+        torch.testing.assert_close(found, expected)
+        given = torch.autograd.grad(found, list(compiled.parameters()), seed)
+        wanted = torch.autograd.grad(expected, list(lookup.parameters()), seed)
+        for one, other in zip(given, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+            assert torch.equal(one == 0, other == 0)
+    for wrong in (-1, WORDS):
+        for refusing in (lookup, compiled):
+            with pytest.raises(IndexError):
+                refusing(torch.tensor([[1, wrong]]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_nothing_waits() -> None:
+    lookup = adaptive(scale=3.0)
+    ids = torch.randint(WORDS, (4, 5))
+    expected = lookup(ids).detach()
+    expected_gradients = torch.autograd.grad(lookup(ids).square().sum(), list(lookup.parameters()))
+    lookup, ids = lookup.cuda(), ids.cuda()
+    lookup(ids)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = lookup(ids)
+        gradients = torch.autograd.grad(found.square().sum(), list(lookup.parameters()))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.cpu(), expected)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+def test_a_copy_gives_the_same() -> None:
     lookup = adaptive()
     ids = torch.randint(WORDS, (4, 5))
-    torch.testing.assert_close(torch.compile(deepcopy(lookup), backend="aot_eager")(ids), lookup(ids))
+    assert torch.equal(deepcopy(lookup)(ids), lookup(ids))
 
 
 def test_state_dict_keys_and_the_meta_device() -> None:

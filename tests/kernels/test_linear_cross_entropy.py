@@ -1,158 +1,215 @@
-"""The primitive against mathematics written out by hand in float64: values and every gradient.
+"""The library call: the same as torch's two functions, and a sentence for each mistake.
 
 Shapes: N rows, D width, V classes.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.linear_cross_entropy import IGNORE, linear_cross_entropy
+from reefknot.errors import ArgumentError, SettingsError
+from reefknot.kernels.choice import Choice, Impl, current, using
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 
-Array = NDArray[np.float64]
-WEIGHTS = np.array([0.3, -1.2, 0.0, 2.0, 0.7])
-"""What the callers multiply the rows with; a mixture's may have any sign."""
+from .dense import IGNORE, Problem, dense_losses, furthest, off, problem
 
-
-def problem(rows: int = 5, width: int = 4, classes: int = 6, bias: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
-    torch.manual_seed(0)
-    h_ND, w_VD = torch.randn(rows, width).double(), torch.randn(classes, width).double()
-    b_V = torch.randn(classes).double() if bias else None
-    return h_ND, w_VD, b_V
+FUSED = getattr(F, "linear_cross_entropy", None)
+"""Newer versions of torch have one."""
 
 
-def softmax(scores_NV: Array) -> Array:
-    powers = np.exp(scores_NV - scores_NV.max(-1, keepdims=True))
-    return np.asarray(powers / powers.sum(-1, keepdims=True))
+def torch_loss(p: Problem, **settings: Any) -> Tensor:
+    return F.cross_entropy(F.linear(p.h, p.w, p.b), p.y, **settings)
 
 
+def loss_of(p: Problem, **settings: Any) -> Tensor:
+    return linear_cross_entropy(p.h, p.w, p.y, p.b, **settings)
+
+
+# -- parity --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_by_hand(bias: bool) -> None:
-    h_ND, w_VD, b_V = problem(bias=bias)
-    leaves = [tensor.requires_grad_() for tensor in (h_ND, w_VD, b_V) if tensor is not None]
-    y = np.array([2, 0, IGNORE, 5, 2])
-    nll_N, nothing = linear_cross_entropy(h_ND, w_VD, b_V, torch.from_numpy(y))
-    assert nothing is None
-    gradients = torch.autograd.grad(nll_N, leaves, torch.from_numpy(WEIGHTS))
-
-    h, w = h_ND.detach().numpy(), w_VD.detach().numpy()
-    b = np.zeros(len(w)) if b_V is None else b_V.detach().numpy()
-    p_NV = softmax(h @ w.T + b)
-    scored = y != IGNORE
-    expected = np.where(scored, -np.log(p_NV[np.arange(5), np.where(scored, y, 0)]), 0.0)
-    np.testing.assert_allclose(nll_N.detach().numpy(), expected, rtol=1e-12)
-    # d nll / d score = p - 1[y], times the row's weight.
-    d_NV = p_NV - np.eye(len(w))[np.where(scored, y, 0)]
-    d_NV *= (WEIGHTS * scored)[:, None]
-    for found, by_hand in zip(gradients, (d_NV @ w, d_NV.T @ h, d_NV.sum(0)), strict=False):
-        np.testing.assert_allclose(found.numpy(), by_hand, rtol=1e-10, atol=1e-12)
+def test_like_torch(reduction: str, smoothing: float, impl: str, bias: bool) -> None:
+    p = problem(140, 25, 1031, bias)
+    expected = torch_loss(p, reduction=reduction, label_smoothing=smoothing)
+    found = loss_of(p, reduction=reduction, label_smoothing=smoothing, impl=impl, memory=0.5)
+    assert found.shape == expected.shape
+    assert off(found, expected) < 1e-12
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    assert furthest(p.gradients((found * weights).sum()), p.gradients((expected * weights).sum())) < 1e-12
 
 
-def test_tau_leaves_out_the_bias() -> None:
-    h_ND, w_VD, b_V = problem()
-    tau = 2.5
-    leaves = [h_ND.requires_grad_(), w_VD.requires_grad_()]
-    nll_N, lse_N = linear_cross_entropy(h_ND, w_VD, b_V, torch.tensor([0, 1, 2, IGNORE, 4]), tau)
-    assert lse_N is not None
-    gradients = torch.autograd.grad(lse_N, leaves, torch.from_numpy(WEIGHTS), retain_graph=True)
-
-    h, w = h_ND.detach().numpy(), w_VD.detach().numpy()
-    expected = np.log(np.exp(h @ w.T / tau).sum(-1))
-    np.testing.assert_allclose(lse_N.detach().numpy(), expected, rtol=1e-12)
-    d_NV = softmax(h @ w.T / tau) / tau * WEIGHTS[:, None]
-    for found, by_hand in zip(gradients, (d_NV @ w, d_NV.T @ h), strict=True):
-        np.testing.assert_allclose(found.numpy(), by_hand, rtol=1e-10, atol=1e-12)
-    # tau changes nothing of the other output.
-    assert torch.equal(nll_N, linear_cross_entropy(h_ND, w_VD, b_V, torch.tensor([0, 1, 2, IGNORE, 4]))[0])
+def test_like_torch_in_float32() -> None:
+    p = problem(140, 64, 1031).to(torch.float32)
+    expected, found = torch_loss(p), loss_of(p)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(p.gradients(found), p.gradients(expected), strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_differences_confirm_every_gradient() -> None:
-    h_ND, w_VD, b_V = problem(rows=3)
-    assert b_V is not None
-    y_N = torch.tensor([5, IGNORE, 1])
-    leaves = tuple(tensor.requires_grad_() for tensor in (h_ND, w_VD, b_V))
-
-    def both(h_ND: Tensor, w_VD: Tensor, b_V: Tensor) -> tuple[Tensor, Tensor]:
-        nll_N, lse_N = linear_cross_entropy(h_ND, w_VD, b_V, y_N, 0.7)
-        assert lse_N is not None
-        return nll_N, lse_N
-
-    assert torch.autograd.gradcheck(both, leaves)
+@pytest.mark.skipif(FUSED is None, reason="this torch has no linear_cross_entropy")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_like_torchs_own_fused_function(smoothing: float) -> None:
+    assert FUSED is not None
+    p = problem(140, 64, 1031)
+    expected = FUSED(p.h, p.w, p.y, linear_bias=p.b, label_smoothing=smoothing)
+    found = loss_of(p, label_smoothing=smoothing)
+    assert off(found, expected) < 1e-12
+    assert furthest(p.gradients(found), p.gradients(expected)) < 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_extreme_scores_stay_finite(dtype: torch.dtype) -> None:
-    h_ND = torch.tensor([[1.0], [-1.0]], dtype=dtype, requires_grad=True)
-    w_VD = torch.tensor([[1e4], [-1e4], [0.0]], dtype=dtype, requires_grad=True)
-    nll_N, lse_N = linear_cross_entropy(h_ND, w_VD, None, torch.tensor([0, 0]), tau=1.0)
-    assert lse_N is not None
-    assert nll_N.tolist() == [0.0, 2e4]
-    assert lse_N.tolist() == [1e4, 1e4]
-    (nll_N.sum() + lse_N.sum()).backward()
-    assert h_ND.grad is not None
-    assert w_VD.grad is not None
-    assert h_ND.grad.isfinite().all()
-    assert w_VD.grad.isfinite().all()
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_z_loss_is_the_squared_normaliser_of_the_rows_that_count(impl: str, reduction: str) -> None:
+    p = problem(140, 25, 1031)
+    nll_N, lse_N, _ = dense_losses(p)
+    expected = nll_N + 1e-2 * lse_N.square().where(p.y != IGNORE, 0.0)
+    if reduction != "none":
+        expected = expected.sum() / ((p.y != IGNORE).sum() if reduction == "mean" else 1)
+    found = loss_of(p, z_loss=1e-2, reduction=reduction, impl=impl)
+    assert off(found, expected) < 1e-12
+    assert furthest(p.gradients(found.sum()), p.gradients(expected.sum())) < 1e-12
 
 
-def test_one_row_and_two_classes() -> None:
-    nll_N, _ = linear_cross_entropy(torch.ones(1, 1), torch.tensor([[0.0], [1.0]]), None, torch.tensor([1]))
-    assert nll_N.shape == (1,)
-    assert nll_N.item() == pytest.approx(math.log1p(math.exp(-1)))
+@pytest.mark.parametrize("ignored", [-1, 0, 5, 10_000])
+def test_any_value_can_mean_ignored(ignored: int) -> None:
+    p = problem(50, 4, 7, ignored=False)
+    y_N = p.y.clone()
+    y_N[::3] = ignored
+    p = Problem(p.h, p.w, p.b, y_N)
+    expected, found = (f(p, ignore_index=ignored) for f in (torch_loss, loss_of))
+    assert off(found, expected) < 1e-12
+    assert furthest(p.gradients(found), p.gradients(expected)) < 1e-12
 
 
-def test_one_class_is_certain() -> None:
-    nll_N, _ = linear_cross_entropy(torch.randn(3, 2), torch.randn(1, 2), torch.randn(1), torch.tensor([0, 0, IGNORE]))
-    assert nll_N.tolist() == [0.0, 0.0, 0.0]
+def test_any_number_of_dimensions() -> None:
+    p = problem(12, 5, 9)
+    rows = loss_of(p, reduction="none")
+    folded = linear_cross_entropy(p.h.view(3, 4, 5), p.w, p.y.view(3, 4), p.b, reduction="none")
+    assert torch.equal(folded, rows.view(3, 4))
+    one = linear_cross_entropy(p.h[0], p.w, p.y[0], p.b, reduction="none")
+    assert one.shape == ()
+    torch.testing.assert_close(one, rows[0], rtol=1e-13, atol=0)
+    assert torch.equal(linear_cross_entropy(p.h, p.w, p.y.to(torch.int32), p.b), loss_of(p))
 
 
-def test_no_rows_cost_nothing_and_keep_the_graph() -> None:
-    w_VD = torch.randn(3, 2, requires_grad=True)
-    nll_N, _ = linear_cross_entropy(torch.zeros(0, 2), w_VD, None, torch.zeros(0, dtype=torch.long))
-    assert nll_N.shape == (0,)
-    nll_N.sum().backward()
-    assert w_VD.grad is not None
-    assert not w_VD.grad.any()
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-4}, {"impl": "reference"}])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_nothing_to_score_costs_nothing(settings: dict[str, Any], rows: int) -> None:
+    p = problem(5, 4, 7)
+    nobody = Problem(p.h[:rows], p.w, p.b, torch.full((rows,), IGNORE))
+    loss = loss_of(nobody, **settings)
+    assert loss.item() == 0
+    assert not any(gradient.any() for gradient in p.gradients(loss))
 
 
-def test_only_ignored_rows_cost_nothing() -> None:
-    h_ND, w_VD, b_V = problem()
-    h_ND.requires_grad_()
-    nll_N, _ = linear_cross_entropy(h_ND, w_VD, b_V, torch.full((5,), IGNORE))
-    nll_N.sum().backward()
-    assert nll_N.tolist() == [0.0] * 5
-    assert h_ND.grad is not None
-    assert not h_ND.grad.any()
+def test_smoothing_under_autocast_stays_in_float32() -> None:
+    # Numbers that bfloat16 has: only what is made of them can be rounded.
+    start = problem(50, 64, 300, ignored=False).to(torch.bfloat16).to(torch.float32)
+    exact = Problem(start.h, start.w + 3, start.b, start.y).to(torch.bfloat16).to(torch.float64)
+    p = exact.to(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss_of(p, reduction="none", label_smoothing=0.9)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found.double(), torch_loss(exact, reduction="none", label_smoothing=0.9), rtol=1e-5, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bias", [True, False])
-def test_half_precision_comes_back_in_float32(dtype: torch.dtype, bias: bool) -> None:
-    h_ND, w_VD, b_V = problem(bias=bias)
-    y_N = torch.tensor([2, 0, 1, 5, 2])
-    half = [None if t is None else t.to(dtype) for t in (h_ND, w_VD, b_V)]
-    h, w, b = half
-    assert h is not None
-    assert w is not None
-    found, lse_N = linear_cross_entropy(h, w, b, y_N, tau=2.0)
-    assert lse_N is not None
-    assert found.dtype == lse_N.dtype == torch.float32
-    # Only the products are rounded; the sum over classes is not.
-    exact, _ = linear_cross_entropy(h.double(), w.double(), None if b is None else b.double(), y_N)
-    torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=0.05)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1, "reduction": "none"}])
+def test_compiled_is_the_same(settings: dict[str, Any]) -> None:
+    p = problem(70, 25, 300)
+
+    def step(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Tensor:
+        return linear_cross_entropy(h_ND.tanh(), w_VD * 2, y_N, b_V, memory=0.1, **settings).square().sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="aot_eager")
+    eager, found = step(p.h, p.w, p.b, p.y), compiled(p.h, p.w, p.b, p.y)
+    assert off(found, eager) < 1e-13
+    assert furthest(p.gradients(found), p.gradients(eager)) < 1e-13
 
 
-def test_the_gradient_of_a_weighted_sum_is_the_weighted_gradient() -> None:
-    h_ND, w_VD, b_V = problem()
-    w_VD.requires_grad_()
-    y_N = torch.tensor([2, 0, 1, 5, 2])
-    nll_N, _ = linear_cross_entropy(h_ND, w_VD, b_V, y_N)
-    rows = [torch.autograd.grad(nll, w_VD, retain_graph=True)[0] for nll in nll_N]
-    (together,) = torch.autograd.grad(nll_N @ torch.from_numpy(WEIGHTS), w_VD)
-    torch.testing.assert_close(together, sum(float(c) * g for c, g in zip(WEIGHTS, rows, strict=True)))
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE, 3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "sentence"),
+    [
+        ((H, torch.randn(9, 5), Y), {}, r"hidden is \(6, 4\) and weight \(9, 5\)"),
+        ((H, torch.randn(4), Y), {}, r"weight \(4,\)"),
+        ((torch.tensor(1.0), W, Y), {}, r"hidden is \(\)"),
+        ((H, W, Y[:5]), {}, r"targets is \(5,\)"),
+        ((H, W, Y[:, None]), {}, r"targets is \(6, 1\)"),
+        ((H, W, Y, torch.randn(8)), {}, r"bias is \(8,\)"),
+        ((H, W, Y, torch.randn(9, 1)), {}, r"bias is \(9, 1\)"),
+        ((H, W, Y.float()), {}, "must be integers"),
+        ((H, W, Y > 0), {}, "must be integers"),
+        ((H.long(), W, Y), {}, "hidden is torch.int64"),
+        ((H, W.long(), Y), {}, "weight is torch.int64"),
+        ((H, W, Y, torch.arange(9)), {}, "bias is torch.int64"),
+        ((H, W.to("meta"), Y), {}, "cpu and meta"),
+        ((H, W, Y + 1), {}, "target 9 of row 3"),
+        ((H, W, Y.where(Y >= 0, -1)), {}, "target -1 of row 4"),
+        ((H, W, Y), {"ignore_index": -1}, "target -100 of row 4"),
+        ((H, W, Y), {"reduction": "average"}, "reduction = 'average'"),
+        ((H, W, Y), {"label_smoothing": -0.1}, "label_smoothing = -0.1"),
+        ((H, W, Y), {"label_smoothing": 1.5}, "label_smoothing = 1.5"),
+    ],
+)
+def test_a_mistake_is_answered_by_a_sentence(
+    arguments: tuple[Tensor, ...], settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ArgumentError, match=sentence) as error:
+        linear_cross_entropy(*arguments, **settings)
+    assert isinstance(error.value, ValueError)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("linear_cross_entropy: ")
+
+
+@pytest.mark.parametrize("settings", [{"impl": "fastest"}, {"memory": 0.0}, {"memory": -1.0}])
+def test_how_it_is_computed_is_checked_too(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(settings))):
+        linear_cross_entropy(H, W, Y, **settings)
+    assert current() == Choice()
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("target", [9, -1, 2**40])
+def test_unchecked_targets_show_in_the_loss(impl: Impl, target: int) -> None:
+    y_N = Y.where(Y != 2, target)
+    assert linear_cross_entropy(H, W, y_N, check_targets=False, impl=impl).isnan()
+    rows = linear_cross_entropy(H, W, y_N, check_targets=False, reduction="none", impl=impl)
+    assert rows.isnan().tolist() == [False, False, True, False, False, False]
+
+
+def test_what_is_not_said_is_what_using_says() -> None:
+    p = problem(140, 25, 1031)
+    with using("reference"):
+        by_definition = loss_of(p)
+        assert by_definition.grad_fn is not None
+        assert "SummedLoss" not in str(_history(by_definition))
+        assert "SummedLoss" in str(_history(loss_of(p, impl="chunked")))
+        assert current() == Choice("reference")
+
+
+def _history(loss: Tensor) -> list[str]:
+    """The names of the functions that made it."""
+    names, waiting = [], [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.append(node.name())
+            waiting += [before for before, _ in node.next_functions]
+    return names

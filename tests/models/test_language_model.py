@@ -12,9 +12,10 @@ from reefknot.inputs.char_cnn import CharCNN
 from reefknot.inputs.lookup import Lookup
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.models.initialisation import InitialisationSettings, initialise
-from reefknot.models.language_model import LanguageModel
+from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.augmented import Augmented
+from reefknot.outputs.labels.drill import Drill
 from reefknot.outputs.labels.plain import Plain
 from reefknot.outputs.labels.projected import Projected
 from reefknot.outputs.softmax import Softmax
@@ -209,3 +210,31 @@ def test_no_start_leaves_the_parts_alone() -> None:
     before = table.weight.clone()
     initialise(model_of(table, table), InitialisationSettings())
     assert torch.equal(table.weight, before)
+
+
+def test_evaluating_computes_a_label_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all windows; afterwards the model is in the mode it was in and sees its parameters change."""
+    table = WordTable(WORDS, WIDTH)
+    model = LanguageModel(Lookup(table), LSTM(WIDTH, WIDTH), Softmax(Drill(table, depth=1, dropout=0.5)))
+    calls = 0
+    encode = Drill.encode
+
+    def counted(self: Drill, ids: torch.Tensor | None = None) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        assert not self.training
+        return encode(self, ids)
+
+    def scores() -> torch.Tensor:
+        with evaluating(model), torch.no_grad():
+            windows = [model.target_log_probs(each[:, :-1], each[:, 1:])[0] for each in (TOKENS, TOKENS.flip(1))]
+        return torch.cat(windows)
+
+    monkeypatch.setattr(Drill, "encode", counted)
+    first = scores()
+    assert calls == 1
+    assert model.training
+    with torch.no_grad():
+        table.weight.add_(1.0)
+    assert not torch.equal(scores(), first)
+    assert calls == 2

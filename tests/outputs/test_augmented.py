@@ -201,7 +201,8 @@ def with_gradients(output: Augmented, h_ND: Tensor, y_N: Tensor, autocast: bool 
 @pytest.mark.parametrize("tau", [10.0, 40.0])
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
 def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: float, autocast: bool) -> None:
-    """Its gradient too, and although the vectors have a large mean, as trained ones do."""
+    """Its gradient too, and although the vectors have a large mean, as trained ones do. In half precision no more is
+    lost than the rounding of the vectors themselves."""
     torch.manual_seed(3)
     words = WordTable(2_000, 64)
     classes = words if tie else WordTable(2_000, 64)
@@ -213,8 +214,8 @@ def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: fl
     found = with_gradients(output, h_ND, y_N, autocast)
     expected = with_gradients(output.double(), h_ND.double(), y_N)
     loss, *gradients = (((got - want).norm() / want.norm()).item() for got, want in zip(found, expected, strict=True))
-    assert loss < 2e-4
-    assert max(gradients) < 1.5e-5
+    assert loss < (1e-3 if autocast else 2e-4)
+    assert max(gradients) < (5e-3 if autocast else 1.5e-5)
 
 
 @pytest.mark.parametrize(

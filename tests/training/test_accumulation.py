@@ -36,7 +36,7 @@ def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, to
 
 
 @pytest.mark.parametrize("divisor", ["tokens", "batch"])
-@pytest.mark.parametrize("labels", ["plain", "projected"])
+@pytest.mark.parametrize("labels", ["plain", "projected", "drill"])
 def test_eight_pieces_are_one_batch(
     tmp_path: Path,
     last_weights: Callable[..., dict[str, torch.Tensor]],

@@ -77,6 +77,17 @@ def test_two_processes_are_one_and_each_resumes_the_other(
     assert_equal_losses(metrics(tmp_path / "one then two"), expected)
 
 
+def test_processes_exchange_a_label_networks_gradients_once_for_all_pieces(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
+) -> None:
+    """Of 4 streams each process has two pieces, of which the first collects gradients that the last takes on."""
+    recipe = tiny_recipe(tokens=80, labels="drill")
+    loaded = load_recipe(str(recipe), (*SETTINGS, "training.accumulate=1"))
+    experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
+    assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
+
+
 def test_a_signal_to_torchrun_leaves_a_checkpoint(
     tmp_path: Path,
     tiny_recipe: Callable[..., Path],

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.labels.drill import Drill
 from reefknot.recipe import build_model, load_recipe
 from reefknot.runs.folder import RunFolder
 from reefknot.text.streams import Streams
@@ -135,6 +136,23 @@ def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by
     parts = {"augmented": kl / tokens, "activation": small, "temporal_activation": slow}
     # In float32 a divergence is the small difference of large numbers.
     assert lines[0]["parts"] == pytest.approx({name: value.item() for name, value in parts.items()}, abs=3e-7)
+
+
+def test_a_label_network_runs_once_for_all_pieces(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    encode = Drill.encode
+
+    def counted(self: Drill, ids: Tensor | None = None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return encode(self, ids)
+
+    monkeypatch.setattr(Drill, "encode", counted)
+    drill = "output={kind='softmax', labels={kind='drill', table='words', depth=2, dropout=0.5}}"
+    before, after, _ = update(drill, f"training.accumulate={BATCH}")
+    assert calls == 1
+    moved = dict(after.named_parameters())
+    assert not any(torch.equal(parameter, moved[name]) for name, parameter in before.named_parameters())
 
 
 def test_clipping_bounds_the_whole_gradient(update: Update) -> None:

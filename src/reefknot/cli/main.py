@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from reefknot.cli import (
+    bench,
     compare,
     evaluate,
     generate,
@@ -68,7 +69,7 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for verb in (train, table, evaluate, compare, report, generate, score, neighbors, params, validate, ls):
+for verb in (train, table, evaluate, compare, report, generate, score, neighbors, params, validate, ls, bench):
     name = verb.__name__.rpartition(".")[2]
     app.command(name, epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
 

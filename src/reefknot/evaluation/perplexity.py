@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.evaluation.units import perplexity
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary

@@ -1,49 +1,221 @@
-"""Cross-entropy of a linear classifier, per row: the one primitive under every output end.
+"""Cross-entropy of a linear classifier: the one primitive under every output end, without the N x V scores.
 
-Shapes: N rows (tokens), D width, V classes.
+    nll_n = logsumexp_v(h_n . w_v + b_v) - (h_n . w_y + b_y)
+
+`summed_loss` forms the gradients in the forward pass, where the weights of the rows are known: three products.
+`row_losses` gives one loss per row and recomputes the scores in the backward pass, which brings the weights: four.
+
+Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
 """
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple, cast, get_args
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100
-"""A target with this value is scored as zero and sends no gradient."""
+from reefknot.errors import ArgumentError
+from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixed
+from reefknot.kernels.choice import Choice, Impl, current, resolve
+from reefknot.kernels.reference import compute_dtype, reference_losses, reference_nll
+from reefknot.kernels.scores import IGNORE, at_least_float32, scores_for, wide
 
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Probabilities over many classes need more digits than half precision has."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
-    """h W^T + b, at least in float32. The bias is added there: rounded with the product in half precision, scores would
-    depend on which function made them."""
-    scores_NV = at_least_float32(F.linear(h_ND, w_VD))
-    return scores_NV if b_V is None else scores_NV + b_V
+Reduction = Literal["mean", "sum", "none"]
 
 
 def linear_cross_entropy(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Negative log-likelihood of each row's target under softmax(h W^T + b).
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int = IGNORE,
+    check_targets: bool = True,
+    impl: Impl | None = None,
+    memory: float | None = None,
+) -> Tensor:
+    """Cross-entropy of a linear classifier without its scores: for the head of any model.
+
+    The same as `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except that the scores are never stored,
+    that sums over classes and rows are made in float32 whatever the types are, and that a batch of which every target
+    is ignored has a loss of zero.
+
+    Arguments:
+        hidden: hidden states, (..., D).
+        weight: one vector per class, (V, D), in any floating type; its gradient has the same.
+        targets: class ids, (...).
+        bias: bias per class, (V,), or None.
+        reduction: `mean` over the targets that count, `sum`, or `none` for a loss per target, which costs a third more
+            arithmetic to differentiate.
+        label_smoothing: share of the target's probability that is spread over all classes.
+        z_loss: weight of the squared log-normaliser that is added to the loss.
+        ignore_index: targets with this value cost nothing and send no gradient.
+        check_targets: refuse targets that are no class. On a GPU this waits for the device; without it such a target
+            makes the loss not a number.
+        impl: `reference`, `chunked`, `triton` or `auto`; left out, what `using` says.
+        memory: MiB of working memory beside inputs and gradients; less is leaner, more is faster.
+    """
+    y_N = _checked(hidden, weight, targets, bias, reduction, label_smoothing, ignore_index, check_targets)
+    h_ND = hidden.reshape(-1, hidden.shape[-1])
+    if not check_targets:
+        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= len(weight)))
+        y_N = y_N.masked_fill(outside_N, IGNORE)
+    choice = current()
+    if impl is not None or memory is not None:
+        choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
+    if reduction != "none" and not label_smoothing and not z_loss:
+        loss = summed_loss(h_ND, weight, bias, y_N, choice=choice)
+    else:
+        found = row_losses(h_ND, weight, bias, y_N, choice=choice)
+        loss = _smoothed(found, h_ND, weight, bias, label_smoothing, z_loss, y_N)
+    if not check_targets:
+        loss = loss.masked_fill(outside_N if loss.dim() else outside_N.any(), torch.nan)
+    if reduction == "none":
+        return loss.view(targets.shape)
+    loss = loss.sum()
+    return loss / (y_N != IGNORE).sum().clamp(min=1) if reduction == "mean" else loss
+
+
+def _smoothed(
+    found: RowLosses, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, smoothing: float, z_loss: float, y_N: Tensor
+) -> Tensor:
+    """Losses with the other classes' share of a smoothed target, nll + smoothing (z_y - mean z), and the z-loss."""
+    loss_N = found.nll
+    if smoothing:
+        with torch.autocast(h_ND.device.type, enabled=False):
+            mean_N = at_least_float32(h_ND) @ w_VD.mean(0, dtype=wide(w_VD.dtype)).to(wide(h_ND.dtype))
+        if b_V is not None:
+            mean_N = mean_N + b_V.mean(dtype=wide(b_V.dtype))
+        loss_N = loss_N + smoothing * (found.lse - found.nll - mean_N)
+    if z_loss:
+        loss_N = loss_N + z_loss * found.lse.square()
+    return loss_N.where(y_N != IGNORE, 0.0)
+
+
+def _checked(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+    ignore_index: int,
+    check_targets: bool,
+) -> Tensor:
+    """The targets as one row, `IGNORE` where nothing is scored, after a look at every argument."""
+    who = "linear_cross_entropy"
+    if reduction not in get_args(Reduction):
+        raise ArgumentError(f"{who}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+    if not 0 <= label_smoothing < 1:
+        raise ArgumentError(f"{who}: label_smoothing = {label_smoothing}: must be from 0 to less than 1")
+    if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
+        raise ArgumentError(
+            f"{who}: hidden is {tuple(hidden.shape)} and weight {tuple(weight.shape)}; weight must be (classes, "
+            "width) and hidden (..., width), with one width"
+        )
+    if targets.shape != hidden.shape[:-1]:
+        raise ArgumentError(
+            f"{who}: targets is {tuple(targets.shape)} but hidden {tuple(hidden.shape)}; give one class id per row, "
+            f"{tuple(hidden.shape[:-1])}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(
+            f"{who}: bias is {tuple(bias.shape)}; with {len(weight)} classes it must be ({len(weight)},)"
+        )
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ArgumentError(f"{who}: targets are {targets.dtype}; class ids must be integers")
+    for name, each in (("hidden", hidden), ("weight", weight), ("bias", bias)):
+        if each is not None and not each.is_floating_point():
+            raise ArgumentError(f"{who}: {name} is {each.dtype}; it must be floating")
+    devices = {str(each.device) for each in (hidden, weight, targets, bias) if each is not None}
+    if len(devices) > 1:
+        raise ArgumentError(f"{who}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+    y_N = targets.reshape(-1).long()
+    if ignore_index != IGNORE:
+        y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, len(weight), y_N))
+    if check_targets and len(y_N) and not (y_N.is_cuda and torch.cuda.is_current_stream_capturing()):
+        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= len(weight)))
+        if bool(outside_N.any()):
+            row = int(outside_N.nonzero()[0])
+            raise ArgumentError(
+                f"{who}: target {int(targets.reshape(-1)[row])} of row {row} is no class: there are {len(weight)}, "
+                f"counted from 0; rows to leave out have ignore_index = {ignore_index}"
+            )
+    return y_N
+
+
+class RowLosses(NamedTuple):
+    """Per row, at least in float32: callers weigh rows as they like."""
+
+    nll: Tensor
+    """Zero where the target is `IGNORE`."""
+    lse: Tensor
+    """Log-sum-exp of the scores."""
+    lse_tau: Tensor | None
+    """Log-sum-exp at temperature tau of the scores without the bias, less their mean over the classes: what a
+    divergence between two tempered softmaxes needs, and nothing that it would take off again. None without tau."""
+
+
+def row_losses(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    y_N: Tensor,
+    tau: float | None = None,
+    choice: Choice | None = None,
+) -> RowLosses:
+    """Negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
 
     Arguments:
         h_ND: contexts.
         w_VD: one vector per class.
         b_V: bias per class, or None.
-        y_N: target ids; `IGNORE` rows cost nothing.
-        tau: where given, also return the log-sum-exp of (h W^T) / tau, without the bias.
-
-    Returns:
-        `nll_N` and `lse_tau_N` (None without tau), at least in float32. Both are per row, so that callers weigh
-        rows as they like: the gradient of a weighted sum is the weighted gradient.
+        y_N: target ids, from 0 to V - 1; `IGNORE` rows cost nothing.
+        tau: where given, also the log-sum-exp at this temperature.
+        choice: left out, what `using` says.
     """
-    logits_NV = linear_scores(h_ND, w_VD, None)
-    lse_tau_N = None if tau is None else torch.logsumexp(logits_NV / tau, dim=-1)
-    if b_V is not None:
-        logits_NV = logits_NV + b_V
-    nll_N = F.cross_entropy(logits_NV, y_N, reduction="none", ignore_index=IGNORE)
-    return nll_N, lse_tau_N
+    choice = choice or current()
+    dtype = compute_dtype(h_ND, w_VD)
+    if torch.compiler.is_compiling() and choice.impl != "reference":
+        from reefknot.kernels import ops
+
+        return ops.row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice)
+    impl = resolve(choice, h_ND.device, dtype, len(h_ND) * len(w_VD))
+    if impl == "reference":
+        return RowLosses(*reference_losses(h_ND, w_VD, b_V, y_N, tau))
+    how = dtype, scores_for(impl), choice.budget(h_ND.device)
+    return RowLosses(*RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, *how))  # type: ignore[no-untyped-call]
+
+
+def summed_loss(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    y_N: Tensor,
+    log_prior_NK: Tensor | None = None,
+    choice: Choice | None = None,
+) -> Tensor:
+    """The sum of the rows' negative log-likelihoods.
+
+    With `log_prior_NK` that of a mixture of K softmaxes over the same classes: h has K consecutive rows per target and
+    the loss of a target is -logsumexp_k(log_prior_k - nll_k).
+    """
+    choice = choice or current()
+    dtype = compute_dtype(h_ND, w_VD)
+    if torch.compiler.is_compiling() and choice.impl != "reference":
+        from reefknot.kernels import ops
+
+        return ops.summed_loss(h_ND, w_VD, b_V, y_N, log_prior_NK, dtype, choice)
+    impl = resolve(choice, h_ND.device, dtype, len(h_ND) * len(w_VD))
+    if impl == "reference":
+        if log_prior_NK is None:
+            return reference_nll(h_ND, w_VD, b_V, y_N, "sum")
+        y_R = y_N[:, None].expand(log_prior_NK.shape).flatten()
+        nll_NK = reference_nll(h_ND, w_VD, b_V, y_R).view(log_prior_NK.shape)
+        return mixed(log_prior_NK, nll_NK, y_N).sum()
+    how = torch.is_grad_enabled(), dtype, scores_for(impl), choice.budget(h_ND.device)
+    return cast(Tensor, SummedLossFunction.apply(h_ND, w_VD, b_V, y_N, log_prior_NK, *how))  # type: ignore[no-untyped-call]

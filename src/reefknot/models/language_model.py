@@ -45,12 +45,14 @@ class Losses:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, and afterwards back in the mode it was in."""
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """The model without dropout, and afterwards back in the mode it was in. No parameter may change meanwhile: without
+    gradients, class vectors that a network computes are computed once."""
     was_training = model.training
     model.eval()
     try:
-        yield
+        with model.output.holding():
+            yield
     finally:
         model.train(was_training)
 

@@ -22,7 +22,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, linear_scores
+from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.reference import linear_scores
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import Labels
 from reefknot.outputs.labels.plain import Plain
@@ -130,7 +131,13 @@ class AdaptiveSoftmax(OutputEnd):
         return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        return {"nll": LossPart(self._nll(h_ND, y_N, plan).sum(), plan.count)}
+        plan = (plan if isinstance(plan, BandPlan) else self.prepare(y_N)).to(h_ND.device)
+        h_ND = self._front(h_ND)
+        bands = [summed_loss(self._head_context(h_ND), *self._head_classes(), plan.head)]
+        for band, (rows_R, words_R) in enumerate(plan.tails, start=1):
+            # A tail without rows still takes part: its parameters get a gradient of zero, as other processes expect.
+            bands.append(summed_loss(*self._tail(band, h_ND, rows_R), words_R))
+        return {"nll": LossPart(torch.stack(bands).sum(), plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
         """Those of the bands' labels added up, each kind under its name."""
@@ -149,7 +156,12 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.cat(bands, dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        return -self._nll(h_ND, y_N, self.prepare(y_N))
+        plan = self.prepare(y_N)
+        h_ND = self._front(h_ND)
+        nll_N = row_losses(self._head_context(h_ND), *self._head_classes(), plan.head).nll
+        for band, (rows_R, words_R) in enumerate(plan.tails, start=1):
+            nll_N = nll_N.index_add(0, rows_R, row_losses(*self._tail(band, h_ND, rows_R), words_R).nll)
+        return -nll_N
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         found = self.search(h_ND, k)
@@ -225,20 +237,11 @@ class AdaptiveSoftmax(OutputEnd):
 
     # -- head and tails --------------------------------------------------------------------------------------------
 
-    def _nll(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> Tensor:
-        bands = plan if isinstance(plan, BandPlan) else self.prepare(y_N)
-        h_ND = self._front(h_ND)
-        weight_HD, bias_H = self._head_classes()
-        head_N = bands.head.to(h_ND.device, non_blocking=True)
-        nll_N, _ = linear_cross_entropy(self._head_context(h_ND), weight_HD, bias_H, head_N)
-        for band, (rows, words) in enumerate(bands.tails, start=1):
-            # A tail without rows still takes part: its parameters get a gradient of zero, as other processes expect.
-            rows_R, words_R = (part.to(h_ND.device, non_blocking=True) for part in (rows, words))
-            labels = self._labels(band)
-            context_RD = self._tail_context(band, h_ND[rows_R])
-            tail_R, _ = linear_cross_entropy(context_RD, labels.weight(), labels.bias, words_R)
-            nll_N = nll_N.index_add(0, rows_R, tail_R)
-        return nll_N
+    def _tail(self, band: int, h_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A tail's rows as its classes meet them, the classes, and their biases."""
+        labels = self._labels(band)
+        # Rows are distinct, so the gradient of this adds nothing up, and in no order.
+        return self._tail_context(band, h_ND.index_select(0, rows_R)), labels.weight(), labels.bias
 
     def _labels(self, band: int) -> Labels:
         return cast(Labels, self.labels[band])

@@ -6,20 +6,18 @@ Beside the negative log-likelihood J stands J_aug = KL(soft target || soft predi
     soft prediction  p = softmax(W c / tau)        W the class vectors, c the context; the bias is left out, as written
 
 The soft target depends on the target's type alone, so its V-wide work is done once per distinct target u of a batch:
-with m_u = sum_v q_uv w_v,
+with m_u = sum_v (q_uv - 1 / V) w_v,
 
-    KL_n = -H(q_u) - c_n . m_u / tau + logsumexp(W c_n / tau).
+    KL_n = -H(q_u) - c_n . m_u / tau + logsumexp((W c_n - mean) / tau).
 
-At a high temperature p and q are both near 1 / V, and half precision rounds away much of their difference, which is the
-gradient. So the products are made at least in float32, under autocast too, and the vectors of the classes, in W and L,
-are taken less their mean: a softmax over them cannot see it, but it multiplies every rounding of p and q.
+At a high temperature p and q are both near 1 / V, and their difference is the gradient. What is the same for all
+classes cancels in it, so it is never added: the mean of the class vectors, the mean of the scores, and 1 / V.
 
 Shapes: N rows (tokens), M of them scored, U distinct targets, D width of the class vectors, V classes.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,7 +27,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE, at_least_float32, linear_cross_entropy, linear_scores
+from reefknot.kernels.linear_cross_entropy import row_losses
+from reefknot.kernels.scores import IGNORE
+from reefknot.kernels.soft_target import soft_targets
 from reefknot.outputs.contract import LossPart, Plan
 from reefknot.outputs.labels.contract import NestedLabels
 from reefknot.outputs.softmax import Softmax
@@ -101,24 +101,21 @@ class Augmented(Softmax):
         return DistinctTargets(len(rows_M), rows_M, targets_U, places_M)
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        distinct = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
-        rows_M, targets_U, places_M = (
-            part.to(h_ND.device, non_blocking=True) for part in (distinct.rows, distinct.targets, distinct.places)
-        )
-        c_ND, w_VD = at_least_float32(self.labels.context(h_ND)), _centred(self.labels.weight())
-        with torch.autocast(h_ND.device.type, enabled=False):
-            nll_N, lse_N = linear_cross_entropy(c_ND, w_VD, self.labels.bias, y_N, tau=self.tau)
-            logq_UV = self._soft_targets(targets_U)
-            q_UV = logq_UV.exp()
-            m_UD = q_UV @ w_VD
-        assert lse_N is not None
-        negentropy_U = (q_UV * logq_UV).sum(-1)
+        plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
+        plan = plan.to(h_ND.device)
+        c_ND, w_VD = self.labels.context(h_ND), self.labels.weight()
+        found = row_losses(c_ND, w_VD, self.labels.bias, y_N, tau=self.tau)
+        assert found.lse_tau is not None
+        queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
+        if self.detach_target:
+            queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
+        m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
         # Rows share targets. The gradient of an embedding adds them up in one order, that of indexing in any.
-        m_MD, negentropy_M1 = (F.embedding(places_M, each) for each in (m_UD, negentropy_U[:, None]))
-        agreement_M = (c_ND[rows_M] * m_MD).sum(-1)
-        kl_M = negentropy_M1[:, 0] - agreement_M / self.tau + lse_N[rows_M]
+        m_MD, negentropy_M1 = (F.embedding(plan.places, each) for each in (m_UD, negentropy_U[:, None]))
+        c_MD, lse_M = (each.index_select(0, plan.rows) for each in (c_ND, found.lse_tau))
+        kl_M = negentropy_M1[:, 0] - (c_MD * m_MD).sum(-1) / self.tau + lse_M
         return {
-            "nll": LossPart(nll_N.sum(), plan.count, self.nll_weight),
+            "nll": LossPart(found.nll.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
         }
 
@@ -128,24 +125,8 @@ class Augmented(Softmax):
         sentence = "augmented: with detach_target its table learns nothing here; give it the table of the input end"
         return [(self.table.weight, sentence)]
 
-    def _soft_targets(self, targets_U: Tensor) -> Tensor:
-        """Log-probabilities of each target's soft target, logq_UV."""
-        with torch.no_grad() if self.detach_target else nullcontext():
-            l_UD = at_least_float32(self.table.vectors(targets_U))
-            return torch.log_softmax(linear_scores(l_UD, _centred(self.table.vectors()), None) / self.tau, dim=-1)
-
     def extra_repr(self) -> str:
         return f"tau={self.tau}, weights={self.nll_weight} nll + {self.augmented_weight} augmented"
-
-
-def _centred(w_VD: Tensor) -> Tensor:
-    """One vector per class less the mean of all, at least in float32.
-
-    What does not change when all classes move together has a gradient that sums to zero over them. The gradient through
-    the mean is that sum, so it is exactly nothing; kept, it takes the rounding of the sum out of the gradient as well.
-    """
-    wide_VD = at_least_float32(w_VD)
-    return wide_VD - wide_VD.mean(0)
 
 
 def _weights(

@@ -5,13 +5,18 @@ Shapes: N rows (tokens), D width of the hidden state, V classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
+from reefknot.outputs.labels.contract import H, Labels
+from reefknot.outputs.labels.held import Kept, Shared
 from reefknot.tables import WordTable
 
 
@@ -31,6 +36,29 @@ class Plan:
 
     count: int
     """Targets that are scored, so that no later step has to ask the device."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same with every tensor on a device; itself where they are there already."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        sent = {name: _sent(value, device) for name, value in given.items()}
+        return self if all(sent[name] is value for name, value in given.items()) else replace(self, **sent)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a device; to a GPU by way of pinned memory, so that the host does not wait for the copy."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _sent(value: Any, device: torch.device) -> Any:
+    """A tensor, or a tuple of them however nested, on a device; anything else as it is."""
+    if isinstance(value, Tensor):
+        return send(value, device)
+    if isinstance(value, tuple):
+        sent = tuple(_sent(each, device) for each in value)
+        return value if all(one is other for one, other in zip(value, sent, strict=True)) else sent
+    return value
 
 
 class OutputEnd(nn.Module):
@@ -91,3 +119,34 @@ class OutputEnd(nn.Module):
         """Parameters of shared objects that it holds without training them, each with the sentence that refuses a model
         in which no other end does."""
         return []
+
+    # -- class vectors computed once -------------------------------------------------------------------------------
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Compute the class vectors once for all calls without gradients, while no parameter changes: evaluation."""
+        with self._held_by(Kept):
+            yield
+
+    @contextmanager
+    def sharing(self) -> Iterator[Callable[[], None]]:
+        """Compute the class vectors once for the micro-batches of an optimiser step.
+
+        Call what it gives before the last of them: that one's backward goes through the label networks, for all. They
+        have one dropout mask for the whole step.
+        """
+        with self._held_by(Shared) as shares:
+
+            def join() -> None:
+                for share in shares:
+                    share.join()
+
+            yield join
+            for share in shares:
+                share.check_joined()
+
+    @contextmanager
+    def _held_by(self, kind: Callable[[], H]) -> Iterator[list[H]]:
+        with ExitStack() as stack:
+            found = [each for each in self.modules() if isinstance(each, Labels)]
+            yield [stack.enter_context(labels.holding(kind())) for labels in found]

@@ -2,8 +2,9 @@
 
     p(y | h) = sum_k prior_k(h) softmax_y(scores of latent_k(h)),   latent_k = tanh(W_k h + b_k)
 
-All experts share one set of labels. The loss is -logsumexp_k(log prior_k - nll_k) over K rows per token: the
-mixture of V-wide distributions is never made.
+All experts share one set of labels. The loss is -logsumexp_k(log prior_k - nll_k) over K rows per token, and its
+gradient that of the rows weighed by the experts' posterior: neither the scores nor the mixture of V-wide distributions
+are ever stored.
 
 Shapes: N rows (tokens), D width of the hidden state, K experts, L width of a latent, V classes.
 """
@@ -19,7 +20,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE, at_least_float32
+from reefknot.kernels.autograd import mixed
+from reefknot.kernels.linear_cross_entropy import summed_loss
+from reefknot.kernels.scores import at_least_float32
+from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import NestedLabels
 from reefknot.outputs.softmax import Softmax
 from reefknot.settings import Dim, Layers, Probability, check_rates
@@ -61,9 +65,24 @@ class MixtureOfSoftmaxes(Softmax):
         """The nested labels read a latent, not the hidden state."""
         return given if settings.latent_dim is None else {**given, "context_dim": settings.latent_dim}
 
+    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        labels = self.labels
+        context_RD = labels.context(self._latents(h_ND).flatten(0, 1))
+        nll = summed_loss(context_RD, labels.weight(), labels.bias, y_N, self._log_prior(h_ND))
+        return {"nll": LossPart(nll, plan.count)}
+
     def log_probs(self, h_ND: Tensor) -> Tensor:
         logp_NKV = super().log_probs(self._latents(h_ND).flatten(0, 1)).view(-1, self.experts, self.vocab_size)
         return torch.logsumexp(self._log_prior(h_ND)[..., None] + logp_NKV, dim=1)
+
+    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        y_NK = y_N[:, None].expand(-1, self.experts)
+        logp_R = super().target_log_probs(self._latents(h_ND).flatten(0, 1), y_NK.flatten())
+        return -mixed(self._log_prior(h_ND), -logp_R.view(y_NK.shape), y_N)
+
+    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        # The best classes of a mixture need not be among the best of any expert: all are looked at.
+        return OutputEnd.topk(self, h_ND, k)
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """An expert from the prior, then a class from its softmax: N x V numbers, not N x K x V."""
@@ -71,13 +90,6 @@ class MixtureOfSoftmaxes(Softmax):
         chosen_NL = self._latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), k_N]
         logp_NV = super().log_probs(chosen_NL)
         return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
-
-    def _nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        y_NK = y_N[:, None].expand(-1, self.experts)
-        nll_NK = super()._nll(self._latents(h_ND).flatten(0, 1), y_NK.flatten()).view(y_NK.shape)
-        nll_N = -torch.logsumexp(self._log_prior(h_ND) - nll_NK, dim=-1)
-        # Where the experts' losses are all 0, the prior's rounding would be left.
-        return nll_N.where(y_N != IGNORE, 0.0)
 
     def _latents(self, h_ND: Tensor) -> Tensor:
         latent_NKL = torch.tanh(self.latent(h_ND)).view(-1, self.experts, self.labels.context_dim)

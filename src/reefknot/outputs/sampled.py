@@ -21,7 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE, linear_scores
+from reefknot.kernels.linear_cross_entropy import row_losses
+from reefknot.kernels.scores import IGNORE
 from reefknot.outputs.contract import LossPart, Plan
 from reefknot.outputs.labels.contract import NestedLabels
 from reefknot.outputs.softmax import Softmax
@@ -34,14 +35,18 @@ Distribution = Literal["log_uniform", "uniform"]
 class Candidates(Plan):
     """The classes a batch is scored against."""
 
+    drawn: int
+    """How many of the classes were drawn: the first ones."""
     ids: Tensor
-    """The R classes, drawn or targeted."""
-    drawn: Tensor
-    """Which of them were drawn. A target that was not competes in its own rows only."""
+    """The R classes: those drawn, then the targets that were not. Such a target competes in its own rows only."""
     log_q: Tensor
     """Log-probability of each to be drawn."""
     places: Tensor
-    """Where the target of each of the N rows stands among the R, or `IGNORE`."""
+    """Where the target of each of the N rows stands among those drawn, or `IGNORE`."""
+    rows: Tensor
+    """The rows whose target was not drawn."""
+    own: Tensor
+    """Where the targets of those rows stand among the R."""
 
 
 class SampledSoftmax(Softmax):
@@ -75,27 +80,31 @@ class SampledSoftmax(Softmax):
         if not self.training:
             return plan
         y_N = y_cpu.reshape(-1).cpu()
-        scored_N = y_N != IGNORE
-        drawn_S = self._draw()
-        # Targets come first, so the first places are theirs.
-        ids_R, places = torch.unique(torch.cat([y_N[scored_N], drawn_S]), return_inverse=True)
+        drawn = torch.unique(self._draw())
+        places_N = torch.searchsorted(drawn, y_N).clamp(max=len(drawn) - 1)
+        found_N = drawn[places_N] == y_N
+        rows = (~found_N & (y_N != IGNORE)).nonzero().squeeze(-1)
+        others, own = torch.unique(y_N[rows], return_inverse=True)
+        ids_R = torch.cat([drawn, others])
         log_q_R = torch.log(-torch.expm1(self.samples * torch.log1p(-self._probabilities(ids_R))))
-        places_N = torch.full_like(y_N, IGNORE).masked_scatter(scored_N, places)
-        return Candidates(plan.count, ids_R, torch.isin(ids_R, drawn_S), log_q_R, places_N)
+        places_N = places_N.where(found_N, IGNORE)
+        return Candidates(plan.count, len(drawn), ids_R, log_q_R, places_N, rows, own + len(drawn))
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         if not isinstance(plan, Candidates):
             return super().loss(h_ND, y_N, plan)
-        ids_R, drawn_R, log_q_R, places_N = (
-            part.to(h_ND.device, non_blocking=True) for part in (plan.ids, plan.drawn, plan.log_q, plan.places)
-        )
+        plan = plan.to(h_ND.device)
         labels = self.labels
-        bias_R = None if labels.bias is None else labels.bias[ids_R]
-        scores_NR = linear_scores(labels.context(h_ND), labels.weight(ids_R), bias_R)
-        own_NR = places_N[:, None] == torch.arange(len(ids_R), device=h_ND.device)
-        scores_NR = (scores_NR - log_q_R.to(scores_NR.dtype)).where(drawn_R | own_NR, -torch.inf)
-        nll = F.cross_entropy(scores_NR, places_N, reduction="sum", ignore_index=IGNORE)
-        return {"nll": LossPart(nll, plan.count)}
+        c_ND, w_RD = labels.context(h_ND), labels.weight(plan.ids)
+        bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
+        if labels.bias is not None:
+            bias_R = bias_R + labels.bias[plan.ids]
+        found = row_losses(c_ND, w_RD[: plan.drawn], bias_R[: plan.drawn], plan.places)
+        # Rows share targets: the gradient of an embedding adds them up in one order.
+        own_D, own_bias = F.embedding(plan.own, w_RD), F.embedding(plan.own, bias_R[:, None])[:, 0]
+        own = (c_ND.index_select(0, plan.rows) * own_D).sum(-1, dtype=bias_R.dtype) + own_bias
+        beside = F.softplus(found.lse.index_select(0, plan.rows) - own)
+        return {"nll": LossPart(found.nll.sum() + beside.sum(), plan.count)}
 
     def extra_repr(self) -> str:
         return f"samples={self.samples}, distribution={self.distribution}"

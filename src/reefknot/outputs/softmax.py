@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, linear_scores
+from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.reference import linear_scores
+from reefknot.kernels.topk import linear_topk
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import Labels, NestedLabels
 from reefknot.tables import WordTable
@@ -27,7 +29,9 @@ class Softmax(OutputEnd):
         self.context_dim = labels.context_dim
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        return {"nll": LossPart(self._nll(h_ND, y_N).sum(), plan.count)}
+        labels = self.labels
+        nll = summed_loss(labels.context(h_ND), labels.weight(), labels.bias, y_N)
+        return {"nll": LossPart(nll, plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
         return self.labels.penalties()
@@ -37,15 +41,16 @@ class Softmax(OutputEnd):
         return torch.log_softmax(linear_scores(labels.context(h_ND), labels.weight(), labels.bias), dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        return -self._nll(h_ND, y_N)
+        labels = self.labels
+        return -row_losses(labels.context(h_ND), labels.weight(), labels.bias, y_N).nll
+
+    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        self.check_k(k)
+        labels = self.labels
+        return linear_topk(labels.context(h_ND), labels.weight(), labels.bias, k)
 
     def vectors(self) -> Tensor:
         return self.labels.weight()
 
     def tables(self) -> list[WordTable]:
         return [self.labels.table]
-
-    def _nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        labels = self.labels
-        nll_N, _ = linear_cross_entropy(labels.context(h_ND), labels.weight(), labels.bias, y_N)
-        return nll_N

@@ -10,14 +10,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from reefknot.encoders.contract import State, join_streams
+from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.contract import Plan
+
+
+class Window(nn.Module):
+    """The loss of one window as a module's forward, which is what DistributedDataParallel can wrap."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, x_BT: Tensor, y_BT: Tensor, state: State, plan: Plan
+    ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
+        losses = self.model.loss(x_BT, y_BT, state, plan)
+        parts = {name: part.sum.detach() for name, part in losses.parts.items()}
+        return losses.sum(), parts, losses.state, losses.penalties
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,15 @@ class World:
     def first(self) -> bool:
         """Whether this process writes the files and speaks to the user."""
         return self.rank == 0
+
+    def parallel(self, module: nn.Module) -> nn.Module:
+        """A module whose gradients are averaged over the processes as its backward makes them."""
+        if self.size == 1:
+            return module
+        wrapped = DistributedDataParallel(module)
+        # Buffers follow from the settings and never change. The argument of this name warns in newer versions.
+        wrapped.broadcast_buffers = False
+        return wrapped
 
     def sum(self, values: list[float]) -> list[float]:
         """Each value added up over the processes."""
@@ -70,6 +97,14 @@ class World:
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+
+def quiet(module: nn.Module) -> AbstractContextManager[None]:
+    """Processes keep the gradients of a module that `World.parallel` gave to themselves."""
+    if isinstance(module, DistributedDataParallel):
+        alone: AbstractContextManager[None] = module.no_sync()
+        return alone
+    return nullcontext()
 
 
 @contextmanager

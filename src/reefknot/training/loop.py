@@ -9,45 +9,31 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from reefknot.durable import write_json
 from reefknot.encoders.contract import State, join_streams, select_streams
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.units import perplexity
 from reefknot.models.language_model import LanguageModel
-from reefknot.outputs.contract import Plan
+from reefknot.outputs.contract import Plan, send
 from reefknot.parts import OPTIMISERS, SCHEDULES
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.runs.environment import peak_memory_bytes
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.streams import Streams
 from reefknot.training.display import Display, Silent, progress_line
-from reefknot.training.distributed import World
+from reefknot.training.distributed import Window, World, quiet
 from reefknot.training.settings import TrainingSettings
 from reefknot.training.signals import StopRequest
 from reefknot.training.state import Progress, TrainState
 
 Metric = dict[str, Any]
-
-
-class _Window(nn.Module):
-    """The loss of one window as a module's forward, which is what DistributedDataParallel can wrap."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, x_BT: Tensor, y_BT: Tensor, state: State, plan: Plan
-    ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
-        losses = self.model.loss(x_BT, y_BT, state, plan)
-        parts = {name: part.sum.detach() for name, part in losses.parts.items()}
-        return losses.sum(), parts, losses.state, losses.penalties
+Piece = tuple[Tensor, Tensor, Plan, State]
+"""Inputs, targets and plan of some of the streams, and the state that they carry."""
 
 
 class Trainer:
@@ -85,12 +71,7 @@ class Trainer:
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
         self.first_rate: float = optimiser.param_groups[0]["lr"]
         self.state = TrainState(model, optimiser, model.initial_state(streams.batch), Progress())
-        self._parallel = self.world.size > 1
-        window = _Window(model)
-        self._window = DistributedDataParallel(window) if self._parallel else window
-        if isinstance(self._window, DistributedDataParallel):
-            # Buffers follow from the settings and never change. The argument of this name warns in newer versions.
-            self._window.broadcast_buffers = False
+        self._window = self.world.parallel(Window(model))
 
     # -- the whole run ---------------------------------------------------------------------------------------------
 
@@ -187,22 +168,7 @@ class Trainer:
         count = sum(plan.count for _, _, plan, _ in pieces)
         divisor = (self.streams.batch if self.settings.divisor == "batch" else count) * self.world.size
         self.state.optimiser.zero_grad(set_to_none=True)
-        sums: dict[str, Tensor] = {}
-        states = []
-        penalties: dict[str, Tensor] = {}
-        for number, (x, y, plan, hidden) in enumerate(pieces):
-            last = number == len(pieces) - 1
-            with self._quiet_unless(last):
-                with self._autocast():
-                    loss_sum, parts, state, penalties = self._window(x, y, hidden, plan)
-                # Processes average their gradients, so each share of the sum is weighted by their number;
-                # penalties are the same in every process and enter once.
-                objective = loss_sum * (self.world.size / divisor)
-                if last and penalties:
-                    objective = objective + torch.stack(list(penalties.values())).sum() / divisor
-                objective.backward()
-            sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
-            states.append(state)
+        sums, penalties, hidden = self._backward(pieces, divisor)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
         together = [norm, *penalties.values(), *sums.values()]
         numbers: list[float] = torch.stack([each.detach().double() for each in together]).tolist()
@@ -213,7 +179,7 @@ class Trainer:
         if not (math.isfinite(gradient_norm) and all(map(math.isfinite, totals))):
             self._refuse_update(logged["nll"], gradient_norm)
         self.state.optimiser.step()
-        self.state.hidden = join_streams(states)
+        self.state.hidden = hidden
         progress.step += 1
         progress.window += 1
         progress.tokens += count * self.world.size
@@ -222,24 +188,41 @@ class Trainer:
         progress.seconds += time.monotonic() - started
         return gradient_norm, penalised, asked > 0
 
-    def _pieces(self, x_BT: Tensor, y_BT: Tensor) -> list[tuple[Tensor, Tensor, Plan, State]]:
+    def _pieces(self, x_BT: Tensor, y_BT: Tensor) -> list[Piece]:
         """The streams in `accumulate` groups, with what the host can say about each before it is copied."""
         size = self.streams.batch // self.settings.accumulate
         device = self.world.device
         pieces = []
         for start in range(0, self.streams.batch, size):
             part = slice(start, start + size)
-            plan = self.model.output.prepare(y_BT[part])
-            x = x_BT[part].to(device, non_blocking=True)
-            y = y_BT[part].to(device, non_blocking=True)
+            plan = self.model.output.prepare(y_BT[part]).to(device)
+            x, y = send(x_BT[part], device), send(y_BT[part], device)
             pieces.append((x, y, plan, select_streams(self.state.hidden, part)))
         return pieces
 
-    def _quiet_unless(self, last: bool) -> Any:
-        """Processes exchange gradients once per update, with the last piece."""
-        if self._parallel and not last:
-            return cast(DistributedDataParallel, self._window).no_sync()
-        return nullcontext()
+    def _backward(self, pieces: list[Piece], divisor: int) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
+        """The gradients of the pieces; the parts of their losses added up, the penalties, the state that follows."""
+        sums: dict[str, Tensor] = {}
+        states = []
+        penalties: dict[str, Tensor] = {}
+        with self.model.output.sharing() as join:
+            for number, (x, y, plan, hidden) in enumerate(pieces):
+                last = number == len(pieces) - 1
+                if last:
+                    join()
+                # Processes exchange gradients once per update, with the last piece.
+                with nullcontext() if last else quiet(self._window):
+                    with self._autocast():
+                        loss_sum, parts, state, penalties = self._window(x, y, hidden, plan)
+                    # Processes average their gradients, so each share of the sum is weighted by their number;
+                    # penalties are the same in every process and enter once.
+                    objective = loss_sum * (self.world.size / divisor)
+                    if last and penalties:
+                        objective = objective + torch.stack(list(penalties.values())).sum() / divisor
+                    objective.backward()
+                sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
+                states.append(state)
+        return sums, penalties, join_streams(states)
 
     def _autocast(self) -> torch.autocast:
         enabled = self.settings.precision == "bfloat16"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
+from reefknot.outputs.labels.held import Held
 from reefknot.parts import KEPT_IN_BANDS, LABELS, NOTHING_TO_TIE
 from reefknot.tables import BandedTable, WordTable
+
+H = TypeVar("H", bound=Held)
 
 
 class Labels(nn.Module):
@@ -21,6 +26,7 @@ class Labels(nn.Module):
     dim: int
     """Width of the class vectors, and of what `context` gives."""
     bias: nn.Parameter | None
+    _held: Held | None = None
 
     def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
         """`dim` only where the class vectors are not as wide as the table's."""
@@ -34,8 +40,21 @@ class Labels(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
 
     def weight(self, ids: Tensor | None = None) -> Tensor:
-        """The vectors of these classes, or of all: w_VD."""
+        """The vectors of these classes, or of all: w_VD. Those of all are computed once while they are held."""
+        return self.encode(ids) if ids is not None or self._held is None else self._held.weight(self.encode)
+
+    def encode(self, ids: Tensor | None = None) -> Tensor:
+        """Compute what `weight` gives: what labels that change the table's vectors say in their own way."""
         return self.table.vectors(ids)
+
+    @contextmanager
+    def holding(self, held: H) -> Iterator[H]:
+        """The vectors of all classes come from `held` until the context leaves."""
+        before, self._held = self._held, held
+        try:
+            yield held
+        finally:
+            self._held = before
 
     def context(self, h_ND: Tensor) -> Tensor:
         """The hidden state as the class vectors meet it. A matrix here costs N x D x D, on the weights V x D x D."""

@@ -119,7 +119,7 @@ class Drill(Labels):
         self.dropout = LabelDropout(dropout, variational)
         self.dropout_position = dropout_position
 
-    def weight(self, ids: Tensor | None = None) -> Tensor:
+    def encode(self, ids: Tensor | None = None) -> Tensor:
         table_VD = e_VD = self.table.vectors(ids)
         for number, layer in enumerate(self.layers, start=1):
             if self.dropout_position == "input":

@@ -64,7 +64,7 @@ class Dual(Labels):
                 f"set joint_dim = {width} or leave the residual out"
             )
 
-    def weight(self, ids: Tensor | None = None) -> Tensor:
+    def encode(self, ids: Tensor | None = None) -> Tensor:
         e_VD = self.table.vectors(ids)
         joint_VJ: Tensor = self.activation(self.label_layer(self.dropout(e_VD)))
         return joint_VJ + e_VD if self.residual_to_table else joint_VJ

@@ -1,0 +1,1 @@
+"""Our output ends beside everyone else's: time over floor, memory over what must exist, gradient error."""

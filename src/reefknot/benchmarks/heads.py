@@ -1,0 +1,258 @@
+"""Output ends measured side by side in one run: `reefknot bench heads`.
+
+For every end and shape: time over the floor of its matrix products at the rate this machine reaches, memory over what
+must exist, the worst gradient error against float64 on the same inputs, and whether two runs are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reefknot.benchmarks import ours
+from reefknot.benchmarks.floors import floor
+from reefknot.benchmarks.measure import (
+    MIB,
+    Step,
+    equal_twice,
+    give_back,
+    graph_times,
+    memory_over,
+    relative_errors,
+    times,
+)
+from reefknot.benchmarks.naive import reference
+from reefknot.benchmarks.peers import PACKAGES, Absent, peers
+from reefknot.benchmarks.problems import Problem, Shape, make_problem
+from reefknot.errors import ResourceError
+
+FAMILIES = ("reefknot", "eager", "compile", "torch", *PACKAGES)
+LEAN = 256.0
+"""MiB of working memory of our lean row, where no budgets are named."""
+VOCABULARIES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+OUT_OF_MEMORY = "out of memory"
+CAPTURED = "reefknot, triton"
+"""Our row that is captured as a graph."""
+SWEPT = ("plain", "adaptive", "drill")
+"""Ends that are measured against the size of the vocabulary."""
+_WIKITEXT103, _LARGE, _LARGER = Shape(8192, 1024, 267_735), Shape(8192, 2048, 128_256), Shape(16_384, 4096, 128_256)
+_WIKITEXT2, _PENN = Shape(5600, 400, 33_278), Shape(1400, 400, 10_000)
+_ON_GPU = {
+    "plain": (_WIKITEXT103, _LARGE, _LARGER, _WIKITEXT2, _PENN),
+    "adaptive": (_WIKITEXT103, _LARGE, _WIKITEXT2),
+    "augmented": (_WIKITEXT2, _WIKITEXT103, _PENN),
+    "augmented-detached": (_WIKITEXT2, _WIKITEXT103, _PENN),
+    "mixture": (_PENN, _WIKITEXT2),
+    "drill": (_WIKITEXT2, _WIKITEXT103, _PENN),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one competitor, or why nothing was."""
+
+    end: str
+    shape: Shape
+    competitor: str
+    family: str
+    weights: str
+    floor_ms: float
+    ms: float | None = None
+    repeats: int = 0
+    graph_ms: float | None = None
+    over_mib: float | None = None
+    errors: dict[str, float] | None = None
+    """Relative error of each gradient; None where one is not finite."""
+    deterministic: bool | None = None
+    note: str = ""
+    """Why something was not measured."""
+
+    @property
+    def over_floor(self) -> float | None:
+        return None if self.ms is None else self.ms / self.floor_ms
+
+    @property
+    def worst_error(self) -> float | None:
+        return max(self.errors.values()) if self.errors else None
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {
+            "shape": list(self.shape),
+            "over_floor": self.over_floor,
+            "worst_error": self.worst_error,
+        }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What to measure, and how."""
+
+    device: str
+    families: Sequence[str] = FAMILIES
+    weights: str | None = None
+    """The type of all weights; on a GPU, where nothing is said, bfloat16 and one row of ours with float32."""
+    memory: Sequence[float] = (LEAN,)
+    """MiB of working memory: one row of ours for each."""
+    seconds: float = 2.0
+    """Of timing per competitor."""
+    graph: bool = False
+    """Whether to time a captured CUDA graph as well."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in, and what hidden states are."""
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return self.dtype if self.weights is None else getattr(torch, self.weights)
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """One row to be: how to make its step."""
+
+    row: Row
+    make: Callable[[Problem], Step]
+
+
+def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary: bool) -> list[tuple[str, Shape]]:
+    """Which ends to measure at which shapes, where the user leaves some of it open."""
+    if vocabulary:
+        rows, width = (4096, 512) if device == "cuda" else (256, 64)
+        shapes = [Shape(rows, width, words) for words in VOCABULARIES]
+        ends = [end for end in SWEPT if not ends or end in ends]
+    usual = _ON_GPU if device == "cuda" else dict.fromkeys(_ON_GPU, (Shape(700, 200, 10_000),))
+    return [(end, shape) for end in ends or usual for shape in shapes or usual[end]]
+
+
+def measure_all(
+    bench: Bench, rate: float, chosen: Sequence[tuple[str, Shape]], say: Callable[[str], None]
+) -> Iterator[list[Row]]:
+    """The rows of every case, as soon as it is measured. A GPU has competitors one after the other, a CPU in turns."""
+    for end, shape in chosen:
+        say(f"{end}, {shape}")
+        try:
+            problem = make_problem(end, shape, bench.device, bench.dtype)
+            exact = reference(problem)
+        except (MemoryError, RuntimeError) as error:
+            if _reason(error) != OUT_OF_MEMORY:
+                raise
+            raise ResourceError(
+                f"{end}, {shape}: the reference does not fit this machine; name another --shape"
+            ) from error
+        field = competitors(bench, problem, 1e3 * floor(problem) / rate)
+        groups = [[each] for each in field] if bench.device == "cuda" else [field]
+        yield [row for group in groups for row in _measure_group(bench, problem, exact, group, say)]
+
+
+def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competitor]:
+    """Ours first, then everyone else's of the families asked for."""
+    weights = str(bench.weight_dtype).removeprefix("torch.")
+    blank = Row(problem.end, problem.shape, "reefknot", "reefknot", weights, floor_ms)
+    found = []
+    if "reefknot" in bench.families:
+        make = partial(ours.make_step, dtype=bench.weight_dtype)
+        found.append(Competitor(blank, make))
+        for memory in bench.memory:
+            lean = replace(blank, competitor=f"reefknot, {memory:g} MiB")
+            found.append(Competitor(lean, partial(make, memory=memory)))
+        found.append(Competitor(replace(blank, competitor="reefknot, chunked"), partial(make, impl="chunked")))
+        if bench.graph:
+            # Captured, launches cost nothing, so not even small problems are better off with their scores stored.
+            found.append(Competitor(replace(blank, competitor=CAPTURED), partial(make, impl="triton")))
+        if bench.device == "cuda" and bench.weights is None:
+            wide = replace(blank, competitor="reefknot, fp32 weights", weights="float32")
+            found.append(Competitor(wide, partial(ours.make_step, dtype=torch.float32)))
+    for peer in peers(problem.end):
+        if peer.family in bench.families:
+            row = replace(blank, competitor=peer.label, family=peer.family)
+            found.append(Competitor(row, partial(peer.make_step, dtype=bench.weight_dtype)))
+    return found
+
+
+def _measure_group(
+    bench: Bench, problem: Problem, exact: dict[str, Tensor], group: Sequence[Competitor], say: Callable[[str], None]
+) -> list[Row]:
+    """What each of the group is like, then their times in turns."""
+    rows, steps = [], {}
+    for number, each in enumerate(group):
+        say(f"  {each.row.competitor}")
+        try:
+            if bench.device == "cuda":
+                give_back()
+            step = each.make(problem)
+            rows.append(_examine(each.row, step, bench.device, exact))
+            steps[number] = step
+        except Exception as error:  # whatever a competitor raises is its row, and the run goes on
+            rows.append(replace(each.row, note=_reason(error)))
+    try:
+        timed = times(list(steps.values()), bench.device, bench.seconds)
+        for number, spent in zip(steps, timed, strict=True):
+            rows[number] = replace(rows[number], ms=median(spent), repeats=len(spent))
+    except Exception as error:
+        rows = [replace(row, note=row.note or _reason(error)) for row in rows]
+    for number, step in steps.items() if bench.graph else ():
+        if not _can_be_captured(rows[number]):
+            continue
+        try:
+            rows[number] = replace(rows[number], graph_ms=median(graph_times(step, bench.seconds)))
+        except Exception as error:
+            rows[number] = replace(rows[number], note=f"no graph: {_reason(error)}")
+    return rows
+
+
+def _can_be_captured(row: Row) -> bool:
+    """A competitor that makes the host wait cannot be, and the attempt would leave the device's generator unusable for
+    whoever comes after it."""
+    return row.competitor == CAPTURED or (row.competitor.startswith("eager") and row.end != "adaptive")
+
+
+def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row:
+    """All but the time. The first run compiles and tunes; memory is measured after it."""
+    step.run()
+    errors = relative_errors(step.gradients(), exact)
+    finite = all(map(math.isfinite, errors.values()))
+    same = equal_twice(step)
+    over = memory_over(step, device) / MIB
+    note = "" if finite else "gradients are not finite"
+    return replace(row, errors=errors if finite else None, deterministic=same, over_mib=over, note=note)
+
+
+def _reason(error: Exception) -> str:
+    """A few words for a table."""
+    told = str(error)
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY in told or "can't allocate memory" in told:
+        return OUT_OF_MEMORY
+    if isinstance(error, Absent):
+        return str(error)
+    first, *_ = [*told.strip().splitlines(), ""]
+    return f"{type(error).__name__}: {first[:100]}"
+
+
+def facts(bench: Bench, rate: float) -> dict[str, Any]:
+    """What figures depend on beside the machine."""
+    return {
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "liger_kernel": _version("liger-kernel"),
+        "cut_cross_entropy": _version("cut-cross-entropy"),
+        "dtype": str(bench.dtype).removeprefix("torch."),
+        "matrix_tflops": rate / 1e12,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,161 @@
+"""Losses of a classifier as autograd sees them: gradients made in the forward pass, or made again in the backward pass.
+
+Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from reefknot.kernels.passes import Classifier, gradients, losses, losses_with_gradients
+from reefknot.kernels.scores import IGNORE, RowTerms, Scores, wide
+
+
+class RowLossesFunction(torch.autograd.Function):
+    """A loss per row. What each weighs comes with the backward pass, which makes the scores again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        y: Tensor,
+        tau: float | None,
+        dtype: torch.dtype,
+        scores: Scores,
+        budget: int,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        with torch.autocast(h.device.type, enabled=False):
+            nll, lse, lse_tau = losses(Classifier(h, w, b, y, dtype, scores, budget), tau)
+        ctx.save_for_backward(h, w, b, y, lse, lse_tau)
+        ctx.tau = tau
+        ctx.how = dtype, scores, budget
+        ctx.set_materialize_grads(False)
+        return nll, lse, lse_tau
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *sent: Tensor | None) -> tuple[Any, ...]:
+        h, w, b, y, lse, lse_tau = ctx.saved_tensors
+        classifier = Classifier(h, w, b, y, *ctx.how)
+        found = row_gradients(classifier, lse, lse_tau, ctx.tau, sent, ctx.needs_input_grad[:3])
+        return (*found, None, None, None, None, None)
+
+
+def row_gradients(
+    classifier: Classifier,
+    lse: Tensor,
+    lse_tau: Tensor | None,
+    tau: float | None,
+    sent: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of rows, classes and biases from what is sent to the losses, the normalisers and those at `tau`."""
+    g_nll, g_lse, g_tau = sent
+    target = torch.zeros_like(lse) if g_nll is None else g_nll.where(classifier.scored(slice(None)), 0.0)
+    plain = target if g_lse is None else target + g_lse
+    terms = RowTerms(lse, plain, target)
+    if g_tau is not None and tau is not None:
+        terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / len(classifier.w))
+    with torch.autocast(lse.device.type, enabled=False):
+        return gradients(classifier, terms, (needs[0], needs[1], needs[2])).finished()
+
+
+class SummedLossFunction(torch.autograd.Function):
+    """The sum of the losses, and the gradients with it: one walk over the scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        y: Tensor,
+        log_prior: Tensor | None,
+        training: bool,
+        dtype: torch.dtype,
+        scores: Scores,
+        budget: int,
+    ) -> Tensor:
+        ctx.how = dtype, scores, budget
+        if not (training and any(ctx.needs_input_grad)):
+            return Sum(h, w, b, y, log_prior, *ctx.how).value()
+        ctx.save_for_backward(h, w, b, y, log_prior)
+        total, ctx.found = Sum(h, w, b, y, log_prior, *ctx.how).value_with_gradients(ctx.needs_input_grad)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        # The gradients are given away, and scaled where they lie. Who asks again has them made again.
+        found, ctx.found = ctx.found, None
+        if found is None:
+            _, found = Sum(*ctx.saved_tensors, *ctx.how).value_with_gradients(ctx.needs_input_grad)
+        for each in found:
+            if each is not None:
+                ctx.how[1].scale(each, g)
+        return (*found, None, None, None, None)
+
+
+class Sum:
+    """The sum of the losses of rows, or of a mixture's, and what each row weighs in its gradient."""
+
+    def __init__(
+        self,
+        h: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        y: Tensor,
+        log_prior: Tensor | None,
+        dtype: torch.dtype,
+        scores: Scores,
+        budget: int,
+    ) -> None:
+        self.y, self.log_prior = y, log_prior
+        self.experts = 1 if log_prior is None else log_prior.shape[1]
+        self.posterior = None if log_prior is None else torch.empty_like(log_prior)
+        self.sums: list[Tensor] = []
+        y_rows = y if log_prior is None else y[:, None].expand(-1, self.experts).flatten()
+        self.classifier = Classifier(h, w, b, y_rows, dtype, scores, budget)
+
+    def value(self) -> Tensor:
+        with torch.autocast(self.y.device.type, enabled=False):
+            self._weigh(slice(0, len(self.classifier.h)), losses(self.classifier)[0])
+        return self._total()
+
+    def value_with_gradients(self, needs: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        """The sum, and the gradients of h, w, b, y (none) and the log-prior."""
+        with torch.autocast(self.y.device.type, enabled=False):
+            found = losses_with_gradients(
+                self.classifier, self._weigh, (needs[0], needs[1], needs[2]), self.experts
+            ).finished()
+        return self._total(), [*found, None, None if self.posterior is None else self.posterior.neg_()]
+
+    def _weigh(self, rows: slice, nll: Tensor) -> Tensor | None:
+        if self.log_prior is None or self.posterior is None:
+            self.sums.append(nll.sum())
+            return None
+        own = slice(rows.start // self.experts, rows.stop // self.experts)
+        log_prior_NK, y_N, nll_NK = self.log_prior[own], self.y[own], nll.view(-1, self.experts)
+        self.sums.append(mixed(log_prior_NK, nll_NK, y_N).sum())
+        share_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((y_N != IGNORE)[:, None], 0.0)
+        self.posterior[own] = share_NK
+        return share_NK.flatten()
+
+    def _total(self) -> Tensor:
+        if not self.sums:
+            return self.classifier.h.new_zeros((), dtype=wide(self.classifier.dtype))
+        return self.sums[0] if len(self.sums) == 1 else torch.stack(self.sums).sum()
+
+
+def mixed(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:
+    """The losses of a mixture from those of its experts."""
+    nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
+    # Where the experts' losses are all 0, the prior's rounding would be left.
+    return nll_N.where(y_N != IGNORE, 0.0)

@@ -1,0 +1,131 @@
+"""Which implementation of the per-row primitive runs, and how much memory it may take."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+
+from reefknot.errors import SettingsError
+
+Impl = Literal["auto", "reference", "chunked", "triton"]
+
+OLDEST_TRITON = (3, 4)
+"""The first that describes matrices to the copy engine from the host."""
+
+_LOG = logging.getLogger("reefknot.kernels")
+
+DEFAULT_MEMORY = {"cuda": 2048, "cpu": 128}
+"""MiB of working memory where nothing is said. A GPU has room, and larger blocks are faster there; a CPU's caches are
+small, and larger blocks gain nothing."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An implementation, and the MiB that its working memory may take beside inputs and gradients."""
+
+    impl: Impl = "auto"
+    memory: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.impl not in get_args(Impl):
+            raise SettingsError(f"impl = {self.impl!r}: must be one of {', '.join(get_args(Impl))}")
+        if self.memory is not None and not (isinstance(self.memory, int | float) and self.memory > 0):
+            raise SettingsError(f"memory = {self.memory!r}: must be a number of MiB above 0")
+
+    def budget(self, device: torch.device) -> int:
+        """Bytes of working memory on this device."""
+        mebibytes = DEFAULT_MEMORY.get(device.type, DEFAULT_MEMORY["cuda"]) if self.memory is None else self.memory
+        return int(min(mebibytes, 2**40) * 2**20)
+
+
+_DEFAULT = Choice()
+# Not a ContextVar: `torch.compile` reads this one, and compiles again when it has changed.
+_CHOSEN = threading.local()
+
+
+@contextmanager
+def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
+    """Within it, every output end computes its losses so: an implementation, and MiB of working memory."""
+    before, _CHOSEN.choice = current(), Choice(impl, memory)
+    try:
+        yield
+    finally:
+        _CHOSEN.choice = before
+
+
+def current() -> Choice:
+    """What `using` has set, or the defaults."""
+    chosen: Choice = getattr(_CHOSEN, "choice", _DEFAULT)
+    return chosen
+
+
+def resolve(choice: Choice, device: torch.device, dtype: torch.dtype, scores: int | None = None) -> Impl:
+    """The implementation for a device and the type that products are made in: never `auto`.
+
+    `scores`: how many there are. Where they all stay in a GPU's cache, storing them costs less than more launches.
+    """
+    if choice.impl == "triton":
+        _check_triton(device, dtype)
+    impl = choice.impl
+    if impl == "auto":
+        fast = device.type == "cuda" and dtype == torch.bfloat16 and triton_available() and _has_tensor_cores(device)
+        impl = "triton" if fast else "chunked"
+        if fast and scores is not None and 4 * scores <= min(_cache_bytes(device), choice.budget(device)):
+            impl = "reference"
+    if not torch.compiler.is_compiling():  # a graph cannot log
+        _say_once(impl, device.type, str(dtype).removeprefix("torch."))
+    return impl
+
+
+@cache
+def triton_available() -> bool:
+    """Whether the triton kernels are here and a triton they can use is installed; neither is imported to find out."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if importlib.util.find_spec("reefknot.kernels.triton_scores") is None:
+        return False
+    major, minor = importlib.metadata.version("triton").split(".")[:2]
+    return (int(major), int(minor)) >= OLDEST_TRITON
+
+
+def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
+    if not triton_available():
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        raise SettingsError(
+            f"impl = 'triton' needs triton {oldest} or newer, which is not installed here; use impl = 'auto'"
+        )
+    if dtype == torch.float64:
+        raise SettingsError("impl = 'triton' does not compute in float64; use impl = 'auto'")
+    if device.type != "cuda" and not _interpreted():
+        raise SettingsError(f"impl = 'triton' runs on CUDA devices, not on {device.type}; use impl = 'auto'")
+
+
+def _interpreted() -> bool:
+    """Whether triton interprets its kernels, which makes them run anywhere, slowly: how the tests run them on a CPU."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+@cache
+def _has_tensor_cores(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def _cache_bytes(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+@cache
+def _say_once(impl: str, device: str, dtype: str) -> None:
+    _LOG.info("cross-entropy on %s in %s: %s", device, dtype, impl)

@@ -1,0 +1,294 @@
+"""The kernels as operators of torch, so that `torch.compile` keeps an output end in one graph.
+
+A compiler cannot look into a walk over blocks of scores, and need not: each operator says what comes out of it and what
+makes its gradient. What they compute is what the eager functions compute. Operators return neither None nor what they
+were given: an empty tensor stands for what nobody asked for. Their schemas are spelt out because versions of torch
+differ in what they can read off annotations.
+
+Shapes: N rows (tokens), D width, V classes, K experts of a mixture; U queries, C width of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from reefknot.kernels.autograd import Sum, row_gradients
+from reefknot.kernels.choice import Choice, Impl, resolve
+from reefknot.kernels.linear_cross_entropy import RowLosses
+from reefknot.kernels.passes import Classifier, losses
+from reefknot.kernels.scores import Scores, at_least_float32, scores_for, wide
+from reefknot.kernels.soft_target import Attention, SoftTargets
+
+_HOW = "ScalarType dtype, str impl, float? memory"
+"""What products are made in, and a `Choice`: read where autocast and `using` are seen, resolved in the operator."""
+
+
+def _kernel(dtype: torch.dtype, impl: Impl, memory: float | None, device: torch.device) -> tuple[Scores, int]:
+    """What computes the blocks, and its budget."""
+    choice = Choice(impl, memory)
+    return scores_for(resolve(choice, device, dtype)), choice.budget(device)
+
+
+def _asked(needs: Sequence[bool], found: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(
+        each.contiguous() if need and each is not None else like.new_empty(0)
+        for need, each in zip(needs, found, strict=True)
+    )
+
+
+def _room(needs: Sequence[bool], inputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    """What `_asked` gives for the gradients of these inputs, without their numbers."""
+    return _asked(needs, [None if each is None else each.new_empty(each.shape) for each in inputs], like)
+
+
+def _sent_on(needs: Sequence[bool], gradients: Sequence[Tensor], others: int) -> tuple[Tensor | None, ...]:
+    """What autograd is told: gradients where it needs them, and nothing for the arguments that have none."""
+    return *(each if need else None for need, each in zip(needs, gradients, strict=True)), *[None] * others
+
+
+# -- the sum of the losses -----------------------------------------------------------------------------------------
+
+
+def summed_loss(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    y_N: Tensor,
+    log_prior_NK: Tensor | None,
+    dtype: torch.dtype,
+    choice: Choice,
+) -> Tensor:
+    """`linear_cross_entropy.summed_loss` in a graph."""
+    inputs = (h_ND, w_VD, b_V, log_prior_NK)
+    needs = [torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs]
+    total: Tensor = _summed_loss(*inputs, y_N, dtype, choice.impl, choice.memory, needs)[0]
+    return total
+
+
+@custom_op(
+    "reefknot::summed_loss",
+    mutates_args=(),
+    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor? log_prior, Tensor y, {_HOW}, bool[] needs)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _summed_loss(
+    h: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    log_prior: Tensor | None,
+    y: Tensor,
+    dtype: torch.dtype,
+    impl: Impl,
+    memory: float | None,
+    needs: list[bool],
+) -> tuple[Tensor, ...]:
+    """The sum, and its gradients of h, w, b and the log-prior."""
+    rows = Sum(h, w, b, y, log_prior, dtype, *_kernel(dtype, impl, memory, h.device))
+    if not any(needs):
+        return rows.value(), *_asked(needs, [None] * len(needs), h)
+    total, (dh, dw, db, _, d_prior) = rows.value_with_gradients(needs)
+    return total, *_asked(needs, (dh, dw, db, d_prior), h)
+
+
+@_summed_loss.register_fake
+def _(
+    h: Tensor, w: Tensor, b: Tensor | None, log_prior: Tensor | None, y: Tensor, dtype: torch.dtype, *how: Any
+) -> tuple[Tensor, ...]:
+    kept = wide(dtype) if log_prior is None else torch.promote_types(wide(dtype), log_prior.dtype)
+    return h.new_empty((), dtype=kept), *_room(how[-1], (h, w, b, log_prior), h)
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[1:])
+
+
+def _scale_gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    # A factor in half precision would be rounded, and all gradients with it in one direction.
+    scaled = [(at_least_float32(each) * g).to(each.dtype) for each in ctx.saved_tensors]
+    return _sent_on(ctx.needs_input_grad[:4], scaled, others=5)
+
+
+_summed_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+
+
+# -- losses of rows ------------------------------------------------------------------------------------------------
+
+
+def row_losses(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    y_N: Tensor,
+    tau: float | None,
+    dtype: torch.dtype,
+    choice: Choice,
+) -> RowLosses:
+    """`linear_cross_entropy.row_losses` in a graph."""
+    nll_N, lse_N, lse_tau_N = _row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice.impl, choice.memory)
+    return RowLosses(nll_N, lse_N, None if tau is None else lse_tau_N)
+
+
+@custom_op(
+    "reefknot::row_losses",
+    mutates_args=(),
+    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor y, float? tau, {_HOW}) -> (Tensor, Tensor, Tensor)",
+)
+def _row_losses(
+    h: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    y: Tensor,
+    tau: float | None,
+    dtype: torch.dtype,
+    impl: Impl,
+    memory: float | None,
+) -> tuple[Tensor, ...]:
+    with torch.autocast(h.device.type, enabled=False):
+        found = losses(Classifier(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device)), tau)
+    return _asked((True, True, tau is not None), found, found[1])
+
+
+@_row_losses.register_fake
+def _(
+    h: Tensor, w: Tensor, b: Tensor | None, y: Tensor, tau: float | None, dtype: torch.dtype, *how: Any
+) -> tuple[Tensor, ...]:
+    lse = h.new_empty(h.shape[0], dtype=wide(dtype))
+    return _room((True, True, tau is not None), (lse, lse, lse), lse)
+
+
+def _keep_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    h, w, b, y, *ctx.how = inputs
+    ctx.save_for_backward(h, w, b, y, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _send_to_rows(ctx: Any, *sent: Tensor | None) -> tuple[Tensor | None, ...]:
+    needs = list(ctx.needs_input_grad[:3])
+    return _sent_on(needs, _row_gradients(*ctx.saved_tensors, *sent, *ctx.how, needs), others=5)
+
+
+_row_losses.register_autograd(_send_to_rows, setup_context=_keep_normalisers)
+
+
+@custom_op(
+    "reefknot::row_gradients",
+    mutates_args=(),
+    schema="(Tensor h, Tensor w, Tensor? b, Tensor y, Tensor lse, Tensor lse_tau, Tensor? g_nll, Tensor? g_lse,"
+    f" Tensor? g_tau, float? tau, {_HOW}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+)
+def _row_gradients(
+    h: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    y: Tensor,
+    lse: Tensor,
+    lse_tau: Tensor,
+    g_nll: Tensor | None,
+    g_lse: Tensor | None,
+    g_tau: Tensor | None,
+    tau: float | None,
+    dtype: torch.dtype,
+    impl: Impl,
+    memory: float | None,
+    needs: list[bool],
+) -> tuple[Tensor, ...]:
+    classifier = Classifier(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device))
+    return _asked(needs, row_gradients(classifier, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs), h)
+
+
+@_row_gradients.register_fake
+def _(h: Tensor, w: Tensor, b: Tensor | None, *how: Any) -> tuple[Tensor, ...]:
+    return _room(how[-1], (h, w, b), h)
+
+
+# -- soft targets --------------------------------------------------------------------------------------------------
+
+
+def soft_targets(
+    queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor | None, tau: float, dtype: torch.dtype, choice: Choice
+) -> SoftTargets:
+    """`soft_target.soft_targets` in a graph; no values where the keys are both."""
+    mean_UC, negentropy_U, _ = _soft_targets(queries_UD, keys_VD, values_VC, tau, dtype, choice.impl, choice.memory)
+    return SoftTargets(mean_UC, negentropy_U)
+
+
+@custom_op(
+    "reefknot::soft_targets",
+    mutates_args=(),
+    schema=f"(Tensor queries, Tensor keys, Tensor? values, float tau, {_HOW}) -> (Tensor, Tensor, Tensor)",
+)
+def _soft_targets(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    tau: float,
+    dtype: torch.dtype,
+    impl: Impl,
+    memory: float | None,
+) -> tuple[Tensor, ...]:
+    """Means, negative entropies and the normalisers that the backward pass wants."""
+    with torch.autocast(queries.device.type, enabled=False):
+        how = _kernel(dtype, impl, memory, queries.device)
+        return Attention(queries, keys, values, tau, dtype, *how).forward()
+
+
+@_soft_targets.register_fake
+def _(
+    queries: Tensor, keys: Tensor, values: Tensor | None, tau: float, dtype: torch.dtype, *how: Any
+) -> tuple[Tensor, ...]:
+    rows, width = queries.shape[0], (keys if values is None else values).shape[1]
+    return tuple(queries.new_empty(shape, dtype=wide(dtype)) for shape in ((rows, width), (rows,), (rows,)))
+
+
+def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    queries, keys, values, *ctx.how = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(queries, keys, values, *output)
+
+
+def _send_to_attention(ctx: Any, g_mean: Tensor, g_negentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    needs = list(ctx.needs_input_grad[:3])
+    made = _soft_gradients(*ctx.saved_tensors, g_mean, g_negentropy, *ctx.how, needs)
+    return _sent_on(needs, made, others=4)
+
+
+_soft_targets.register_autograd(_send_to_attention, setup_context=_keep_attention)
+
+
+@custom_op(
+    "reefknot::soft_gradients",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor keys, Tensor? values, Tensor mean, Tensor negentropy, Tensor lse, Tensor g_mean,"
+    f" Tensor g_negentropy, float tau, {_HOW}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+)
+def _soft_gradients(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    mean: Tensor,
+    negentropy: Tensor,
+    lse: Tensor,
+    g_mean: Tensor,
+    g_negentropy: Tensor,
+    tau: float,
+    dtype: torch.dtype,
+    impl: Impl,
+    memory: float | None,
+    needs: list[bool],
+) -> tuple[Tensor, ...]:
+    with torch.autocast(queries.device.type, enabled=False):
+        how = _kernel(dtype, impl, memory, queries.device)
+        attention = Attention(queries, keys, values, tau, dtype, *how)
+        found = attention.backward((mean, negentropy, lse), (g_mean, g_negentropy), needs)
+    return _asked(needs, found, queries)
+
+
+@_soft_gradients.register_fake
+def _(queries: Tensor, keys: Tensor, values: Tensor | None, *how: Any) -> tuple[Tensor, ...]:
+    return _room(how[-1], (queries, keys, values), queries)

@@ -1,0 +1,245 @@
+"""The passes over blocks of scores that make losses and gradients without ever holding all scores.
+
+Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
+from reefknot.kernels.scores import (
+    Exponentials,
+    RowTerms,
+    Scores,
+    add_to_classes,
+    add_to_rows,
+    at_least_float32,
+    product,
+    wide,
+)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Rows against classes, as a pass sees them."""
+
+    h: Tensor
+    w: Tensor
+    b: Tensor | None
+    y: Tensor
+    dtype: torch.dtype
+    """What products are made in."""
+    scores: Scores
+    budget: int
+    """Bytes of working memory."""
+    centre: Tensor | None = None
+    """Subtracted from every class vector before it is rounded. The scores of a row all fall by the same, which no
+    softmax sees; but where the vectors have a large mean, as trained ones do, half precision spends its digits on it,
+    and a tempered softmax has few to lose."""
+
+    def mean(self) -> Tensor:
+        """The mean of the class vectors."""
+        if wide(self.w.dtype) == self.w.dtype:
+            return self.w.mean(0)
+        # Matrix units add up half precision faster than a reduction does.
+        return product(self.w.new_ones(8, len(self.w)), self.w)[0] / len(self.w)
+
+    def centred(self, mean: Tensor) -> Classifier:
+        """The same with the mean taken off the class vectors, where they are rounded to half precision or not rounded
+        at all. Those that come in half precision would be rounded once more."""
+        return self if wide(self.w.dtype) != self.w.dtype else replace(self, centre=mean)
+
+    def shift(self, mean: Tensor) -> Tensor:
+        """The mean score of each row, without the bias."""
+        return at_least_float32(self.h.to(self.dtype)) @ mean.to(wide(self.dtype))
+
+    def rows(self, rows: slice) -> Tensor:
+        return self.h[rows].to(self.dtype).contiguous()
+
+    def classes(self, classes: slice) -> tuple[Tensor, Tensor | None]:
+        """Vectors and biases of some classes, in the types of the computation: a copy only where they differ."""
+        if self.centre is None:
+            w = self.w[classes].to(self.dtype).contiguous()
+        else:
+            w = self.w.new_empty(self.w[classes].shape, dtype=self.dtype)
+            torch.sub(self.w[classes], self.centre, out=w)
+        return w, None if self.b is None else self.b[classes].to(wide(self.dtype))
+
+    def scored(self, rows: slice) -> Tensor:
+        """Which of the rows have a target."""
+        return (self.y[rows] >= 0) & (self.y[rows] < len(self.w))
+
+    def blocks(self, group: int = 1, gradients: bool = True) -> Blocks:
+        """Blocks within the budget, for gradients or for losses alone."""
+        width = self.h.shape[1]
+        copied = self.dtype != self.w.dtype or self.centre is not None
+        copy = width * self.dtype.itemsize if copied else 0
+        # Beside the gradient of the classes, which must exist, and exists only when the blocks are gone.
+        kept = width * (wide(self.w.dtype).itemsize - self.w.dtype.itemsize) if gradients else 0
+        costs = Costs(
+            score=self.scores.bytes_per_score(self.dtype, gradients),
+            all_classes=len(self.w) * (copy + kept),
+            row=width * 4 if gradients else 0,
+            per_class=copy,
+            fewest_rows=self.scores.fewest_rows,
+            multiple=self.scores.multiple,
+        )
+        return plan_blocks(len(self.h), len(self.w), costs, self.budget, group)
+
+
+class Gradients:
+    """What a pass adds up: gradients of rows, classes and biases, each None where nobody asks for it."""
+
+    def __init__(self, classifier: Classifier, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
+        h, w, b = classifier.h, classifier.w, classifier.b
+        # Sums over several blocks of rows in half precision would lose digits. A single block is summed in one product.
+        kept = w.dtype if blocks.rows >= len(h) else wide(w.dtype)
+        self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
+        make = torch.empty if len(h) else torch.zeros
+        self.w = make(w.shape, dtype=kept, device=w.device) if needs[1] else None
+        biased = needs[2] and b is not None
+        self.b = torch.zeros(len(w), dtype=wide(classifier.dtype), device=w.device) if biased else None
+        self.classifier = classifier
+
+    def add_exponentials(self, rows: slice, h: Tensor, w: Tensor, found: Exponentials, weights: Tensor | None) -> None:
+        """Add those of a block that holds all classes, each row weighed. The weight goes to the narrow matrices: no
+        pass over the scores."""
+        scale = (found.scale if weights is None else found.scale * weights)[:, None]
+        if self.h is not None:
+            dh = h.new_empty(h.shape, dtype=wide(h.dtype))
+            add_to_rows(dh, found.values, w, first=True)
+            torch.mul(dh, scale, out=self.h[rows])
+        if self.w is not None:
+            add_to_classes(self.w, found.values, torch.mul(h, scale, out=torch.empty_like(h)), first=rows.start == 0)
+        if self.b is not None:
+            # A product with one column goes a slow way on a GPU.
+            self.b += product(found.values.T, scale.to(h.dtype).expand(-1, 8).contiguous())[:, 0]
+
+    def add_recomputed(self, rows: slice, terms: RowTerms, blocks: Blocks) -> None:
+        """Add those of some rows, block of classes after block of classes, from normalisers that are known."""
+        classifier = self.classifier
+        h = classifier.rows(rows)
+        dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if self.h is not None else None
+        for classes in blocks.over_classes(len(classifier.w)):
+            w, b = classifier.classes(classes)
+            y = classifier.y[rows] - classes.start
+            g, db = classifier.scores.gradient(h, w, b, y, terms, self.b is not None)
+            if dh is not None:
+                add_to_rows(dh, g, w, first=classes.start == 0)
+            if self.w is not None:
+                add_to_classes(self.w[classes], g, h, first=rows.start == 0)
+            if self.b is not None and db is not None:
+                self.b[classes] += db
+            del g  # before the next block is made
+        if self.h is not None and dh is not None:
+            self.h[rows] = dh
+
+    def add_shift(self, weights_N: Tensor) -> None:
+        """Add what the normalisers owe to the centre, which was taken off the scores."""
+        if self.h is not None and self.classifier.centre is not None:
+            self.h += weights_N[:, None] * self.classifier.centre
+
+    def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """In the types of what they are gradients of."""
+        w = None if self.w is None else self.w.to(self.classifier.w.dtype)
+        b = None if self.b is None or self.classifier.b is None else self.b.to(self.classifier.b.dtype)
+        return self.h, w, b
+
+
+Weigh = Callable[[slice, Tensor], Tensor | None]
+"""Given some rows and their losses, what each of these weighs in the objective, zero without a target; None: one."""
+
+
+def losses_with_gradients(
+    classifier: Classifier, weigh: Weigh, needs: tuple[bool, bool, bool], group: int = 1
+) -> Gradients:
+    """One walk over the rows for losses and gradients: weights are known as soon as the losses of `group` rows are."""
+    blocks = classifier.blocks(group)
+    found = Gradients(classifier, needs, blocks)
+    every = slice(0, len(classifier.w))
+    one_pass = blocks.classes >= len(classifier.w) and classifier.scores.one_pass
+    w, b = classifier.classes(every) if one_pass else (classifier.w, classifier.b)
+    for rows in blocks.over_rows(len(classifier.h)):
+        if one_pass:
+            h = classifier.rows(rows)
+            block = classifier.scores.exponentials(h, w, b, classifier.y[rows])
+            found.add_exponentials(rows, h, w, block, weigh(rows, block.nll))
+            del block  # before the next one is made
+        else:
+            nll, lse, _ = _losses(classifier, rows, blocks, None)
+            weights = weigh(rows, nll)
+            weights = classifier.scored(rows).to(lse.dtype) if weights is None else weights
+            found.add_recomputed(rows, RowTerms(lse, weights, weights), blocks)
+    return found
+
+
+def losses(classifier: Classifier, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses and log-sum-exps of all rows, that at `tau` of the scores less their mean; without gradients."""
+    mean = None
+    if tau is not None:
+        mean = classifier.mean()
+        classifier = classifier.centred(mean)
+    blocks = classifier.blocks(gradients=False)
+    found = [_losses(classifier, rows, blocks, tau) for rows in blocks.over_rows(len(classifier.h))]
+    nll, lse, lse_tau = (_joined(classifier, [each[part] for each in found]) for part in range(3))
+    if tau is None or mean is None:
+        return nll, lse, None
+    if classifier.centre is None:
+        return nll, lse, lse_tau - classifier.shift(mean) / tau
+    return nll, lse + classifier.shift(mean), lse_tau
+
+
+def gradients(classifier: Classifier, terms: RowTerms, needs: tuple[bool, bool, bool]) -> Gradients:
+    """Gradients from normalisers that are known and weights that came with the backward pass."""
+    if (lse := terms.lse) is not None and terms.lse_tau is not None:
+        mean = classifier.mean()
+        classifier = classifier.centred(mean)
+        shift = classifier.shift(mean)
+        if classifier.centre is None:
+            terms = replace(terms, lse_tau=terms.lse_tau + shift / terms.tau)
+        else:
+            terms = replace(terms, lse=lse - shift)
+    blocks = classifier.blocks()
+    found = Gradients(classifier, needs, blocks)
+    for rows in blocks.over_rows(len(classifier.h)):
+        found.add_recomputed(rows, terms.of(rows), blocks)
+    if terms.plain is not None and terms.target is not None and terms.plain is not terms.target:
+        found.add_shift(terms.plain - terms.target)
+    return found
+
+
+def _losses(
+    classifier: Classifier, rows: slice, blocks: Blocks, tau: float | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of some rows, one block of classes after the other."""
+    h = classifier.rows(rows)
+    found = [
+        classifier.scores.normalisers(h, *classifier.classes(classes), tau)
+        for classes in blocks.over_classes(len(classifier.w))
+    ]
+    lse, lse_tau = added([block for block, _ in found]), added([block for _, block in found])
+    assert lse is not None
+    y = classifier.y[rows]
+    nll = lse - classifier.scores.target_scores(h, classifier.w, classifier.b, y, classifier.centre).to(lse.dtype)
+    return nll.where(classifier.scored(rows), 0.0), lse, lse_tau
+
+
+def added(normalisers: list[Tensor | None]) -> Tensor | None:
+    """Log-sum-exps of blocks of classes as one; None where nobody asked for them."""
+    found = [each for each in normalisers if each is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return torch.logsumexp(torch.stack(found), dim=0)
+
+
+def _joined(classifier: Classifier, parts: list[Tensor | None]) -> Tensor:
+    """What blocks of rows gave, in one piece; nothing where there are no rows, or nobody asked."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return classifier.h.new_zeros(0, dtype=wide(classifier.dtype))
+    return found[0] if len(found) == 1 else torch.cat(found)

@@ -1,0 +1,64 @@
+"""The per-row primitive as one reads it in a paper, all scores at once: what the others are compared with.
+
+Shapes: N rows (tokens), D width, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.kernels.scores import IGNORE, product
+
+
+def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
+    """h W^T + b, at least in float32; under autocast of rounded operands, but not itself rounded: scores must not
+    depend on which function made them."""
+    dtype = compute_dtype(h_ND, w_VD)
+    with torch.autocast(h_ND.device.type, enabled=False):
+        scores_NV = cast(Tensor, _Scores.apply(h_ND.to(dtype), w_VD.to(dtype)))  # type: ignore[no-untyped-call]
+        return scores_NV if b_V is None else scores_NV + b_V
+
+
+def compute_dtype(h_ND: Tensor, w_VD: Tensor) -> torch.dtype:
+    """What products are made in: autocast's type, or the wider of the two. Gradients of scores do not fit float16's
+    range, so its products are made in float32."""
+    dtype = torch.promote_types(h_ND.dtype, w_VD.dtype)
+    if dtype != torch.float64 and torch.is_autocast_enabled(h_ND.device.type):
+        dtype = torch.get_autocast_dtype(h_ND.device.type)
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+class _Scores(torch.autograd.Function):
+    """A product of matrices in half precision that is kept in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, h_ND: Tensor, w_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(h_ND, w_VD)
+        return product(h_ND, w_VD.T)
+
+    @staticmethod
+    def backward(ctx: Any, g_NV: Tensor) -> tuple[Tensor, Tensor]:
+        h_ND, w_VD = ctx.saved_tensors
+        g_NV = g_NV.to(h_ND.dtype)
+        return product(g_NV, w_VD).to(h_ND.dtype), product(g_NV.T, h_ND).to(w_VD.dtype)
+
+
+def reference_nll(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, reduction: str = "none") -> Tensor:
+    """Negative log-likelihoods of the targets, or their sum."""
+    return F.cross_entropy(linear_scores(h_ND, w_VD, b_V), y_N, reduction=reduction, ignore_index=IGNORE)
+
+
+def reference_losses(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Negative log-likelihoods, log-sum-exps, and log-sum-exps at `tau` without the bias, of scores less their mean."""
+    logits_NV = linear_scores(h_ND, w_VD, None)
+    lse_tau_N = None if tau is None else torch.logsumexp((logits_NV - logits_NV.mean(-1, keepdim=True)) / tau, dim=-1)
+    if b_V is not None:
+        logits_NV = logits_NV + b_V
+    nll_N = F.cross_entropy(logits_NV, y_N, reduction="none", ignore_index=IGNORE)
+    return nll_N, torch.logsumexp(logits_NV, dim=-1), lse_tau_N

@@ -1,0 +1,234 @@
+"""What is computed on one block of scores, in plain torch on any device. `triton_scores` does the same, faster.
+
+Shapes: N rows of the block, D width, V classes of the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""A target with this value is scored as zero and sends no gradient."""
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Probabilities over many classes need more digits than half precision has."""
+    return x.to(wide(x.dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums over many classes or rows are made in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Exponentials(NamedTuple):
+    """The softmax gradient of a block that holds all classes: d nll / d scores = scale[:, None] * values."""
+
+    values: Tensor
+    nll: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class RowTerms:
+    """What the gradient of a block is made of, per row; scores z, without the bias z':
+
+        plain exp(z - lse) - target [class is the target] + tempered (exp(z' / tau - lse_tau) - uniform)
+
+    The last is the gradient of a log-sum-exp of scores less their mean. A tempered softmax is nearly uniform: less
+    that, half precision keeps the digits of the difference, which is what the gradient is.
+    """
+
+    lse: Tensor | None = None
+    plain: Tensor | None = None
+    target: Tensor | None = None
+    lse_tau: Tensor | None = None
+    tempered: Tensor | None = None
+    tau: float = 1.0
+    uniform: float = 0.0
+
+    def of(self, rows: slice) -> RowTerms:
+        """Those of some of the rows."""
+        names = ("lse", "plain", "target", "lse_tau", "tempered")
+        parts: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
+        taken = {name: None if part is None else part[rows] for name, part in parts.items()}
+        return replace(self, **taken)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SoftTerms:
+    """What `soft_gradients` knows of its rows."""
+
+    lse_tau: Tensor
+    negentropy: Tensor
+    """The gradient that arrives at the negative entropy."""
+    mean: Tensor
+    """The mean, under the softmax, of what arrives at the classes."""
+    tau: float
+    uniform: float
+
+    def of(self, rows: slice) -> SoftTerms:
+        """Those of some of the rows."""
+        return SoftTerms(self.lse_tau[rows], self.negentropy[rows], self.mean[rows], self.tau, self.uniform)
+
+
+class Scores:
+    """Blocks of scores h W^T + b, in plain torch.
+
+    `h` and `w` come in the type that products are made in, `b` in that of sums. A target outside the block's classes
+    is nobody's.
+    """
+
+    one_pass = True
+    """Whether `exponentials` is at hand in the type that products are made in."""
+    fewest_rows = 64
+    """See `Costs`."""
+    multiple = 8
+
+    def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
+        """What a score takes: itself, its softmax, and what is beside them for a moment."""
+        return 3 * wide(dtype).itemsize
+
+    def target_scores(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
+    ) -> Tensor:
+        """The score of each row's target; where there is none, that of class 0. `w` may come in any type, and with the
+        mean that is to be taken off it."""
+        y_N = inside(y_N, len(w_VD))
+        own_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
+        z_N = (at_least_float32(h_ND) * own_ND.to(h_ND.dtype)).sum(-1)
+        return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
+
+    def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
+        """Losses and gradients of rows against all classes, in one pass. A row without a target has scale zero."""
+        logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
+        scored_N = (y_N >= 0) & (y_N < len(w_VD))
+        place_N1 = inside(y_N, len(w_VD))[:, None]
+        nll_N = -logp_NV.gather(1, place_N1)[:, 0]
+        p_NV = logp_NV.exp_().scatter_add_(1, place_N1, nll_N.new_full((len(y_N), 1), -1.0))
+        return Exponentials(p_NV.to(h_ND.dtype), nll_N.where(scored_N, 0.0), scored_N.to(nll_N.dtype))
+
+    def normalisers(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The block's log-sum-exp where it is asked for, and at `tau` that of the scores without the bias."""
+        z_NV = self._scores(h_ND, w_VD, None)
+        lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
+        if b_V is not None:
+            z_NV += b_V
+        return torch.logsumexp(z_NV, dim=-1) if plain else None, lse_tau_N
+
+    def gradient(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the block's scores, and of its biases where asked for."""
+        z_NV = self._scores(h_ND, w_VD, None)
+        tempered_NV = None
+        if terms.tempered is not None and terms.lse_tau is not None:
+            tempered_NV = (z_NV / terms.tau).sub_(terms.lse_tau[:, None]).exp_().sub_(terms.uniform)
+            tempered_NV *= terms.tempered[:, None]
+        if terms.lse is None or terms.plain is None or terms.target is None:
+            assert tempered_NV is not None
+            return tempered_NV.to(h_ND.dtype), None
+        if b_V is not None:
+            z_NV += b_V
+        g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain[:, None])
+        hit_N = (y_N >= 0) & (y_N < len(w_VD))
+        g_NV.scatter_add_(1, inside(y_N, len(w_VD))[:, None], -terms.target.where(hit_N, 0.0)[:, None].to(g_NV.dtype))
+        db_V = g_NV.sum(0) if bias_gradient else None
+        if tempered_NV is not None:
+            g_NV += tempered_NV
+        return g_NV.to(h_ND.dtype), db_V
+
+    def soft_gradients(
+        self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms
+    ) -> tuple[Tensor, Tensor]:
+        """Of the softmax of the scores z = h K^T at a temperature: it, less `uniform`, and the gradient of z that its
+        mean of the values V and its negative entropy send, `m` being what arrives at the mean."""
+        logq_NV = self._scores(h_ND, k_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
+        sent_NV = product(m_ND, v_VD.T).addcmul_(logq_NV, terms.negentropy[:, None]).sub_(terms.mean[:, None])
+        q_NV = logq_NV.exp_()
+        sent_NV.mul_(q_NV).div_(terms.tau)
+        return q_NV.sub_(terms.uniform).to(h_ND.dtype), sent_NV.to(h_ND.dtype)
+
+    def scale(self, x: Tensor, factor: Tensor) -> None:
+        """x *= factor, where x lies; the factor is not rounded to the type of x."""
+        if x.is_cuda or factor.item() != 1:
+            torch.mul(at_least_float32(x), factor, out=x)
+
+    def _scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
+        """Fresh memory, at least in float32. The bias is added there: rounded with the product in half precision,
+        scores would depend on which function made them."""
+        if b_V is not None and b_V.dtype == h_ND.dtype:
+            return torch.addmm(b_V, h_ND, w_VD.T)
+        z_NV = product(h_ND, w_VD.T)
+        return z_NV if b_V is None else z_NV.add_(b_V)
+
+
+def inside(y_N: Tensor, classes: int) -> Tensor:
+    """Targets that can index the classes: 0 stands for those that cannot."""
+    return y_N.where((y_N >= 0) & (y_N < classes), 0)
+
+
+# -- products ------------------------------------------------------------------------------------------------------
+
+# Newer versions write the product of two half-precision matrices in float32 on a GPU.
+_WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a b, made and kept at least in float32: scores rounded to half precision would be off by whole percents."""
+    if a.is_cuda and _WIDE_PRODUCTS and wide(a.dtype) != a.dtype:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(at_least_float32(a), at_least_float32(b))
+
+
+def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """out = a b the first time, out += a b later, summed in the type of `out`."""
+    beta = 0 if first else 1
+    if out.dtype == a.dtype:
+        torch.addmm(out, a, b, beta=beta, out=out)
+    elif a.is_cuda and _WIDE_PRODUCTS and out.dtype == torch.float32:
+        torch.addmm(out, a, b, beta=beta, out_dtype=torch.float32, out=out)
+    elif first:
+        out.copy_(torch.mm(a, b))
+    else:
+        out.add_(torch.mm(a, b))
+
+
+def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None:
+    """out (+)= g W: the gradient of the rows."""
+    whole = _aligned(g_NV)
+    add_product(out_ND, g_NV[:, :whole], w_VD[:whole], first)
+    if whole < len(w_VD):
+        add_product(out_ND, g_NV[:, whole:], w_VD[whole:], first=False)
+
+
+def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> None:
+    """out (+)= g^T h: the gradient of the classes."""
+    whole = _aligned(g_NV)
+    add_product(out_VD[:whole], g_NV[:, :whole].T, h_ND, first)
+    if whole < len(out_VD):
+        add_product(out_VD[whole:], g_NV[:, whole:].T, h_ND, first)
+
+
+def _aligned(g_NV: Tensor) -> int:
+    """How many classes a GPU's matrix units take at full speed. With an odd number all of them go a slow way (five
+    times slower on an H200 at V = 267,735), so the last few get a product of their own."""
+    classes = g_NV.shape[1]
+    if not g_NV.is_cuda or g_NV.element_size() != 2 or classes < 8:
+        return classes
+    return classes // 8 * 8
+
+
+def scores_for(impl: str) -> Scores:
+    """What computes blocks of scores for an implementation."""
+    if impl == "triton":
+        from reefknot.kernels.triton_scores import TritonScores
+
+        return TritonScores()
+    return Scores()

@@ -1,0 +1,205 @@
+"""The softmax-weighted mean that the augmented loss needs: an attention of some words over a table.
+
+    q_u = softmax(K l_u / tau),   mean_u = sum_v (q_uv - 1 / V) w_v,   negentropy_u = sum_v q_uv log q_uv
+
+for queries l, keys K and values w: the target's input vector, all input vectors, all class vectors. The mean is told as
+it departs from that of all values, by which a divergence between softmaxes over them does not change. What is U x V is
+made in blocks and made again in the backward pass.
+
+Shapes: U queries (distinct targets), V classes, D width of queries and keys, C width of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from reefknot.kernels.blocks import Blocks
+from reefknot.kernels.choice import current, resolve
+from reefknot.kernels.passes import Classifier, added
+from reefknot.kernels.reference import compute_dtype, linear_scores
+from reefknot.kernels.scores import (
+    RowTerms,
+    Scores,
+    SoftTerms,
+    add_to_classes,
+    add_to_rows,
+    at_least_float32,
+    scores_for,
+    wide,
+)
+
+
+class SoftTargets(NamedTuple):
+    """Per query, at least in float32."""
+
+    mean: Tensor
+    negentropy: Tensor
+
+
+def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> SoftTargets:
+    """Means of the values, and negative entropies, under each query's softmax over the keys."""
+    choice = current()
+    dtype = compute_dtype(queries_UD, keys_VD)
+    # One table that is both: its gradient is added up in one place.
+    values = None if values_VC is keys_VD else values_VC
+    if torch.compiler.is_compiling() and choice.impl != "reference":
+        from reefknot.kernels import ops
+
+        return ops.soft_targets(queries_UD, keys_VD, values, tau, dtype, choice)
+    impl = resolve(choice, queries_UD.device, dtype, len(queries_UD) * len(keys_VD))
+    if impl == "reference":
+        logq_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
+        q_UV = logq_UV.exp()
+        return SoftTargets((q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC), (q_UV * logq_UV).sum(-1))
+    how = tau, dtype, scores_for(impl), choice.budget(queries_UD.device)
+    return SoftTargets(*_SoftTargets.apply(queries_UD, keys_VD, values, *how))  # type: ignore[no-untyped-call]
+
+
+class _SoftTargets(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor | None,
+        tau: float,
+        dtype: torch.dtype,
+        scores: Scores,
+        budget: int,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.how = tau, dtype, scores, budget
+        with torch.autocast(queries.device.type, enabled=False):
+            mean, negentropy, lse = Attention(queries, keys, values, *ctx.how).forward()
+        ctx.save_for_backward(queries, keys, values, mean, negentropy, lse)
+        return mean, negentropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
+        queries, keys, values, *made = ctx.saved_tensors
+        with torch.autocast(queries.device.type, enabled=False):
+            found = Attention(queries, keys, values, *ctx.how).backward(made, g, ctx.needs_input_grad[:3])
+        return (*found, None, None, None, None)
+
+
+class Attention:
+    """Queries, keys and values, and the passes over blocks of their scores."""
+
+    def __init__(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor | None,
+        tau: float,
+        dtype: torch.dtype,
+        scores: Scores,
+        budget: int,
+    ) -> None:
+        nobody = queries.new_full((len(queries),), -1, dtype=torch.long)
+        scoring = Classifier(queries, keys, None, nobody, dtype, scores, budget)
+        self.keys_mean = scoring.mean()
+        self.scoring = scoring.centred(self.keys_mean)
+        self.given = values
+        self.valuing = self.scoring
+        if values is not None and not _same_numbers(values, keys):
+            valuing = replace(scoring, w=values)
+            self.valuing = valuing.centred(valuing.mean())
+        self.tau = tau
+        self.uniform = 1 / len(keys)
+
+    def forward(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Means, negative entropies, normalisers."""
+        scoring = self.scoring
+        blocks = scoring.blocks()
+        found = [self._soft_targets(rows, blocks) for rows in blocks.over_rows(len(scoring.h))]
+        if not found:
+            nothing = scoring.h.new_zeros(0, dtype=wide(scoring.dtype))
+            return nothing.new_zeros(0, self.valuing.w.shape[1]), nothing, nothing.clone()
+        mean, negentropy, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return mean, negentropy, lse
+
+    def _soft_targets(self, rows: slice, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+        """Of some queries, in two passes over the classes: normalisers, then means."""
+        scoring, scores = self.scoring, self.scoring.scores
+        h = scoring.rows(rows)
+        lse = added(
+            [
+                scores.normalisers(h, scoring.classes(classes)[0], None, self.tau, plain=False)[1]
+                for classes in blocks.over_classes(len(scoring.w))
+            ]
+        )
+        assert lse is not None
+        keys_m = h.new_empty(h.shape, dtype=wide(h.dtype))
+        apart = self.valuing is not self.scoring
+        values_m = keys_m.new_empty(len(h), self.valuing.w.shape[1]) if apart else keys_m
+        for classes in blocks.over_classes(len(scoring.w)):
+            w, _ = scoring.classes(classes)
+            q, _ = scores.gradient(h, w, None, scoring.y[rows], self._terms(lse), bias_gradient=False)
+            add_to_rows(keys_m, q, w, first=classes.start == 0)
+            if apart:
+                add_to_rows(values_m, q, self.valuing.classes(classes)[0], first=classes.start == 0)
+            del q  # before the next block is made
+        # The mean score, from the mean of the keys: sum_v q_v log q_v = sum_v q_v z_v / tau - lse.
+        mean_key = keys_m if scoring.centre is not None else keys_m + self.keys_mean
+        return values_m, (h * mean_key).sum(-1) / self.tau - lse, lse
+
+    def backward(
+        self, made: Sequence[Tensor], g: Sequence[Tensor], needs: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of queries, keys and values; where keys and values are one tensor, both are the keys'. From what
+        `forward` made, and the gradients of the first two of it."""
+        (mean, negentropy, lse), (g_mean, g_negentropy) = made, g
+        expected = (g_mean * mean).sum(-1) + g_negentropy * negentropy
+        terms = SoftTerms(lse, g_negentropy, expected, self.tau, self.uniform)
+        scoring = self.scoring
+        blocks = scoring.blocks()
+        dq = torch.empty_like(scoring.h, memory_format=torch.contiguous_format) if needs[0] else None
+        dk = _zeros(scoring.w) if needs[1] else None
+        dv = dk if self.given is None else _zeros(self.given) if needs[2] else None
+        for rows in blocks.over_rows(len(scoring.h)):
+            h, m = scoring.rows(rows), g_mean[rows].to(scoring.dtype).contiguous()
+            dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if dq is not None else None
+            for classes in blocks.over_classes(len(scoring.w)):
+                w, _ = scoring.classes(classes)
+                q, sent = self._sent(h, m, w, classes, terms.of(rows), to_scores=needs[0] or needs[1])
+                if dv is not None:
+                    add_to_classes(dv[classes], q, m, first=False)
+                if dk is not None and sent is not None:
+                    add_to_classes(dk[classes], sent, h, first=False)
+                if dh is not None and sent is not None:
+                    add_to_rows(dh, sent, w, first=classes.start == 0)
+                del q, sent
+            if dq is not None and dh is not None:
+                dq[rows] = dh
+        dk = None if dk is None else dk.to(scoring.w.dtype)
+        return dq, dk, None if self.given is None or dv is None else dv.to(self.given.dtype)
+
+    def _sent(
+        self, h: Tensor, m: Tensor, w: Tensor, classes: slice, terms: SoftTerms, to_scores: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The softmax of a block, and the gradient of its scores where anybody asks for it."""
+        if to_scores:
+            values = w if self.valuing is self.scoring else self.valuing.classes(classes)[0]
+            return self.scoring.scores.soft_gradients(h, m, w, values, terms)
+        nobody = self.scoring.y[: len(h)]
+        q, _ = self.scoring.scores.gradient(h, w, None, nobody, self._terms(terms.lse_tau), bias_gradient=False)
+        return q, None
+
+    def _terms(self, lse: Tensor) -> RowTerms:
+        return RowTerms(lse_tau=lse, tempered=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)
+
+
+def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are one place in memory, though autograd knows them apart."""
+    alike = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+    return alike and one.data_ptr() == other.data_ptr()
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=wide(x.dtype), device=x.device)

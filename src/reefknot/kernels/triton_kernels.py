@@ -1,0 +1,379 @@
+"""The triton kernels under `triton_scores`: each makes a tile of a product and consumes it where it lies, in registers.
+
+Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+TOO_LARGE = tl.constexpr(2.0**100)
+"""A sum of exponentials beyond which half precision's range may have been left."""
+
+
+@triton.jit
+def _load(source, row, column, rows, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr):
+    """A tile of a matrix with D columns; zeros outside it."""
+    if TMA:
+        tile = source.load([row, column])
+    else:
+        r = row + tl.arange(0, ROWS)
+        c = column + tl.arange(0, COLUMNS)
+        places = source + r[:, None].to(tl.int64) * D + c[None, :]
+        tile = tl.load(places, mask=(r[:, None] < rows) & (c[None, :] < D), other=0.0)
+    return tile
+
+
+@triton.jit
+def _store(
+    out, value, row, column, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr
+):
+    """A tile into a matrix. By the copy engine it goes in two halves, which take half the shared memory."""
+    if TMA:
+        halves = tl.permute(tl.reshape(value, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        out.store([row, column], left)
+        out.store([row, column + COLUMNS // 2], right)
+    else:
+        r = row + tl.arange(0, ROWS)
+        c = column + tl.arange(0, COLUMNS)
+        places = out + r[:, None].to(tl.int64) * stride + c[None, :]
+        tl.store(places, value, mask=(r[:, None] < rows) & (c[None, :] < columns))
+
+
+@triton.jit
+def _product(
+    h, w, row, column, N, V, D: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, TMA: tl.constexpr
+):
+    """One tile of h W^T, in float32."""
+    z = tl.zeros((BN, BV), dtype=tl.float32)
+    for d in range(0, D, BD):
+        a = _load(h, row, d, N, D, BN, BD, TMA)
+        c = _load(w, column, d, V, D, BV, BD, TMA)
+        z = tl.dot(a, c.T, z, input_precision="ieee")
+    return z
+
+
+@triton.jit
+def _add_bias(z, b_ptr, columns, V, BIAS: tl.constexpr):
+    if BIAS:
+        z += tl.load(b_ptr + columns, mask=columns < V, other=0.0)[None, :]
+    return z
+
+
+@triton.jit
+def exponentials_kernel(
+    h,
+    w,
+    out,
+    b_ptr,
+    y_ptr,
+    offset_ptr,
+    sums_ptr,
+    N,
+    V,
+    T,
+    stride,
+    D: tl.constexpr,
+    BIAS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    BD: tl.constexpr,
+    TMA: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """out = exp(z - offset), zero at the target; sums = its row sums, tile by tile."""
+    # Neighbouring programs share a tile of classes, so that each is read from memory once.
+    tiles_n = tl.cdiv(N, BN)
+    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
+        row = (tile % tiles_n) * BN
+        column = (tile // tiles_n) * BV
+        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        rows = row + tl.arange(0, BN)
+        columns = column + tl.arange(0, BV)
+        z = _add_bias(z, b_ptr, columns, V, BIAS)
+        offset = tl.load(offset_ptr + rows, mask=rows < N, other=0.0)
+        # Where there is no target its place is taken by class 0, whose score then is the offset.
+        y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
+        counted = (columns[None, :] < V) & (columns[None, :] != y[:, None])
+        e = tl.where(counted, tl.exp2((z - offset[:, None]) * LOG2_E), 0.0)
+        tl.store(sums_ptr + rows.to(tl.int64) * T + tile // tiles_n, tl.sum(e, 1), mask=rows < N)
+        _store(out, e.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+
+
+@triton.jit
+def normalisers_kernel(
+    h,
+    w,
+    b_ptr,
+    lse_ptr,
+    lse_tau_ptr,
+    N,
+    V,
+    T,
+    inverse_tau,
+    D: tl.constexpr,
+    BIAS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    TEMPERED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    BD: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """Log-sum-exps of each row, tile by tile."""
+    tiles_n = tl.cdiv(N, BN)
+    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
+        row = (tile % tiles_n) * BN
+        column = (tile // tiles_n) * BV
+        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        rows = row + tl.arange(0, BN)
+        columns = column + tl.arange(0, BV)
+        places = rows.to(tl.int64) * T + tile // tiles_n
+        if TEMPERED:
+            t = tl.where(columns[None, :] < V, z * inverse_tau, -float("inf"))
+            top = tl.max(t, 1)
+            total = tl.sum(tl.exp2((t - top[:, None]) * LOG2_E), 1)
+            tl.store(lse_tau_ptr + places, top + tl.log(total), mask=rows < N)
+        if PLAIN:
+            z = _add_bias(z, b_ptr, columns, V, BIAS)
+            z = tl.where(columns[None, :] < V, z, -float("inf"))
+            top = tl.max(z, 1)
+            total = tl.sum(tl.exp2((z - top[:, None]) * LOG2_E), 1)
+            tl.store(lse_ptr + places, top + tl.log(total), mask=rows < N)
+
+
+@triton.jit
+def gradient_kernel(
+    h,
+    w,
+    out,
+    b_ptr,
+    y_ptr,
+    lse_ptr,
+    plain_ptr,
+    target_ptr,
+    lse_tau_ptr,
+    tempered_ptr,
+    bias_sums_ptr,
+    N,
+    V,
+    T,
+    stride,
+    inverse_tau,
+    uniform,
+    D: tl.constexpr,
+    BIAS: tl.constexpr,
+    BIAS_SUMS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    TEMPERED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    BD: tl.constexpr,
+    TMA: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """out = the gradient that `RowTerms` describes; bias_sums = column sums of its plain part, tile by tile."""
+    tiles_n = tl.cdiv(N, BN)
+    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
+        row = (tile % tiles_n) * BN
+        column = (tile // tiles_n) * BV
+        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        rows = row + tl.arange(0, BN)
+        columns = column + tl.arange(0, BV)
+        g = tl.zeros((BN, BV), dtype=tl.float32)
+        if PLAIN:
+            lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
+            plain = tl.load(plain_ptr + rows, mask=rows < N, other=0.0)
+            target = tl.load(target_ptr + rows, mask=rows < N, other=0.0)
+            y = tl.load(y_ptr + rows, mask=rows < N, other=-1)
+            biased = _add_bias(z, b_ptr, columns, V, BIAS)
+            g = tl.exp2((biased - lse[:, None]) * LOG2_E) * plain[:, None]
+            g = tl.where(columns[None, :] == y[:, None], g - target[:, None], g)
+            if BIAS_SUMS:
+                g = tl.where(rows[:, None] < N, g, 0.0)
+                sums = bias_sums_ptr + (tile % tiles_n).to(tl.int64) * V + columns
+                tl.store(sums, tl.sum(g, 0), mask=columns < V)
+        if TEMPERED:
+            lse_tau = tl.load(lse_tau_ptr + rows, mask=rows < N, other=0.0)
+            tempered = tl.load(tempered_ptr + rows, mask=rows < N, other=0.0)
+            g += tempered[:, None] * (tl.exp2((z * inverse_tau - lse_tau[:, None]) * LOG2_E) - uniform)
+        _store(out, g.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+
+
+@triton.jit
+def soft_gradients_kernel(
+    h,
+    k,
+    m,
+    v,
+    q_out,
+    sent_out,
+    lse_ptr,
+    negentropy_ptr,
+    mean_ptr,
+    N,
+    V,
+    T,
+    stride,
+    inverse_tau,
+    uniform,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    ONE_TABLE: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    BD: tl.constexpr,
+    TMA: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """q = the softmax of z less `uniform`; sent = the gradient of z. Two products that meet in registers."""
+    tiles_n = tl.cdiv(N, BN)
+    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS):
+        row = (tile % tiles_n) * BN
+        column = (tile // tiles_n) * BV
+        z = tl.zeros((BN, BV), dtype=tl.float32)
+        sent = tl.zeros((BN, BV), dtype=tl.float32)
+        if ONE_TABLE:
+            for d in range(0, D, BD):
+                c = _load(k, column, d, V, D, BV, BD, TMA).T
+                z = tl.dot(_load(h, row, d, N, D, BN, BD, TMA), c, z, input_precision="ieee")
+                sent = tl.dot(_load(m, row, d, N, D, BN, BD, TMA), c, sent, input_precision="ieee")
+        else:
+            z = _product(h, k, row, column, N, V, D, BN, BV, BD, TMA)
+            sent = _product(m, v, row, column, N, V, M, BN, BV, BD, TMA)
+        rows = row + tl.arange(0, BN)
+        lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
+        negentropy = tl.load(negentropy_ptr + rows, mask=rows < N, other=0.0)
+        mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)
+        logq = z * inverse_tau - lse[:, None]
+        q = tl.exp2(logq * LOG2_E)
+        sent = q * (sent + negentropy[:, None] * logq - mean[:, None]) * inverse_tau
+        _store(q_out, (q - uniform).to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+        _store(sent_out, sent.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+
+
+@triton.jit
+def target_scores_kernel(
+    h_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    centre_ptr,
+    out_ptr,
+    V,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BIAS: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """h_n . w_y + b_y of each row, the product in the precision of h as in the tiles."""
+    n = tl.program_id(0)
+    y = tl.load(y_ptr + n)
+    y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)
+    z = tl.zeros((BD,), dtype=tl.float32)
+    for d in range(0, D, BD):
+        places = d + tl.arange(0, BD)
+        h = tl.load(h_ptr + n.to(tl.int64) * D + places, mask=places < D, other=0.0)
+        w = tl.load(w_ptr + y * D + places, mask=places < D, other=0.0)
+        if CENTRED:
+            w = w.to(tl.float32) - tl.load(centre_ptr + places, mask=places < D, other=0.0)
+        z += h.to(tl.float32) * w.to(h.dtype).to(tl.float32)
+    score = tl.sum(z, 0)
+    if BIAS:
+        score += tl.load(b_ptr + y).to(tl.float32)
+    tl.store(out_ptr + n, score)
+
+
+@triton.jit
+def _scores_of_row(
+    h_ptr, w_ptr, b_ptr, n, v, V, D: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, BIAS: tl.constexpr
+):
+    """Scores of one row against some classes."""
+    classes = v + tl.arange(0, BV)
+    z = tl.zeros((BV,), dtype=tl.float32)
+    for d in range(0, D, BD):
+        places = d + tl.arange(0, BD)
+        h = tl.load(h_ptr + n.to(tl.int64) * D + places, mask=places < D, other=0.0).to(tl.float32)
+        inside = (classes[:, None] < V) & (places[None, :] < D)
+        w = tl.load(w_ptr + classes[:, None].to(tl.int64) * D + places[None, :], mask=inside, other=0.0)
+        z += tl.sum(w.to(tl.float32) * h[None, :], 1)
+    if BIAS:
+        z += tl.load(b_ptr + classes, mask=classes < V, other=0.0)
+    return tl.where(classes < V, z, -float("inf"))
+
+
+@triton.jit
+def finish_kernel(
+    h_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    out_ptr,
+    offset_ptr,
+    sums_ptr,
+    nll_ptr,
+    scale_ptr,
+    V,
+    T,
+    stride,
+    D: tl.constexpr,
+    BIAS: tl.constexpr,
+    BT: tl.constexpr,
+    BV: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """From the row sums: losses, the factor that makes `out` a gradient, and the target's own entry."""
+    n = tl.program_id(0)
+    sums = tl.zeros((BT,), dtype=tl.float32)
+    t = 0
+    while t < T:
+        tiles = t + tl.arange(0, BT)
+        sums += tl.load(sums_ptr + n.to(tl.int64) * T + tiles, mask=tiles < T, other=0.0)
+        t += BT
+    rest = tl.sum(sums, 0)
+    y = tl.load(y_ptr + n)
+    scored = (y >= 0) & (y < V)
+    row_ptr = out_ptr + n.to(tl.int64) * stride
+    if rest < TOO_LARGE:
+        tl.store(nll_ptr + n, tl.where(scored, tl.log(1.0 + rest), 0.0))
+        tl.store(scale_ptr + n, tl.where(scored, 1.0 / (1.0 + rest), 0.0))
+        # p_y - 1 = -rest / (1 + rest): nothing cancels.
+        tl.store(row_ptr + y, (-rest).to(out_ptr.dtype.element_ty), mask=scored)
+    else:
+        # The sum has left the range. This row again: its largest score first, then the normalised gradient.
+        top = -float("inf")
+        total = 0.0
+        v = 0
+        while v < V:
+            z = _scores_of_row(h_ptr, w_ptr, b_ptr, n, v, V, D, BV, BD, BIAS)
+            larger = tl.maximum(top, tl.max(z, 0))
+            total = total * tl.exp2((top - larger) * LOG2_E) + tl.sum(tl.exp2((z - larger) * LOG2_E), 0)
+            top = larger
+            v += BV
+        lse = top + tl.log(total)
+        v = 0
+        while v < V:
+            z = _scores_of_row(h_ptr, w_ptr, b_ptr, n, v, V, D, BV, BD, BIAS)
+            classes = v + tl.arange(0, BV)
+            p = tl.exp2((z - lse) * LOG2_E)
+            p = tl.where(classes == y, p - 1.0, p)
+            p = tl.where(scored, p, 0.0)
+            tl.store(row_ptr + classes, p.to(out_ptr.dtype.element_ty), mask=classes < V)
+            v += BV
+        tl.store(nll_ptr + n, tl.where(scored, lse - tl.load(offset_ptr + n), 0.0))
+        tl.store(scale_ptr + n, tl.where(scored, 1.0, 0.0))
+
+
+@triton.jit
+def scale_kernel(x_ptr, factor_ptr, count, BLOCK: tl.constexpr):
+    """x *= factor. A factor of one, the gradient of a loss that nothing follows, costs no pass over x."""
+    factor = tl.load(factor_ptr)
+    if factor != 1.0:
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + places, mask=places < count, other=0.0)
+        tl.store(x_ptr + places, (x.to(tl.float32) * factor).to(x.dtype), mask=places < count)

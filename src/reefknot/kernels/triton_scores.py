@@ -1,0 +1,244 @@
+"""Blocks of scores on a GPU: each kernel makes a product and consumes it where it lies, in registers.
+
+A tile of scores is never stored. `exponentials` stores exp(score - target's score) in half precision, whose exponent
+has float32's range, so that no pass for the largest score is needed: the row sums come from the same tiles, and what is
+left of the softmax's gradient is one factor per row. A row that leaves the range (its target less probable than
+2^-100) is found by its sum and done again by itself. Nothing is added up in an order that may change.
+
+Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from reefknot.kernels.scores import Exponentials, RowTerms, Scores, SoftTerms
+from reefknot.kernels.triton_kernels import (
+    exponentials_kernel,
+    finish_kernel,
+    gradient_kernel,
+    normalisers_kernel,
+    scale_kernel,
+    soft_gradients_kernel,
+    target_scores_kernel,
+)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How a product is cut up, and whether the copy engine moves its tiles."""
+
+    BN: int
+    BV: int
+    BD: int
+    warps: int
+    stages: int
+    TMA: bool
+
+    @classmethod
+    def choose(cls, h_ND: Tensor) -> _Tiles:
+        width, size = h_ND.shape[1], h_ND.element_size()
+        if not h_ND.is_cuda:
+            # The interpreter: small tiles, so that small shapes have several.
+            return cls(16, 32, 16, 4, 2, width * size % 16 == 0)
+        if size > 2:
+            return cls(64, 64, 32, 4, 3, False)
+        # The copy engine of Hopper and later moves rows that begin at multiples of 16 bytes.
+        if _hopper(h_ND.device) and width % 8 == 0:
+            return cls(128, 256, 64, 8, 4, True)
+        return cls(128, 128, 64, 8, 3, False)
+
+    def launch(
+        self,
+        kernel: Any,
+        rows: Sequence[Tensor],
+        classes: Sequence[Tensor],
+        out: Sequence[Tensor],
+        *arguments: Any,
+        **flags: Any,
+    ) -> None:
+        """A kernel over all tiles: it reads matrices of rows and of classes, in pairs, and writes rows by classes."""
+        h_ND, w_VD = rows[0], classes[0]
+        tiles = triton.cdiv(len(h_ND), self.BN) * triton.cdiv(len(w_VD), self.BV)
+        programs = min(tiles, _multiprocessors(h_ND.device) * (1 if self.TMA else 2))
+        boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
+        matrices: list[Any] = [*chain(*zip(rows, classes, strict=True)), *out]
+        if self.TMA:
+            matrices = [
+                TensorDescriptor(each, list(each.shape), list(each.stride()), box)
+                for each, box in zip(matrices, boxes, strict=True)
+            ]
+        shape = {"D": h_ND.shape[1], "BN": self.BN, "BV": self.BV, "BD": self.BD, "TMA": self.TMA, "PROGRAMS": programs}
+        # The column sums of a gradient take shared memory too.
+        stages = self.stages - 1 if flags.get("BIAS_SUMS") else self.stages
+        kernel[(programs,)](*matrices, *arguments, **shape, **flags, num_warps=self.warps, num_stages=stages)
+
+
+class TritonScores(Scores):
+    """Blocks of scores h W^T + b by the kernels above."""
+
+    fewest_rows = 512
+    multiple = 128
+
+    def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
+        # Of the normalisers only those of tiles are stored.
+        return dtype.itemsize if gradients else 0.1
+
+    def target_scores(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
+    ) -> Tensor:
+        out_N = h_ND.new_empty(len(h_ND), dtype=torch.float32)
+        width = h_ND.shape[1]
+        target_scores_kernel[(len(h_ND),)](
+            *(h_ND, w_VD.contiguous(), _side_by_side(b_V), y_N.contiguous(), centre_D, out_N, len(w_VD)),
+            D=width,
+            BD=min(triton.next_power_of_2(width), 1024),
+            BIAS=b_V is not None,
+            CENTRED=centre_D is not None,
+            num_warps=4,
+        )
+        return out_N
+
+    def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
+        tiles = _Tiles.choose(h_ND)
+        rows, classes, width = len(h_ND), len(w_VD), h_ND.shape[1]
+        across = triton.cdiv(classes, tiles.BV)
+        b_V, y_N = _side_by_side(b_V), y_N.contiguous()
+        offset_N = self.target_scores(h_ND, w_VD, b_V, y_N)
+        out_NV, stride = _matrix(h_ND, classes)
+        sums_NT = h_ND.new_empty(rows, across, dtype=torch.float32)
+        nll_N, scale_N = h_ND.new_empty(2, rows, dtype=torch.float32).unbind()
+        biased = b_V is not None
+        tiles.launch(
+            exponentials_kernel,
+            *([h_ND], [w_VD], [out_NV]),
+            *(b_V, y_N, offset_N, sums_NT, rows, classes, across, stride),
+            BIAS=biased,
+            DTYPE=_TYPES[h_ND.dtype],
+        )
+        finish_kernel[(rows,)](
+            *(h_ND, w_VD, b_V, y_N, out_NV, offset_N, sums_NT, nll_N, scale_N, classes, across, stride),
+            D=width,
+            BIAS=biased,
+            BT=256,
+            BV=64,
+            BD=min(triton.next_power_of_2(width), 128),
+            num_warps=4,
+        )
+        return Exponentials(out_NV, nll_N, scale_N)
+
+    def scale(self, x: Tensor, factor: Tensor) -> None:
+        if x.numel() < 2**22 and x.dtype == torch.float32:
+            x.mul_(factor)  # the kernel would take longer to launch than to run
+            return
+        block = 8192
+        grid = (triton.cdiv(x.numel(), block),)
+        scale_kernel[grid](x, factor.to(torch.float32), x.numel(), BLOCK=block, num_warps=8)
+
+    def normalisers(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
+    ) -> tuple[Tensor | None, Tensor | None]:
+        tiles = _Tiles.choose(h_ND)
+        rows, classes = len(h_ND), len(w_VD)
+        across = triton.cdiv(classes, tiles.BV)
+        lse_NT, lse_tau_NT = (
+            h_ND.new_empty(rows, across, dtype=torch.float32) if asked else None for asked in (plain, tau is not None)
+        )
+        tiles.launch(
+            normalisers_kernel,
+            *([h_ND], [w_VD], []),
+            *(_side_by_side(b_V), lse_NT, lse_tau_NT, rows, classes, across, 1.0 / (tau or 1.0)),
+            BIAS=b_V is not None,
+            PLAIN=plain,
+            TEMPERED=tau is not None,
+        )
+        lse_N, lse_tau_N = (
+            None if each is None else each[:, 0] if across == 1 else torch.logsumexp(each, -1)
+            for each in (lse_NT, lse_tau_NT)
+        )
+        return lse_N, lse_tau_N
+
+    def gradient(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        tiles = _Tiles.choose(h_ND)
+        rows, classes = len(h_ND), len(w_VD)
+        across = triton.cdiv(classes, tiles.BV)
+        out_NV, stride = _matrix(h_ND, classes)
+        sums_RV = h_ND.new_empty(triton.cdiv(rows, tiles.BN), classes, dtype=torch.float32) if bias_gradient else None
+        tiles.launch(
+            gradient_kernel,
+            *([h_ND], [w_VD], [out_NV]),
+            *(
+                _side_by_side(b_V),
+                y_N.contiguous(),
+                *map(_row, (terms.lse, terms.plain, terms.target, terms.lse_tau, terms.tempered)),
+                sums_RV,
+            ),
+            *(rows, classes, across, stride, 1.0 / terms.tau, terms.uniform),
+            BIAS=b_V is not None,
+            BIAS_SUMS=bias_gradient,
+            PLAIN=terms.plain is not None,
+            TEMPERED=terms.tempered is not None,
+            DTYPE=_TYPES[h_ND.dtype],
+        )
+        return out_NV, None if sums_RV is None else sums_RV.sum(0)
+
+    def soft_gradients(
+        self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms
+    ) -> tuple[Tensor, Tensor]:
+        rows, classes = len(h_ND), len(k_VD)
+        (q_NV, stride), (sent_NV, _) = _matrix(h_ND, classes), _matrix(h_ND, classes)
+        tiles = min(map(_Tiles.choose, (h_ND, m_ND)), key=lambda each: each.TMA)
+        if tiles.BV > 128:  # two accumulators and another operand: smaller tiles, fewer of them on the way
+            tiles = replace(tiles, BV=128, stages=3)
+        tiles.launch(
+            soft_gradients_kernel,
+            *([h_ND, m_ND], [k_VD, v_VD], [q_NV, sent_NV]),
+            *map(_row, (terms.lse_tau, terms.negentropy, terms.mean)),
+            *(rows, classes, triton.cdiv(classes, tiles.BV), stride, 1.0 / terms.tau, terms.uniform),
+            M=m_ND.shape[1],
+            ONE_TABLE=k_VD.data_ptr() == v_VD.data_ptr(),
+            DTYPE=_TYPES[h_ND.dtype],
+        )
+        return q_NV, sent_NV
+
+
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def _matrix(h_ND: Tensor, classes: int) -> tuple[Tensor, int]:
+    """Room for a block of scores; its rows begin where the copy engine and the matrix units like them to."""
+    stride = triton.cdiv(classes, 64) * 64
+    return h_ND.new_empty(len(h_ND), stride)[:, :classes], stride
+
+
+def _side_by_side(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _row(x: Tensor | None) -> Tensor | None:
+    """One float32 per row, side by side: the gradient of a sum arrives as one number with a stride of zero."""
+    return None if x is None else x.to(torch.float32).contiguous()
+
+
+@cache
+def _hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count

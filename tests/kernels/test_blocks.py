@@ -1,0 +1,113 @@
+"""Blocks of scores: everything once, within the budget, and no group of rows torn apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
+
+SMALLEST_CLASSES = 256
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[int, int, Costs, int, int]:
+    """Rows, classes, costs, a budget and a group: those of a language model and stranger ones."""
+    group = draw(st.sampled_from([1, 1, 3, 15, 100]))
+    rows = group * draw(st.integers(1, 3000))
+    classes = draw(st.integers(1, 300_000))
+    width = draw(st.integers(1, 2000))
+    copied = draw(st.booleans())
+    costs = Costs(
+        score=draw(st.sampled_from([0.1, 2.0, 12.0])),
+        all_classes=classes * width * 2 * copied,
+        row=4 * width,
+        per_class=2 * width * copied,
+        fewest_rows=draw(st.sampled_from([64, 512])),
+        multiple=draw(st.sampled_from([8, 128])),
+    )
+    return rows, classes, costs, draw(st.integers(0, 2**34)), group
+
+
+def bytes_of(blocks: Blocks, classes: int, costs: Costs) -> float:
+    """What one block takes, by the definitions of the costs."""
+    scores = costs.score * blocks.rows * blocks.classes
+    if blocks.classes >= classes:
+        return scores + costs.all_classes
+    return scores + costs.row * blocks.rows + costs.per_class * blocks.classes
+
+
+def smallest(blocks: Blocks, costs: Costs, group: int) -> bool:
+    return blocks.rows <= max(costs.fewest_rows, group) and blocks.classes <= SMALLEST_CLASSES
+
+
+@given(plans())
+def test_every_score_is_in_one_block(plan: tuple[int, int, Costs, int, int]) -> None:
+    rows, classes, *_ = plan
+    blocks = plan_blocks(*plan)
+    for total, slices in ((rows, blocks.over_rows(rows)), (classes, blocks.over_classes(classes))):
+        end = 0
+        for each in slices:
+            assert each.start == end < each.stop
+            end = each.stop
+        assert end == total
+
+
+@given(plans())
+def test_blocks_stay_within_the_budget(plan: tuple[int, int, Costs, int, int]) -> None:
+    _, classes, costs, budget, group = plan
+    blocks = plan_blocks(*plan)
+    assert bytes_of(blocks, classes, costs) <= budget or smallest(blocks, costs, group)
+
+
+@given(plans())
+def test_groups_stay_together(plan: tuple[int, int, Costs, int, int]) -> None:
+    rows, *_, group = plan
+    blocks = plan_blocks(*plan)
+    assert all(each.start % group == 0 and each.stop % group == 0 for each in blocks.over_rows(rows))
+
+
+@given(plans())
+def test_one_pass_is_taken_where_enough_rows_fit(plan: tuple[int, int, Costs, int, int]) -> None:
+    rows, classes, costs, _, group = plan
+    enough = min(rows, max(costs.fewest_rows, group))
+    budget = int(costs.all_classes + costs.score * classes * enough) + 1
+    blocks = plan_blocks(rows, classes, costs, budget, group)
+    assert blocks.classes == classes
+    assert bytes_of(blocks, classes, costs) <= budget
+
+
+@given(plans(), st.integers(0, 2**34))
+def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, Costs, int, int], more: int) -> None:
+    rows, classes, costs, budget, group = plan
+    less_blocks, more_blocks = plan_blocks(*plan), plan_blocks(rows, classes, costs, budget + more, group)
+    if less_blocks.classes < classes and more_blocks.classes < classes:
+        # Rows first: what they need is read once per block of them.
+        assert (more_blocks.rows, more_blocks.classes) >= (less_blocks.rows, less_blocks.classes)
+    elif bytes_of(replace(less_blocks, rows=min(rows, max(costs.fewest_rows, group))), classes, costs) <= budget:
+        assert more_blocks.classes == classes
+        assert more_blocks.rows >= less_blocks.rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "budget", "expected"),
+    [
+        (700, 10_000, 2**27, Blocks(700, 10_000)),  # Penn Treebank: all at once
+        (2048, 50_000, 2**27, Blocks(208, 50_000)),  # ten equal blocks of rows
+        (100, 1000, 12 * 1000 * 99, Blocks(56, 1000)),  # two halves, not 99 rows and one
+        (64, 1_000_000, 12 * 64 * 2048, Blocks(64, 2048)),  # classes in blocks
+        (128, 4096, 12 * 128 * 1024, Blocks(128, 1024)),  # as many classes as are sensible, for all rows
+        (128, 4096, 0, Blocks(64, 256)),  # nothing fits: the smallest
+        (1, 2, 0, Blocks(1, 2)),
+        (0, 5, 2**20, Blocks(1, 5)),
+    ],
+)
+def test_examples(rows: int, classes: int, budget: int, expected: Blocks) -> None:
+    assert plan_blocks(rows, classes, Costs(score=12), budget) == expected
+
+
+def test_no_rows_make_no_blocks() -> None:
+    assert list(Blocks(8, 8).over_rows(0)) == []

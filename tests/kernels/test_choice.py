@@ -1,0 +1,183 @@
+"""Which implementation runs: what `using` says, and a package that works without triton."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import reefknot
+from reefknot.errors import SettingsError
+from reefknot.kernels import choice
+from reefknot.kernels.choice import Choice, current, resolve, using
+
+PACKAGE = Path(reefknot.__file__).parent
+CPU = torch.device("cpu")
+
+LOSS = """
+import sys
+import torch
+from reefknot.errors import SettingsError
+from reefknot.kernels.choice import using
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
+
+hidden, weight = torch.ones(3, 4, requires_grad=True), torch.ones(8, 4, requires_grad=True)
+targets = torch.tensor([0, 1, 2])
+loss = linear_cross_entropy(hidden, weight, targets)
+loss.backward()
+assert abs(loss.item() - 2.0794415) < 1e-5, loss
+assert row_losses(hidden, weight, None, targets, 2.0).nll.isfinite().all()
+assert not [name for name in sys.modules if name.split(".")[0] == "triton" and sys.modules[name] is not None]
+"""
+"""A program that computes losses and in which nothing has imported triton."""
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "triton":
+            raise ModuleNotFoundError(f"no {name} here", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import reefknot
+"""
+
+ABSENT = """
+import sys
+
+sys.modules["triton"] = None
+"""
+
+ASKED_FOR = """
+try:
+    with using("triton"):
+        summed_loss(hidden, weight, None, targets)
+except SettingsError as error:
+    print(error)
+"""
+
+
+def run(program: str, source: Path = PACKAGE.parent) -> str:
+    """What a program prints that imports the package from a folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(source)!r})\n{program}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def said_again() -> Iterator[None]:
+    """What was logged before may be logged once more."""
+    choice._say_once.cache_clear()
+    yield
+    choice._say_once.cache_clear()
+
+
+# -- using ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_nests_and_restores() -> None:
+    assert current() == Choice("auto", None)
+    with using("reference"):
+        assert current() == Choice("reference")
+        with using(memory=3.0):
+            assert current() == Choice("auto", 3.0)
+        assert current() == Choice("reference")
+    assert current() == Choice()
+
+
+def test_an_exception_restores_too() -> None:
+    with pytest.raises(KeyError), using("chunked"), using("reference", 1.0):
+        raise KeyError
+    assert current() == Choice()
+
+
+@pytest.mark.parametrize("impl", ["fast", "", "Triton", None])
+def test_an_unknown_implementation(impl: Any) -> None:
+    with pytest.raises(SettingsError, match="reference, chunked, triton") as error, using(impl):
+        pass
+    assert "\n" not in str(error.value)
+    assert current() == Choice()
+
+
+@pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
+def test_no_memory_at_all(memory: float) -> None:
+    with pytest.raises(SettingsError, match="MiB above 0"), using(memory=memory):
+        pass
+
+
+def test_budgets_are_in_bytes() -> None:
+    assert Choice(memory=1.5).budget(CPU) == 3 * 2**19
+    assert Choice().budget(CPU) < Choice().budget(torch.device("cuda"))
+
+
+def test_without_a_limit_everything_is_one_block() -> None:
+    p = torch.randn(3, 4)
+    with using(memory=float("inf")):
+        loss = reefknot.linear_cross_entropy(p, torch.randn(9, 4), torch.tensor([0, 1, 2]))
+    assert loss.isfinite()
+
+
+# -- resolve -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_auto_is_chunked_on_a_cpu(dtype: torch.dtype) -> None:
+    assert resolve(Choice(), CPU, dtype) == "chunked"
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_what_is_asked_for_is_taken(impl: choice.Impl) -> None:
+    assert resolve(Choice(impl), CPU, torch.float32) == impl
+
+
+@pytest.mark.usefixtures("said_again")
+def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="reefknot.kernels"):
+        for _ in range(3):
+            resolve(Choice(), CPU, torch.float32)
+        assert [record.getMessage() for record in caplog.records] == ["cross-entropy on cpu in float32: chunked"]
+        resolve(Choice(), CPU, torch.bfloat16)
+        resolve(Choice("reference"), CPU, torch.float32)
+    assert len(caplog.records) == 3
+
+
+# -- without triton ------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_never_imports_triton() -> None:
+    run(LOSS)
+
+
+def test_the_package_works_where_triton_is_not_installed() -> None:
+    run(BLOCKED + LOSS)
+
+
+def test_triton_is_refused_where_it_is_not_installed() -> None:
+    said = run(ABSENT + LOSS + ASKED_FOR)
+    assert said == "impl = 'triton' needs triton 3.4 or newer, which is not installed here; use impl = 'auto'\n"
+
+
+def test_the_package_works_without_the_file_of_kernels(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "reefknot", ignore=shutil.ignore_patterns("triton_scores.py", "__pycache__"))
+    said = run(LOSS + ASKED_FOR + "import reefknot; print(reefknot.__file__)", tmp_path).splitlines()
+    assert said[0].startswith("impl = 'triton' needs triton")
+    assert said[1:] == [str(tmp_path / "reefknot" / "__init__.py")]
+
+
+def test_triton_is_refused_on_a_cpu() -> None:
+    pytest.importorskip("triton")
+    said = run(LOSS + ASKED_FOR)
+    assert said == "impl = 'triton' runs on CUDA devices, not on cpu; use impl = 'auto'\n"

@@ -1,0 +1,246 @@
+"""What autograd sees of the primitive: types, strides, partial gradients, repeated passes, memory.
+
+Shapes: N rows, D width, V classes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from reefknot.kernels.choice import using
+from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+
+from .dense import MEMORY, Problem, dense_losses, furthest, off, problem
+
+MEBIBYTE = 2**20
+
+Loss = Callable[[Problem], Tensor]
+
+
+def summed(p: Problem) -> Tensor:
+    return summed_loss(p.h, p.w, p.b, p.y)
+
+
+def by_row(p: Problem) -> Tensor:
+    """Through the other function: an expanded gradient arrives at the rows."""
+    return row_losses(p.h, p.w, p.b, p.y).nll.sum()
+
+
+def tempered(p: Problem) -> Tensor:
+    lse_tau_N = row_losses(p.h, p.w, p.b, p.y, tau=5.0).lse_tau
+    assert lse_tau_N is not None
+    return lse_tau_N.sum()
+
+
+both = pytest.mark.parametrize("loss", [summed, by_row])
+
+
+# -- types ---------------------------------------------------------------------------------------------------------
+
+HALF = [torch.float16, torch.bfloat16]
+TYPES = list(itertools.product([torch.float64, torch.float32, *HALF], repeat=2))
+
+
+@pytest.mark.parametrize(("rows", "classes"), TYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("loss", [summed, by_row, tempered])
+def test_a_gradient_has_the_type_of_its_input(rows: torch.dtype, classes: torch.dtype, loss: Loss) -> None:
+    start = problem(70, 25, 300)
+    assert start.b is not None
+    half = rows in HALF or classes in HALF
+    for bias, memory in itertools.product((torch.float32, classes), MEMORY):
+        h, w, b = (
+            each.detach().to(dtype).requires_grad_()
+            for each, dtype in zip(start.leaves, (rows, classes, bias), strict=True)
+        )
+        p = Problem(h, w, b, start.y)
+        exact = p.to(torch.float64)
+        by_definition = dense_losses(exact, tau=5.0)[2 if loss is tempered else 0].sum()
+        with using(memory=memory):
+            found = loss(p)
+            gradients = torch.autograd.grad(found, p.leaves, allow_unused=True)
+        assert found.dtype == torch.promote_types(torch.promote_types(rows, classes), torch.float32)
+        assert off(found, by_definition) < (1e-2 if half else 1e-6)
+        expected = torch.autograd.grad(by_definition, exact.leaves, materialize_grads=True, allow_unused=True)
+        for leaf, gradient, other in zip(p.leaves, gradients, expected, strict=True):
+            assert gradient is not None
+            assert gradient.dtype == leaf.dtype
+            assert off(gradient, other) < (1e-2 if half else 1e-6)
+
+
+@both
+def test_float16_is_multiplied_in_float32(loss: Loss) -> None:
+    p = problem(70, 25, 300).to(torch.float16)
+    exact = p.to(torch.float64)
+    by_definition = dense_losses(exact)[0].sum()
+    assert off(loss(p), by_definition) < 1e-6
+    # Only what is handed back is rounded.
+    assert furthest(p.gradients(loss(p)), exact.gradients(by_definition)) < 5e-4
+
+
+def test_a_factor_is_not_rounded_to_half_precision() -> None:
+    p = problem(70, 25, 300).to(torch.bfloat16)
+    whole, part = p.gradients(summed(p)), p.gradients(summed(p) / 700)
+    for one, other in zip(whole, part, strict=True):
+        # Each number is rounded in its own direction; all of them together are not.
+        share = (other.double() * one.double()).sum() / one.double().square().sum()
+        assert share.item() == pytest.approx(1 / 700, rel=5e-4)
+
+
+# -- strides and partial gradients ---------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("memory", MEMORY)
+def test_strides_do_not_matter(loss: Loss, memory: float) -> None:
+    exact = problem(140, 25, 1031)
+    assert exact.b is not None
+    h_ND = torch.stack([exact.h, exact.h + 1], dim=-1).detach()[..., 0].requires_grad_()
+    w_VD = exact.w.detach().T.contiguous().T.requires_grad_()
+    b_V = torch.stack([exact.b, exact.b + 1], dim=-1).detach()[..., 0].requires_grad_()
+    y_N = torch.stack([exact.y, exact.y + 1], dim=-1)[..., 0]
+    p = Problem(h_ND, w_VD, b_V, y_N)
+    assert not any(each.is_contiguous() for each in (*p.leaves, y_N))
+    with using(memory=memory):
+        found = loss(p)
+        assert furthest(p.gradients(found), exact.gradients(dense_losses(exact)[0].sum())) < 1e-12
+
+
+@both
+@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("needs", [needs for needs in itertools.product((True, False), repeat=3) if any(needs)])
+def test_only_what_is_asked_for_has_a_gradient(loss: Loss, memory: float, needs: tuple[bool, ...]) -> None:
+    exact = problem(140, 25, 1031)
+    all_of_them = exact.gradients(dense_losses(exact)[0].sum())
+    p = exact.to(torch.float64)
+    for leaf, need in zip(p.leaves, needs, strict=True):
+        leaf.requires_grad_(need)
+    with using(memory=memory):
+        loss(p).backward()  # type: ignore[no-untyped-call]
+    for leaf, need, expected in zip(p.leaves, needs, all_of_them, strict=True):
+        if need:
+            assert leaf.grad is not None
+            assert off(leaf.grad, expected) < 1e-12
+        else:
+            assert leaf.grad is None
+
+
+@both
+@pytest.mark.parametrize("memory", MEMORY)
+def test_without_gradients_the_loss_is_the_same(loss: Loss, memory: float) -> None:
+    p = problem(140, 25, 1031)
+    with using(memory=memory):
+        with torch.no_grad():
+            scored = loss(p)
+        with torch.inference_mode():
+            inferred = loss(p)
+        trained = loss(p)
+    assert trained.requires_grad
+    assert not scored.requires_grad
+    assert torch.equal(scored, inferred)
+    torch.testing.assert_close(scored, trained, rtol=1e-13, atol=0)
+
+
+# -- the backward pass ---------------------------------------------------------------------------------------------
+
+
+@both
+def test_what_follows_the_loss_scales_its_gradients(loss: Loss) -> None:
+    p = problem(140, 25, 1031)
+    once, scaled = p.gradients(loss(p)), p.gradients(loss(p).square() / -3)
+    factor = -2 / 3 * loss(p).item()
+    assert furthest(scaled, [factor * each for each in once]) < 1e-13
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_a_second_backward_pass_gives_the_same(memory: float) -> None:
+    p = problem(140, 25, 1031)
+    with using(memory=memory):
+        loss = summed(p)
+    first, second = (torch.autograd.grad(loss * factor, p.leaves, retain_graph=True) for factor in (1, 3))
+    third = torch.autograd.grad(loss, p.leaves)
+    for one, three_times, once in zip(first, second, third, strict=True):
+        assert torch.equal(one, once)
+        torch.testing.assert_close(three_times, 3 * one, rtol=1e-13, atol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, p.leaves)
+
+
+@both
+def test_gradients_have_no_gradients(loss: Loss) -> None:
+    p = problem(7, 4, 6)
+    (dh_ND,) = torch.autograd.grad(loss(p).square(), p.h, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dh_ND.sum().backward()  # type: ignore[no-untyped-call]
+
+
+@both
+@pytest.mark.parametrize("memory", MEMORY)
+def test_a_batch_is_the_sum_of_its_parts(loss: Loss, memory: float) -> None:
+    p = problem(140, 25, 1031)
+    with using(memory=memory):
+        whole = p.gradients(loss(p))
+        for rows in (slice(start, start + 33) for start in range(0, 140, 33)):
+            loss(Problem(p.h[rows], p.w, p.b, p.y[rows])).backward()  # type: ignore[no-untyped-call]
+    assert furthest((leaf.grad for leaf in p.leaves), whole) < 1e-12
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@both
+@pytest.mark.parametrize("memory", MEMORY)
+def test_two_runs_are_equal_to_the_bit(loss: Loss, memory: float) -> None:
+    p = problem(140, 103, 1031).to(torch.float32)
+    with using(memory=memory):
+        first, second = loss(p), loss(p)
+        assert torch.equal(first, second)
+        for one, other in zip(p.gradients(first), p.gradients(second), strict=True):
+            assert torch.equal(one, other)
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def peak(step: Callable[[], object], folder: Path) -> int:
+    """The most bytes that torch's allocator held at once, beyond what it held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        step()
+    trace = folder / "trace.json"
+    record.export_chrome_trace(str(trace))
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    changes = [int(event["args"]["Bytes"]) for event in sorted(events, key=lambda event: event["ts"])]
+    return max(itertools.accumulate(changes))
+
+
+@both
+@pytest.mark.parametrize("memory", [4.0, 16.0])
+def test_memory_stays_within_the_budget(loss: Loss, memory: float, tmp_path: Path) -> None:
+    p = problem(512, 32, 20_000).to(torch.float32)
+    gradients = sum(leaf.nbytes for leaf in p.leaves)
+
+    def step() -> list[Tensor]:
+        with using(memory=memory):
+            return p.gradients(loss(p))
+
+    def naive() -> list[Tensor]:
+        return p.gradients(F.cross_entropy(F.linear(p.h, p.w, p.b), p.y, reduction="sum"))
+
+    # Beside the blocks: copies of a few rows, and numbers per row.
+    taken = peak(step, tmp_path)
+    assert taken < memory * MEBIBYTE + gradients + MEBIBYTE
+    assert taken < peak(naive, tmp_path) / 4

@@ -1,0 +1,39 @@
+"""The best classes in blocks, against a sort of all of them.
+
+Shapes: N rows, V classes, K best.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reefknot.kernels.choice import using
+from reefknot.kernels.topk import linear_topk
+
+from .dense import MEMORY, problem
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("classes", "k"), [(2, 2), (257, 1), (1031, 10), (1031, 700)])
+def test_the_best_classes_and_their_log_probabilities(memory: float, bias: bool, classes: int, k: int) -> None:
+    p = problem(140, 25, classes, bias)
+    z_NV = p.h @ p.w.T if p.b is None else p.h @ p.w.T + p.b
+    expected = z_NV.log_softmax(-1).sort(descending=True)
+    with using(memory=memory), torch.no_grad():
+        logp_NK, ids_NK = linear_topk(p.h, p.w, p.b, k)
+    assert torch.equal(ids_NK, expected.indices[:, :k])
+    torch.testing.assert_close(logp_NK, expected.values[:, :k].detach(), rtol=1e-12, atol=0)
+
+
+def test_no_rows_have_no_best() -> None:
+    logp_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), None, 5)
+    assert logp_NK.shape == ids_NK.shape == (0, 5)
+    assert ids_NK.dtype == torch.long
+
+
+def test_half_precision_comes_back_in_float32() -> None:
+    p = problem(7, 25, 300).to(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert linear_topk(p.h, p.w, p.b, 3)[0].dtype == torch.float32

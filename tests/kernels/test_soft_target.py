@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.kernels.choice import using
+from reefknot.kernels.choice import Impl, using
 from reefknot.kernels.soft_target import SoftTargets, soft_targets
 
 from .dense import MEMORY, furthest, off
@@ -145,3 +145,25 @@ def test_two_runs_are_equal_to_the_bit() -> None:
             gradients = [torch.autograd.grad(weighed(found), leaves) for found in runs]
         for one, other in zip((*runs[0], *gradients[0]), (*runs[1], *gradients[1]), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one table", "two tables"])
+def test_tables_in_half_precision_keep_their_large_means_out(apart: bool) -> None:
+    """They are not centred, which would round them again: what that leaves in the scores must come off elsewhere. What
+    stays is the rounding of a gradient times a mean as large as the vectors."""
+    torch.manual_seed(0)
+    queries, keys = (torch.randn(size, 32).add(torch.randn(32)).bfloat16() for size in (24, 300))
+    values = torch.randn(300, 16).add(2 * torch.randn(16)).bfloat16() if apart else keys
+    sent = torch.randn(24, values.shape[1]), torch.randn(24)
+
+    def measured(dtype: torch.dtype, impl: Impl) -> list[Tensor]:
+        l_UD, k_VD = (each.to(dtype).requires_grad_() for each in (queries, keys))
+        w_VC = values.to(dtype).requires_grad_() if apart else k_VD
+        with using(impl):
+            found = soft_targets(l_UD, k_VD, w_VC, 20.0)
+        objective = sum((each.double() * g).sum() for each, g in zip(found, sent, strict=True))
+        wanted = [l_UD, k_VD, *([w_VC] if apart else [])]
+        return [*found, *torch.autograd.grad(objective, wanted)]
+
+    for got, want in zip(measured(torch.bfloat16, "chunked"), measured(torch.float64, "reference"), strict=True):
+        assert (got.double() - want).norm() < 0.05 * want.norm()

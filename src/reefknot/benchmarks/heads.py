@@ -39,8 +39,6 @@ LEAN = 256.0
 """MiB of working memory of our lean row, where no budgets are named."""
 VOCABULARIES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 OUT_OF_MEMORY = "out of memory"
-CAPTURED = "reefknot, triton"
-"""Our row that is captured as a graph."""
 SWEPT = ("plain", "adaptive", "drill")
 """Ends that are measured against the size of the vocabulary."""
 _WIKITEXT103, _LARGE, _LARGER = Shape(8192, 1024, 267_735), Shape(8192, 2048, 128_256), Shape(16_384, 4096, 128_256)
@@ -167,9 +165,6 @@ def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competi
             lean = replace(blank, competitor=f"reefknot, {memory:g} MiB")
             found.append(Competitor(lean, partial(make, memory=memory)))
         found.append(Competitor(replace(blank, competitor="reefknot, chunked"), partial(make, impl="chunked")))
-        if bench.graph:
-            # Captured, launches cost nothing, so not even small problems are better off with their scores stored.
-            found.append(Competitor(replace(blank, competitor=CAPTURED), partial(make, impl="triton")))
         if bench.device == "cuda" and bench.weights is None:
             wide = replace(blank, competitor="reefknot, fp32 weights", weights="float32")
             found.append(Competitor(wide, partial(ours.make_step, dtype=torch.float32)))
@@ -214,7 +209,7 @@ def _measure_group(
 def _can_be_captured(row: Row) -> bool:
     """A competitor that makes the host wait cannot be, and the attempt would leave the device's generator unusable for
     whoever comes after it."""
-    return row.competitor == CAPTURED or (row.competitor.startswith("eager") and row.end != "adaptive")
+    return row.family == "reefknot" or (row.competitor.startswith("eager") and row.end != "adaptive")
 
 
 def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row:

@@ -62,7 +62,7 @@ def row_gradients(
     plain = target if g_lse is None else target + g_lse
     terms = RowTerms(lse, plain, target)
     if g_tau is not None and tau is not None:
-        terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / len(classifier.w))
+        terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / classifier.w.shape[0])
     with torch.autocast(lse.device.type, enabled=False):
         return gradients(classifier, terms, (needs[0], needs[1], needs[2])).finished()
 
@@ -126,7 +126,7 @@ class Sum:
 
     def value(self) -> Tensor:
         with torch.autocast(self.y.device.type, enabled=False):
-            self._weigh(slice(0, len(self.classifier.h)), losses(self.classifier)[0])
+            self._weigh(slice(0, self.classifier.h.shape[0]), losses(self.classifier)[0])
         return self._total()
 
     def value_with_gradients(self, needs: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:

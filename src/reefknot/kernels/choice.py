@@ -68,19 +68,14 @@ def current() -> Choice:
     return chosen
 
 
-def resolve(choice: Choice, device: torch.device, dtype: torch.dtype, scores: int | None = None) -> Impl:
-    """The implementation for a device and the type that products are made in: never `auto`.
-
-    `scores`: how many there are. Where they all stay in a GPU's cache, storing them costs less than more launches.
-    """
+def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
+    """The implementation for a device and the type that products are made in: never `auto`."""
     if choice.impl == "triton":
         _check_triton(device, dtype)
     impl = choice.impl
     if impl == "auto":
         fast = device.type == "cuda" and dtype == torch.bfloat16 and triton_available() and _has_tensor_cores(device)
         impl = "triton" if fast else "chunked"
-        if fast and scores is not None and 4 * scores <= min(_cache_bytes(device), choice.budget(device)):
-            impl = "reference"
     if not torch.compiler.is_compiling():  # a graph cannot log
         _say_once(impl, device.type, str(dtype).removeprefix("torch."))
     return impl
@@ -119,11 +114,6 @@ def _interpreted() -> bool:
 @cache
 def _has_tensor_cores(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-@cache
-def _cache_bytes(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 @cache

@@ -62,7 +62,7 @@ def linear_cross_entropy(
     y_N = _checked(hidden, weight, targets, bias, reduction, label_smoothing, ignore_index, check_targets)
     h_ND = hidden.reshape(-1, hidden.shape[-1])
     if not check_targets:
-        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= len(weight)))
+        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= weight.shape[0]))
         y_N = y_N.masked_fill(outside_N, IGNORE)
     choice = current()
     if impl is not None or memory is not None:
@@ -124,7 +124,7 @@ def _checked(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{who}: bias is {tuple(bias.shape)}; with {len(weight)} classes it must be ({len(weight)},)"
+            f"{who}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
         )
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ArgumentError(f"{who}: targets are {targets.dtype}; class ids must be integers")
@@ -136,13 +136,13 @@ def _checked(
         raise ArgumentError(f"{who}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
     y_N = targets.reshape(-1).long()
     if ignore_index != IGNORE:
-        y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, len(weight), y_N))
-    if check_targets and len(y_N) and not (y_N.is_cuda and torch.cuda.is_current_stream_capturing()):
-        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= len(weight)))
+        y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
+    if check_targets and y_N.shape[0] and not (y_N.is_cuda and torch.cuda.is_current_stream_capturing()):
+        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= weight.shape[0]))
         if bool(outside_N.any()):
             row = int(outside_N.nonzero()[0])
             raise ArgumentError(
-                f"{who}: target {int(targets.reshape(-1)[row])} of row {row} is no class: there are {len(weight)}, "
+                f"{who}: target {int(targets.reshape(-1)[row])} of row {row} is no class: there are {weight.shape[0]}, "
                 f"counted from 0; rows to leave out have ignore_index = {ignore_index}"
             )
     return y_N
@@ -184,7 +184,7 @@ def row_losses(
         from reefknot.kernels import ops
 
         return ops.row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice)
-    impl = resolve(choice, h_ND.device, dtype, len(h_ND) * len(w_VD))
+    impl = resolve(choice, h_ND.device, dtype)
     if impl == "reference":
         return RowLosses(*reference_losses(h_ND, w_VD, b_V, y_N, tau))
     how = dtype, scores_for(impl), choice.budget(h_ND.device)
@@ -210,7 +210,7 @@ def summed_loss(
         from reefknot.kernels import ops
 
         return ops.summed_loss(h_ND, w_VD, b_V, y_N, log_prior_NK, dtype, choice)
-    impl = resolve(choice, h_ND.device, dtype, len(h_ND) * len(w_VD))
+    impl = resolve(choice, h_ND.device, dtype)
     if impl == "reference":
         if log_prior_NK is None:
             return reference_nll(h_ND, w_VD, b_V, y_N, "sum")

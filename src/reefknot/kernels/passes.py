@@ -47,7 +47,7 @@ class Classifier:
         if wide(self.w.dtype) == self.w.dtype:
             return self.w.mean(0)
         # Matrix units add up half precision faster than a reduction does.
-        return product(self.w.new_ones(8, len(self.w)), self.w)[0] / len(self.w)
+        return product(self.w.new_ones(8, self.w.shape[0]), self.w)[0] / self.w.shape[0]
 
     def centred(self, mean: Tensor) -> Classifier:
         """The same with the mean taken off the class vectors, where they are rounded to half precision or not rounded
@@ -72,24 +72,24 @@ class Classifier:
 
     def scored(self, rows: slice) -> Tensor:
         """Which of the rows have a target."""
-        return (self.y[rows] >= 0) & (self.y[rows] < len(self.w))
+        return (self.y[rows] >= 0) & (self.y[rows] < self.w.shape[0])
 
-    def blocks(self, group: int = 1, gradients: bool = True) -> Blocks:
-        """Blocks within the budget, for gradients or for losses alone."""
+    def blocks(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> Blocks:
+        """Blocks within the budget, for gradients (so many matrices of them at once) or for losses alone."""
         width = self.h.shape[1]
         copied = self.dtype != self.w.dtype or self.centre is not None
         copy = width * self.dtype.itemsize if copied else 0
         # Beside the gradient of the classes, which must exist, and exists only when the blocks are gone.
         kept = width * (wide(self.w.dtype).itemsize - self.w.dtype.itemsize) if gradients else 0
         costs = Costs(
-            score=self.scores.bytes_per_score(self.dtype, gradients),
-            all_classes=len(self.w) * (copy + kept),
+            score=matrices * self.scores.bytes_per_score(self.dtype, gradients),
+            all_classes=self.w.shape[0] * (copy + kept),
             row=width * 4 if gradients else 0,
             per_class=copy,
             fewest_rows=self.scores.fewest_rows,
             multiple=self.scores.multiple,
         )
-        return plan_blocks(len(self.h), len(self.w), costs, self.budget, group)
+        return plan_blocks(self.h.shape[0], self.w.shape[0], costs, self.budget, group)
 
 
 class Gradients:
@@ -98,12 +98,12 @@ class Gradients:
     def __init__(self, classifier: Classifier, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
         h, w, b = classifier.h, classifier.w, classifier.b
         # Sums over several blocks of rows in half precision would lose digits. A single block is summed in one product.
-        kept = w.dtype if blocks.rows >= len(h) else wide(w.dtype)
+        kept = w.dtype if blocks.rows >= h.shape[0] else wide(w.dtype)
         self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
-        make = torch.empty if len(h) else torch.zeros
+        make = torch.empty if h.shape[0] else torch.zeros
         self.w = make(w.shape, dtype=kept, device=w.device) if needs[1] else None
         biased = needs[2] and b is not None
-        self.b = torch.zeros(len(w), dtype=wide(classifier.dtype), device=w.device) if biased else None
+        self.b = torch.zeros(w.shape[0], dtype=wide(classifier.dtype), device=w.device) if biased else None
         self.classifier = classifier
 
     def add_exponentials(self, rows: slice, h: Tensor, w: Tensor, found: Exponentials, weights: Tensor | None) -> None:
@@ -125,7 +125,7 @@ class Gradients:
         classifier = self.classifier
         h = classifier.rows(rows)
         dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if self.h is not None else None
-        for classes in blocks.over_classes(len(classifier.w)):
+        for classes in blocks.over_classes(classifier.w.shape[0]):
             w, b = classifier.classes(classes)
             y = classifier.y[rows] - classes.start
             g, db = classifier.scores.gradient(h, w, b, y, terms, self.b is not None)
@@ -161,10 +161,10 @@ def losses_with_gradients(
     """One walk over the rows for losses and gradients: weights are known as soon as the losses of `group` rows are."""
     blocks = classifier.blocks(group)
     found = Gradients(classifier, needs, blocks)
-    every = slice(0, len(classifier.w))
-    one_pass = blocks.classes >= len(classifier.w) and classifier.scores.one_pass
+    every = slice(0, classifier.w.shape[0])
+    one_pass = blocks.classes >= classifier.w.shape[0] and classifier.scores.one_pass
     w, b = classifier.classes(every) if one_pass else (classifier.w, classifier.b)
-    for rows in blocks.over_rows(len(classifier.h)):
+    for rows in blocks.over_rows(classifier.h.shape[0]):
         if one_pass:
             h = classifier.rows(rows)
             block = classifier.scores.exponentials(h, w, b, classifier.y[rows])
@@ -185,7 +185,7 @@ def losses(classifier: Classifier, tau: float | None = None) -> tuple[Tensor, Te
         mean = classifier.mean()
         classifier = classifier.centred(mean)
     blocks = classifier.blocks(gradients=False)
-    found = [_losses(classifier, rows, blocks, tau) for rows in blocks.over_rows(len(classifier.h))]
+    found = [_losses(classifier, rows, blocks, tau) for rows in blocks.over_rows(classifier.h.shape[0])]
     nll, lse, lse_tau = (_joined(classifier, [each[part] for each in found]) for part in range(3))
     if tau is None or mean is None:
         return nll, lse, None
@@ -206,7 +206,7 @@ def gradients(classifier: Classifier, terms: RowTerms, needs: tuple[bool, bool, 
             terms = replace(terms, lse=lse - shift)
     blocks = classifier.blocks()
     found = Gradients(classifier, needs, blocks)
-    for rows in blocks.over_rows(len(classifier.h)):
+    for rows in blocks.over_rows(classifier.h.shape[0]):
         found.add_recomputed(rows, terms.of(rows), blocks)
     if terms.plain is not None and terms.target is not None and terms.plain is not terms.target:
         found.add_shift(terms.plain - terms.target)
@@ -220,7 +220,7 @@ def _losses(
     h = classifier.rows(rows)
     found = [
         classifier.scores.normalisers(h, *classifier.classes(classes), tau)
-        for classes in blocks.over_classes(len(classifier.w))
+        for classes in blocks.over_classes(classifier.w.shape[0])
     ]
     lse, lse_tau = added([block for block, _ in found]), added([block for _, block in found])
     assert lse is not None

@@ -98,7 +98,7 @@ class Scores:
     ) -> Tensor:
         """The score of each row's target; where there is none, that of class 0. `w` may come in any type, and with the
         mean that is to be taken off it."""
-        y_N = inside(y_N, len(w_VD))
+        y_N = inside(y_N, w_VD.shape[0])
         own_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
         z_N = (at_least_float32(h_ND) * own_ND.to(h_ND.dtype)).sum(-1)
         return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
@@ -106,10 +106,10 @@ class Scores:
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
         """Losses and gradients of rows against all classes, in one pass. A row without a target has scale zero."""
         logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
-        scored_N = (y_N >= 0) & (y_N < len(w_VD))
-        place_N1 = inside(y_N, len(w_VD))[:, None]
+        scored_N = (y_N >= 0) & (y_N < w_VD.shape[0])
+        place_N1 = inside(y_N, w_VD.shape[0])[:, None]
         nll_N = -logp_NV.gather(1, place_N1)[:, 0]
-        p_NV = logp_NV.exp_().scatter_add_(1, place_N1, nll_N.new_full((len(y_N), 1), -1.0))
+        p_NV = logp_NV.exp_().scatter_add_(1, place_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
         return Exponentials(p_NV.to(h_ND.dtype), nll_N.where(scored_N, 0.0), scored_N.to(nll_N.dtype))
 
     def normalisers(
@@ -137,23 +137,24 @@ class Scores:
         if b_V is not None:
             z_NV += b_V
         g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain[:, None])
-        hit_N = (y_N >= 0) & (y_N < len(w_VD))
-        g_NV.scatter_add_(1, inside(y_N, len(w_VD))[:, None], -terms.target.where(hit_N, 0.0)[:, None].to(g_NV.dtype))
+        hit_N = (y_N >= 0) & (y_N < w_VD.shape[0])
+        g_NV.scatter_add_(
+            1, inside(y_N, w_VD.shape[0])[:, None], -terms.target.where(hit_N, 0.0)[:, None].to(g_NV.dtype)
+        )
         db_V = g_NV.sum(0) if bias_gradient else None
         if tempered_NV is not None:
             g_NV += tempered_NV
         return g_NV.to(h_ND.dtype), db_V
 
-    def soft_gradients(
-        self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms
-    ) -> tuple[Tensor, Tensor]:
-        """Of the softmax of the scores z = h K^T at a temperature: it, less `uniform`, and the gradient of z that its
-        mean of the values V and its negative entropy send, `m` being what arrives at the mean."""
+    def soft_gradients(self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms) -> Tensor:
+        """Of the softmax of the scores z = h K^T at a temperature: N rows of it, less `uniform`, and N rows of the
+        gradient of z that its mean of the values V and its negative entropy send, `m` being what arrives at the mean.
+        """
         logq_NV = self._scores(h_ND, k_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
         sent_NV = product(m_ND, v_VD.T).addcmul_(logq_NV, terms.negentropy[:, None]).sub_(terms.mean[:, None])
         q_NV = logq_NV.exp_()
         sent_NV.mul_(q_NV).div_(terms.tau)
-        return q_NV.sub_(terms.uniform).to(h_ND.dtype), sent_NV.to(h_ND.dtype)
+        return torch.cat([q_NV.sub_(terms.uniform).to(h_ND.dtype), sent_NV.to(h_ND.dtype)])
 
     def scale(self, x: Tensor, factor: Tensor) -> None:
         """x *= factor, where x lies; the factor is not rounded to the type of x."""
@@ -204,7 +205,7 @@ def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None
     """out (+)= g W: the gradient of the rows."""
     whole = _aligned(g_NV)
     add_product(out_ND, g_NV[:, :whole], w_VD[:whole], first)
-    if whole < len(w_VD):
+    if whole < w_VD.shape[0]:
         add_product(out_ND, g_NV[:, whole:], w_VD[whole:], first=False)
 
 
@@ -212,7 +213,7 @@ def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> N
     """out (+)= g^T h: the gradient of the classes."""
     whole = _aligned(g_NV)
     add_product(out_VD[:whole], g_NV[:, :whole].T, h_ND, first)
-    if whole < len(out_VD):
+    if whole < out_VD.shape[0]:
         add_product(out_VD[whole:], g_NV[:, whole:].T, h_ND, first)
 
 

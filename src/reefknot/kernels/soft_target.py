@@ -52,11 +52,13 @@ def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: fl
         from reefknot.kernels import ops
 
         return ops.soft_targets(queries_UD, keys_VD, values, tau, dtype, choice)
-    impl = resolve(choice, queries_UD.device, dtype, len(queries_UD) * len(keys_VD))
+    impl = resolve(choice, queries_UD.device, dtype)
     if impl == "reference":
         logq_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
         q_UV = logq_UV.exp()
-        return SoftTargets((q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC), (q_UV * logq_UV).sum(-1))
+        with torch.autocast(queries_UD.device.type, enabled=False):
+            mean_UC = (q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
+        return SoftTargets(mean_UC, (q_UV * logq_UV).sum(-1))
     how = tau, dtype, scores_for(impl), choice.budget(queries_UD.device)
     return SoftTargets(*_SoftTargets.apply(queries_UD, keys_VD, values, *how))  # type: ignore[no-untyped-call]
 
@@ -111,13 +113,13 @@ class Attention:
             valuing = replace(scoring, w=values)
             self.valuing = valuing.centred(valuing.mean())
         self.tau = tau
-        self.uniform = 1 / len(keys)
+        self.uniform = 1 / keys.shape[0]
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Means, negative entropies, normalisers."""
         scoring = self.scoring
         blocks = scoring.blocks()
-        found = [self._soft_targets(rows, blocks) for rows in blocks.over_rows(len(scoring.h))]
+        found = [self._soft_targets(rows, blocks) for rows in blocks.over_rows(scoring.h.shape[0])]
         if not found:
             nothing = scoring.h.new_zeros(0, dtype=wide(scoring.dtype))
             return nothing.new_zeros(0, self.valuing.w.shape[1]), nothing, nothing.clone()
@@ -131,14 +133,14 @@ class Attention:
         lse = added(
             [
                 scores.normalisers(h, scoring.classes(classes)[0], None, self.tau, plain=False)[1]
-                for classes in blocks.over_classes(len(scoring.w))
+                for classes in blocks.over_classes(scoring.w.shape[0])
             ]
         )
         assert lse is not None
         keys_m = h.new_empty(h.shape, dtype=wide(h.dtype))
         apart = self.valuing is not self.scoring
-        values_m = keys_m.new_empty(len(h), self.valuing.w.shape[1]) if apart else keys_m
-        for classes in blocks.over_classes(len(scoring.w)):
+        values_m = keys_m.new_empty(h.shape[0], self.valuing.w.shape[1]) if apart else keys_m
+        for classes in blocks.over_classes(scoring.w.shape[0]):
             w, _ = scoring.classes(classes)
             q, _ = scores.gradient(h, w, None, scoring.y[rows], self._terms(lse), bias_gradient=False)
             add_to_rows(keys_m, q, w, first=classes.start == 0)
@@ -155,23 +157,29 @@ class Attention:
         """Gradients of queries, keys and values; where keys and values are one tensor, both are the keys'. From what
         `forward` made, and the gradients of the first two of it."""
         (mean, negentropy, lse), (g_mean, g_negentropy) = made, g
-        expected = (g_mean * mean).sum(-1) + g_negentropy * negentropy
+        whole_mean = mean if self.valuing.centre is not None else mean + self.valuing.mean()
+        expected = (g_mean * whole_mean).sum(-1) + g_negentropy * negentropy
         terms = SoftTerms(lse, g_negentropy, expected, self.tau, self.uniform)
         scoring = self.scoring
-        blocks = scoring.blocks()
+        to_scores = needs[0] or needs[1]
+        blocks = scoring.blocks(matrices=2 if to_scores else 1)
         dq = torch.empty_like(scoring.h, memory_format=torch.contiguous_format) if needs[0] else None
-        dk = _zeros(scoring.w) if needs[1] else None
-        dv = dk if self.given is None else _zeros(self.given) if needs[2] else None
-        for rows in blocks.over_rows(len(scoring.h)):
+        dk = self._room(scoring.w, blocks) if needs[1] else None
+        dv = self._room(self.given, blocks) if self.given is not None and needs[2] else None
+        for rows in blocks.over_rows(scoring.h.shape[0]):
             h, m = scoring.rows(rows), g_mean[rows].to(scoring.dtype).contiguous()
             dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if dq is not None else None
-            for classes in blocks.over_classes(len(scoring.w)):
+            for classes in blocks.over_classes(scoring.w.shape[0]):
                 w, _ = scoring.classes(classes)
-                q, sent = self._sent(h, m, w, classes, terms.of(rows), to_scores=needs[0] or needs[1])
+                q, sent = self._block(h, m, w, classes, terms.of(rows), to_scores)
+                first = rows.start == 0
+                if dk is not None and self.given is None:
+                    # Softmax and gradient lie one below the other, so what both send is one product.
+                    add_to_classes(dk[classes], q, torch.cat([m, h]), first)
+                elif dk is not None and sent is not None:
+                    add_to_classes(dk[classes], sent, h, first)
                 if dv is not None:
-                    add_to_classes(dv[classes], q, m, first=False)
-                if dk is not None and sent is not None:
-                    add_to_classes(dk[classes], sent, h, first=False)
+                    add_to_classes(dv[classes], q[: h.shape[0]], m, first)
                 if dh is not None and sent is not None:
                     add_to_rows(dh, sent, w, first=classes.start == 0)
                 del q, sent
@@ -180,16 +188,23 @@ class Attention:
         dk = None if dk is None else dk.to(scoring.w.dtype)
         return dq, dk, None if self.given is None or dv is None else dv.to(self.given.dtype)
 
-    def _sent(
+    def _block(
         self, h: Tensor, m: Tensor, w: Tensor, classes: slice, terms: SoftTerms, to_scores: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The softmax of a block, and the gradient of its scores where anybody asks for it."""
+        """The softmax of a block; where anybody asks for it, with the gradient of its scores below and by itself."""
         if to_scores:
             values = w if self.valuing is self.scoring else self.valuing.classes(classes)[0]
-            return self.scoring.scores.soft_gradients(h, m, w, values, terms)
-        nobody = self.scoring.y[: len(h)]
+            both = self.scoring.scores.soft_gradients(h, m, w, values, terms)
+            return both, both[h.shape[0] :]
+        nobody = self.scoring.y[: h.shape[0]]
         q, _ = self.scoring.scores.gradient(h, w, None, nobody, self._terms(terms.lse_tau), bias_gradient=False)
         return q, None
+
+    def _room(self, x: Tensor, blocks: Blocks) -> Tensor:
+        """For a gradient that is summed over blocks of rows, which half precision cannot do."""
+        alone = blocks.rows >= self.scoring.h.shape[0]
+        make = torch.empty if self.scoring.h.shape[0] else torch.zeros
+        return make(x.shape, dtype=x.dtype if alone else wide(x.dtype), device=x.device)
 
     def _terms(self, lse: Tensor) -> RowTerms:
         return RowTerms(lse_tau=lse, tempered=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)
@@ -199,7 +214,3 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are one place in memory, though autograd knows them apart."""
     alike = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
     return alike and one.data_ptr() == other.data_ptr()
-
-
-def _zeros(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=wide(x.dtype), device=x.device)

@@ -69,7 +69,7 @@ class _Tiles:
     ) -> None:
         """A kernel over all tiles: it reads matrices of rows and of classes, in pairs, and writes rows by classes."""
         h_ND, w_VD = rows[0], classes[0]
-        tiles = triton.cdiv(len(h_ND), self.BN) * triton.cdiv(len(w_VD), self.BV)
+        tiles = triton.cdiv(h_ND.shape[0], self.BN) * triton.cdiv(w_VD.shape[0], self.BV)
         programs = min(tiles, _multiprocessors(h_ND.device) * (1 if self.TMA else 2))
         boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
         matrices: list[Any] = [*chain(*zip(rows, classes, strict=True)), *out]
@@ -97,10 +97,10 @@ class TritonScores(Scores):
     def target_scores(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
     ) -> Tensor:
-        out_N = h_ND.new_empty(len(h_ND), dtype=torch.float32)
+        out_N = h_ND.new_empty(h_ND.shape[0], dtype=torch.float32)
         width = h_ND.shape[1]
-        target_scores_kernel[(len(h_ND),)](
-            *(h_ND, w_VD.contiguous(), _side_by_side(b_V), y_N.contiguous(), centre_D, out_N, len(w_VD)),
+        target_scores_kernel[(h_ND.shape[0],)](
+            *(h_ND, w_VD.contiguous(), _side_by_side(b_V), y_N.contiguous(), centre_D, out_N, w_VD.shape[0]),
             D=width,
             BD=min(triton.next_power_of_2(width), 1024),
             BIAS=b_V is not None,
@@ -111,7 +111,7 @@ class TritonScores(Scores):
 
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
         tiles = _Tiles.choose(h_ND)
-        rows, classes, width = len(h_ND), len(w_VD), h_ND.shape[1]
+        rows, classes, width = h_ND.shape[0], w_VD.shape[0], h_ND.shape[1]
         across = triton.cdiv(classes, tiles.BV)
         b_V, y_N = _side_by_side(b_V), y_N.contiguous()
         offset_N = self.target_scores(h_ND, w_VD, b_V, y_N)
@@ -149,7 +149,7 @@ class TritonScores(Scores):
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
         tiles = _Tiles.choose(h_ND)
-        rows, classes = len(h_ND), len(w_VD)
+        rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         lse_NT, lse_tau_NT = (
             h_ND.new_empty(rows, across, dtype=torch.float32) if asked else None for asked in (plain, tau is not None)
@@ -172,7 +172,7 @@ class TritonScores(Scores):
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         tiles = _Tiles.choose(h_ND)
-        rows, classes = len(h_ND), len(w_VD)
+        rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         out_NV, stride = _matrix(h_ND, classes)
         sums_RV = h_ND.new_empty(triton.cdiv(rows, tiles.BN), classes, dtype=torch.float32) if bias_gradient else None
@@ -194,33 +194,31 @@ class TritonScores(Scores):
         )
         return out_NV, None if sums_RV is None else sums_RV.sum(0)
 
-    def soft_gradients(
-        self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms
-    ) -> tuple[Tensor, Tensor]:
-        rows, classes = len(h_ND), len(k_VD)
-        (q_NV, stride), (sent_NV, _) = _matrix(h_ND, classes), _matrix(h_ND, classes)
+    def soft_gradients(self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms) -> Tensor:
+        rows, classes = h_ND.shape[0], k_VD.shape[0]
+        out_RV, stride = _matrix(h_ND, classes, rows=2 * rows)
         tiles = min(map(_Tiles.choose, (h_ND, m_ND)), key=lambda each: each.TMA)
         if tiles.BV > 128:  # two accumulators and another operand: smaller tiles, fewer of them on the way
             tiles = replace(tiles, BV=128, stages=3)
         tiles.launch(
             soft_gradients_kernel,
-            *([h_ND, m_ND], [k_VD, v_VD], [q_NV, sent_NV]),
+            *([h_ND, m_ND], [k_VD, v_VD], [out_RV[:rows], out_RV[rows:]]),
             *map(_row, (terms.lse_tau, terms.negentropy, terms.mean)),
             *(rows, classes, triton.cdiv(classes, tiles.BV), stride, 1.0 / terms.tau, terms.uniform),
             M=m_ND.shape[1],
             ONE_TABLE=k_VD.data_ptr() == v_VD.data_ptr(),
             DTYPE=_TYPES[h_ND.dtype],
         )
-        return q_NV, sent_NV
+        return out_RV
 
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-def _matrix(h_ND: Tensor, classes: int) -> tuple[Tensor, int]:
+def _matrix(h_ND: Tensor, classes: int, rows: int | None = None) -> tuple[Tensor, int]:
     """Room for a block of scores; its rows begin where the copy engine and the matrix units like them to."""
     stride = triton.cdiv(classes, 64) * 64
-    return h_ND.new_empty(len(h_ND), stride)[:, :classes], stride
+    return h_ND.new_empty(rows or h_ND.shape[0], stride)[:, :classes], stride
 
 
 def _side_by_side(x: Tensor | None) -> Tensor | None:

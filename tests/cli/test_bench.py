@@ -22,7 +22,7 @@ def test_a_table_and_a_record(cli: Cli, tmp_path: Path) -> None:
     assert "TFLOP/s in large products" in outcome.out.splitlines()[0]
     assert "plain, N = 16, D = 8, V = 50: floor" in outcome.out
     assert "eager torch" in outcome.out
-    assert "CCE, CCE exact: not installed" in outcome.out
+    assert "CCE, CCE, unfiltered: not installed" in outcome.out
     assert "  reefknot, chunked" in outcome.err
     record = json.loads(path.read_text())
     assert record["machine"]["matrix_tflops"] > 0

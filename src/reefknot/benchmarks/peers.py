@@ -14,6 +14,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -74,7 +75,7 @@ def peers(end: str) -> list[Peer]:
         found.append(Peer("torch", "F.linear_cross_entropy", partial(_composed, _torch_fused)))
         found.append(Peer("liger", "Liger", partial(_composed, _liger_fused)))
         found.append(Peer("cce", "CCE", partial(_composed, _cce_fused)))
-        found.append(Peer("cce", "CCE exact", partial(_composed, partial(_cce_fused, filter_eps=None))))
+        found.append(Peer("cce", "CCE, unfiltered", partial(_composed, partial(_cce_fused, filter_eps=None))))
     return found
 
 
@@ -131,7 +132,12 @@ def _liger_fused() -> Fused:
 
 
 def _cce_fused(filter_eps: str | None = "high") -> Fused:
-    return partial(_package("cce", "").linear_cross_entropy, filter_eps=filter_eps)
+    loss = _package("cce", "").linear_cross_entropy
+    # Newer releases can add gradients up in float32; unfiltered, that is the exact one.
+    wide = [
+        name for name in ("accum_e_fp32", "accum_c_fp32") if filter_eps is None and name in signature(loss).parameters
+    ]
+    return partial(loss, filter_eps=filter_eps, **dict.fromkeys(wide, True))
 
 
 def _liger_augmented(problem: Problem) -> Loss:

@@ -54,11 +54,12 @@ def linear_cross_entropy(
         label_smoothing: share of the target's probability that is spread over all classes.
         z_loss: weight of the squared log-normaliser that is added to the loss.
         ignore_index: targets with this value cost nothing and send no gradient.
-        check_targets: refuse targets that are no class. On a GPU this waits for the device; without it such a target
-            makes the loss not a number.
+        check_targets: refuse targets that are no class. On a GPU this waits for the device; without it, and in a graph
+            that is compiled or captured, such a target makes the loss not a number.
         impl: `reference`, `chunked`, `triton` or `auto`; left out, what `using` says.
         memory: MiB of working memory beside inputs and gradients; less is leaner, more is faster.
     """
+    check_targets = check_targets and not _unseen(targets)
     y_N = _checked(hidden, weight, targets, bias, reduction, label_smoothing, ignore_index, check_targets)
     h_ND = hidden.reshape(-1, hidden.shape[-1])
     if not check_targets:
@@ -137,7 +138,7 @@ def _checked(
     y_N = targets.reshape(-1).long()
     if ignore_index != IGNORE:
         y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
-    if check_targets and y_N.shape[0] and not (y_N.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if check_targets and y_N.shape[0]:
         outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= weight.shape[0]))
         if bool(outside_N.any()):
             row = int(outside_N.nonzero()[0])
@@ -146,6 +147,13 @@ def _checked(
                 f"counted from 0; rows to leave out have ignore_index = {ignore_index}"
             )
     return y_N
+
+
+def _unseen(targets: Tensor) -> bool:
+    """Whether nobody can look at the targets now: they come when the graph that is being made runs."""
+    if torch.compiler.is_compiling():
+        return True
+    return targets.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class RowLosses(NamedTuple):

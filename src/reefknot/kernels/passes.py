@@ -162,7 +162,7 @@ def losses_with_gradients(
     blocks = classifier.blocks(group)
     found = Gradients(classifier, needs, blocks)
     every = slice(0, classifier.w.shape[0])
-    one_pass = blocks.classes >= classifier.w.shape[0] and classifier.scores.one_pass
+    one_pass = blocks.classes >= classifier.w.shape[0]
     w, b = classifier.classes(every) if one_pass else (classifier.w, classifier.b)
     for rows in blocks.over_rows(classifier.h.shape[0]):
         if one_pass:

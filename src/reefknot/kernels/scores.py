@@ -83,8 +83,6 @@ class Scores:
     is nobody's.
     """
 
-    one_pass = True
-    """Whether `exponentials` is at hand in the type that products are made in."""
     fewest_rows = 64
     """See `Costs`."""
     multiple = 8

@@ -85,7 +85,7 @@ class _Tiles:
 
 
 class TritonScores(Scores):
-    """Blocks of scores h W^T + b by the kernels above."""
+    """Blocks of scores h W^T + b by triton's kernels."""
 
     fewest_rows = 512
     multiple = 128
@@ -206,13 +206,13 @@ class TritonScores(Scores):
             *map(_row, (terms.lse_tau, terms.negentropy, terms.mean)),
             *(rows, classes, triton.cdiv(classes, tiles.BV), stride, 1.0 / terms.tau, terms.uniform),
             M=m_ND.shape[1],
-            ONE_TABLE=k_VD.data_ptr() == v_VD.data_ptr(),
+            ONE_TABLE=k_VD is v_VD,
             DTYPE=_TYPES[h_ND.dtype],
         )
         return out_RV
 
 
-_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 def _matrix(h_ND: Tensor, classes: int, rows: int | None = None) -> tuple[Tensor, int]:

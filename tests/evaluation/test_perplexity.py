@@ -63,7 +63,7 @@ def test_memory_bound_changes_nothing(opened: Open, model_for: Build, monkeypatc
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     reference = score(model, dataset.splits["test"], dataset.vocabulary)
-    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 1)
     assert abs(score(model, dataset.splits["test"], dataset.vocabulary).mean - reference.mean) < 1e-6
 
 
@@ -263,7 +263,7 @@ def test_a_window_is_reckoned_by_rows_of_scores(
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     model.output.rows_per_token = rows
-    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 20 * len(dataset.vocabulary))
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 20)
     widths: list[int] = []
     own = model.target_log_probs
     monkeypatch.setattr(model, "target_log_probs", lambda x, *rest: widths.append(x.shape[1]) or own(x, *rest))

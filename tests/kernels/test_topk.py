@@ -27,6 +27,18 @@ def test_the_best_classes_and_their_log_probabilities(memory: float, bias: bool,
     torch.testing.assert_close(logp_NK, expected.values[:, :k].detach(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("memory", MEMORY)
+def test_the_best_classes_of_a_mixture(memory: float) -> None:
+    p = problem(60, 25, 257)
+    log_prior_NK = torch.randn(20, 3, dtype=p.h.dtype).log_softmax(-1)
+    logp_NKV = torch.nn.functional.linear(p.h, p.w, p.b).log_softmax(-1).view(20, 3, 257)
+    expected = torch.logsumexp(log_prior_NK[..., None] + logp_NKV, dim=1).sort(descending=True)
+    with using(memory=memory), torch.no_grad():
+        found_NK, ids_NK = linear_topk(p.h, p.w, p.b, 9, log_prior_NK)
+    assert torch.equal(ids_NK, expected.indices[:, :9])
+    torch.testing.assert_close(found_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
+
+
 def test_no_rows_have_no_best() -> None:
     logp_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), None, 5)
     assert logp_NK.shape == ids_NK.shape == (0, 5)

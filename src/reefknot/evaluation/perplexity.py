@@ -21,8 +21,8 @@ from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
 
-LOGITS_AT_ONCE = 2**25
-"""Scores computed in one window, all streams together: bounds the memory, never the result."""
+ROWS_AT_ONCE = 8192
+"""Rows that the output end scores in one window, all streams together: bounds the memory, never the result."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ def score(
         raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
     streams = min(streams, len(targets))
     x_BT, y_BT = _fold(context, streams, 0), _fold(targets, streams, IGNORE)
-    scores = len(vocabulary) * model.output.rows_per_token
-    window = window or max(1, min(1024, LOGITS_AT_ONCE // (scores * streams)))
+    window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * streams)))
     device = next(model.parameters()).device
     pieces = []
     state = model.initial_state(streams)

@@ -23,7 +23,8 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.autograd import mixed
 from reefknot.kernels.linear_cross_entropy import summed_loss
 from reefknot.kernels.scores import at_least_float32
-from reefknot.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.kernels.topk import linear_topk
+from reefknot.outputs.contract import LossPart, Plan
 from reefknot.outputs.labels.contract import NestedLabels
 from reefknot.outputs.softmax import Softmax
 from reefknot.settings import Dim, Layers, Probability, check_rates
@@ -81,8 +82,10 @@ class MixtureOfSoftmaxes(Softmax):
         return -mixed(self._log_prior(h_ND), -logp_R.view(y_NK.shape), y_N)
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        # The best classes of a mixture need not be among the best of any expert: all are looked at.
-        return OutputEnd.topk(self, h_ND, k)
+        self.check_k(k)
+        labels = self.labels
+        context_RD = labels.context(self._latents(h_ND).flatten(0, 1))
+        return linear_topk(context_RD, labels.weight(), labels.bias, k, self._log_prior(h_ND))
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """An expert from the prior, then a class from its softmax: N x V numbers, not N x K x V."""

@@ -10,7 +10,9 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.errors import ArgumentError
+from reefknot.kernels.scores import IGNORE
+from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.contract import OutputEnd, Plan
 
 from .combinations import VOCABULARY, Case
@@ -177,6 +179,20 @@ def test_bf16_autocast_rounds_all_log_probs_alike(end_case: Case) -> None:
     assert found_N.dtype == logp_NV.dtype == torch.float32
     torch.testing.assert_close(logp_NV.exp().sum(-1), torch.ones(len(TARGETS)))
     torch.testing.assert_close(found_N, gathered(logp_NV))
+
+
+def test_a_target_that_is_no_class_is_refused(end_case: Case) -> None:
+    """Where the host sees it; scored all the same it is not a number, never a loss of nothing."""
+    output = output_of(end_case)
+    for wrong in (output.vocab_size, -1):
+        y_N = TARGETS.clone()
+        y_N[0] = wrong
+        with pytest.raises(ArgumentError, match=f"target {wrong} is no class: there are {output.vocab_size}"):
+            output.prepare(y_N)
+        try:
+            assert output.target_log_probs(hidden(output), y_N)[0].isnan()
+        except ArgumentError:
+            assert isinstance(output, AdaptiveSoftmax)  # which has to sort the targets first
 
 
 def test_loss_compiles(end_case: Case) -> None:

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
-
-SMALLEST_CLASSES = 256
+from reefknot.kernels.blocks import LEAST_CLASSES, Blocks, Costs, plan_blocks
 
 
 @st.composite
@@ -23,25 +21,23 @@ def plans(draw: st.DrawFn) -> tuple[int, int, Costs, int, int]:
     copied = draw(st.booleans())
     costs = Costs(
         score=draw(st.sampled_from([0.1, 2.0, 12.0])),
-        all_classes=classes * width * 2 * copied,
-        row=4 * width,
-        per_class=2 * width * copied,
+        row=8 * width,
+        one_class=2 * width * copied,
+        accumulator=2 * width * classes * draw(st.booleans()),
         fewest_rows=draw(st.sampled_from([64, 512])),
         multiple=draw(st.sampled_from([8, 128])),
     )
     return rows, classes, costs, draw(st.integers(0, 2**34)), group
 
 
-def bytes_of(blocks: Blocks, classes: int, costs: Costs) -> float:
+def bytes_of(blocks: Blocks, rows: int, costs: Costs) -> float:
     """What one block takes, by the definitions of the costs."""
-    scores = costs.score * blocks.rows * blocks.classes
-    if blocks.classes >= classes:
-        return scores + costs.all_classes
-    return scores + costs.row * blocks.rows + costs.per_class * blocks.classes
+    scores, copies = costs.score * blocks.rows * blocks.classes, costs.one_class * blocks.classes
+    return scores + copies + costs.row * blocks.rows + (costs.accumulator if blocks.rows < rows else 0)
 
 
 def smallest(blocks: Blocks, costs: Costs, group: int) -> bool:
-    return blocks.rows <= max(costs.fewest_rows, group) and blocks.classes <= SMALLEST_CLASSES
+    return blocks.rows <= max(costs.fewest_rows, group) and blocks.classes <= LEAST_CLASSES
 
 
 @given(plans())
@@ -58,9 +54,9 @@ def test_every_score_is_in_one_block(plan: tuple[int, int, Costs, int, int]) -> 
 
 @given(plans())
 def test_blocks_stay_within_the_budget(plan: tuple[int, int, Costs, int, int]) -> None:
-    _, classes, costs, budget, group = plan
+    rows, _, costs, budget, group = plan
     blocks = plan_blocks(*plan)
-    assert bytes_of(blocks, classes, costs) <= budget or smallest(blocks, costs, group)
+    assert bytes_of(blocks, rows, costs) <= budget or smallest(blocks, costs, group)
 
 
 @given(plans())
@@ -74,22 +70,24 @@ def test_groups_stay_together(plan: tuple[int, int, Costs, int, int]) -> None:
 def test_one_pass_is_taken_where_enough_rows_fit(plan: tuple[int, int, Costs, int, int]) -> None:
     rows, classes, costs, _, group = plan
     enough = min(rows, max(costs.fewest_rows, group))
-    budget = int(costs.all_classes + costs.score * classes * enough) + 1
+    budget = int(bytes_of(Blocks(enough, classes), rows, costs)) + 1
     blocks = plan_blocks(rows, classes, costs, budget, group)
     assert blocks.classes == classes
-    assert bytes_of(blocks, classes, costs) <= budget
+    assert bytes_of(blocks, rows, costs) <= budget
 
 
 @given(plans(), st.integers(0, 2**34))
 def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, Costs, int, int], more: int) -> None:
+    """Except where fewer rows cost an accumulator, which only more memory pays for."""
     rows, classes, costs, budget, group = plan
-    less_blocks, more_blocks = plan_blocks(*plan), plan_blocks(rows, classes, costs, budget + more, group)
-    if less_blocks.classes < classes and more_blocks.classes < classes:
-        # Rows first: what they need is read once per block of them.
-        assert (more_blocks.rows, more_blocks.classes) >= (less_blocks.rows, less_blocks.classes)
-    elif bytes_of(replace(less_blocks, rows=min(rows, max(costs.fewest_rows, group))), classes, costs) <= budget:
+    costs = replace(costs, accumulator=0)
+    less_blocks, more_blocks = (plan_blocks(rows, classes, costs, each, group) for each in (budget, budget + more))
+    if less_blocks.classes == classes:
         assert more_blocks.classes == classes
         assert more_blocks.rows >= less_blocks.rows
+    elif more_blocks.classes < classes:
+        # Rows first: what they need is read once per block of them.
+        assert (more_blocks.rows, more_blocks.classes) >= (less_blocks.rows, less_blocks.classes)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import reefknot
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError
 from reefknot.kernels import choice
 from reefknot.kernels.choice import Choice, current, resolve, using
 
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 LOSS = """
 import sys
 import torch
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
 
@@ -60,7 +61,7 @@ ASKED_FOR = """
 try:
     with using("triton"):
         summed_loss(hidden, weight, None, targets)
-except SettingsError as error:
+except ArgumentError as error:
     print(error)
 """
 
@@ -106,7 +107,7 @@ def test_an_exception_restores_too() -> None:
 
 @pytest.mark.parametrize("impl", ["fast", "", "Triton", None])
 def test_an_unknown_implementation(impl: Any) -> None:
-    with pytest.raises(SettingsError, match="reference, chunked, triton") as error, using(impl):
+    with pytest.raises(ArgumentError, match="reference, chunked, triton") as error, using(impl):
         pass
     assert "\n" not in str(error.value)
     assert current() == Choice()
@@ -114,7 +115,7 @@ def test_an_unknown_implementation(impl: Any) -> None:
 
 @pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
 def test_no_memory_at_all(memory: float) -> None:
-    with pytest.raises(SettingsError, match="MiB above 0"), using(memory=memory):
+    with pytest.raises(ArgumentError, match="MiB above 0"), using(memory=memory):
         pass
 
 
@@ -181,3 +182,16 @@ def test_triton_is_refused_on_a_cpu() -> None:
     pytest.importorskip("triton")
     said = run(LOSS + ASKED_FOR)
     assert said == "impl = 'triton' runs on CUDA devices, not on cpu; use impl = 'auto'\n"
+
+
+def asked_with(name: str, value: str) -> subprocess.CompletedProcess[str]:
+    """A fresh process that tells its choice, with something in its environment."""
+    command = [sys.executable, "-c", "from reefknot.kernels.choice import current; print(current())"]
+    return subprocess.run(command, env=os.environ | {name: value}, capture_output=True, text=True, check=False)
+
+
+def test_the_environment_chooses_for_programs_that_nobody_edits() -> None:
+    assert asked_with("REEFKNOT_KERNELS", "reference").stdout == "Choice(impl='reference', memory=None)\n"
+    assert asked_with("REEFKNOT_KERNEL_MEMORY", "48").stdout == "Choice(impl='auto', memory=48.0)\n"
+    for name, value in (("REEFKNOT_KERNELS", "cuda"), ("REEFKNOT_KERNEL_MEMORY", "much")):
+        assert "ArgumentError: REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: " in asked_with(name, value).stderr

@@ -28,6 +28,8 @@ from .dense import IGNORE, Problem, dense_losses, furthest, off, problem
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from reefknot.kernels.triton_scores import TritonScores
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 ONE_PASS, TWO_PASSES = 64.0, 1e-6
@@ -153,6 +155,52 @@ def test_extreme_scores(memory: float) -> None:
 
 @anywhere
 @budgets
+def test_classes_that_are_ruled_out(memory: float) -> None:
+    """A whole tile of biases of minus infinity: nothing of it may be subtracted from itself."""
+    exact = problem(7, 12, 300).to(torch.float32).to(torch.float64)
+    assert exact.b is not None
+    ruled_out_V = exact.b.detach().clone()
+    ruled_out_V[32:128] = -torch.inf
+    allowed_N = exact.y.where((exact.y < 32) | (exact.y >= 128), 5)
+    exact = Problem(exact.h, exact.w, ruled_out_V.requires_grad_(), allowed_N)
+    losses = dense_losses(exact)[:2]
+    p = exact.to(torch.float32, DEVICE)
+    with using("triton", memory):
+        found = row_losses(p.h, p.w, p.b, p.y)[:2]
+        assert furthest(found, losses) < 2e-6
+        assert furthest(p.gradients(summed(p)), exact.gradients(losses[0].sum())) < 4e-6
+
+
+@anywhere
+def test_several_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows at once than a GPU would be given: the second block adds to what the first has written."""
+    monkeypatch.setattr(TritonScores, "fewest_rows", 8)
+    monkeypatch.setattr(TritonScores, "multiple", 8)
+    exact = problem(33, 12, 300).to(torch.float32).to(torch.float64)
+    rows = exact.gradients(weighed(dense_losses(exact, 5.0)))
+    sums = exact.gradients(dense_losses(exact)[0].sum())
+    p = exact.to(torch.float32, DEVICE)
+    for memory in (0.02, TWO_PASSES):
+        budget = int(memory * 2**20)
+        assert Classifier(p.h, p.w, p.b, p.y, torch.float32, TritonScores(), budget).blocks().rows < 33
+        with using("triton", memory):
+            found = row_losses(p.h, p.w, p.b, p.y, 5.0)
+            assert furthest(p.gradients(weighed(found)), rows) < 4e-6
+            assert furthest(p.gradients(summed(p)), sums) < 4e-6
+
+
+@anywhere
+@budgets
+def test_a_target_that_is_no_class_is_not_a_number(memory: float) -> None:
+    p = problem(5, 12, 300, ignored=False).to(torch.float32, DEVICE)
+    y_N = torch.tensor([3, 300, IGNORE, -1, 299], device=DEVICE)
+    with using("triton", memory):
+        assert row_losses(p.h, p.w, p.b, y_N).nll.isnan().tolist() == [False, True, False, True, False]
+        assert summed_loss(p.h, p.w, p.b, y_N).isnan()
+
+
+@anywhere
+@budgets
 def test_ignored_rows_send_nothing(memory: float) -> None:
     p = problem(7, 12, 300).to(torch.float32, DEVICE)
     nobody = Problem(p.h, p.w, p.b, torch.full_like(p.y, IGNORE))
@@ -235,6 +283,8 @@ def test_bfloat16_on_a_gpu(shape: tuple[int, int, int], bias: bool) -> None:
             assert off(found[0], loss) < 1e-3, memory
             first, second = (p.gradients(each) for each in found)
             assert furthest(first, gradients) < 1e-2, memory
+            # Of an odd number the last few classes have a product of their own, which the norm of all would not miss.
+            assert off(first[1][-7:], gradients[1][-7:]) < 2e-2, memory
             assert torch.equal(found[0], found[1])
             assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), memory
             rows = row_losses(p.h, p.w, p.b, p.y).nll.sum()
@@ -244,8 +294,6 @@ def test_bfloat16_on_a_gpu(shape: tuple[int, int, int], bias: bool) -> None:
 
 @on_a_gpu
 def test_the_budgets_above_make_one_pass_and_two() -> None:
-    from reefknot.kernels.triton_scores import TritonScores
-
     p = problem(1400, 400, 33_278).to(torch.bfloat16, DEVICE)
     whole = [
         Classifier(p.h, p.w, p.b, p.y, torch.bfloat16, TritonScores(), memory * 2**20).blocks().classes == 33_278

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.kernels import linear_cross_entropy
-from reefknot.kernels.choice import Choice, Impl, current, resolve
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.drill import Drill
@@ -34,7 +31,6 @@ Update = Callable[..., tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]
 @pytest.fixture
 def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
     """Makes exactly one update: an epoch of one window. Returns the model before and after it, and the metrics."""
-    numbers = itertools.count()
 
     def run(*overrides: str, uniform: float = 0.5) -> tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]:
         fixed = ("encoder.dropout=0.0", f"init.uniform={uniform}", "training.epochs=1", f"training.steps={STEPS}")
@@ -43,7 +39,7 @@ def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
         torch.manual_seed(1)
         before = build_model(experiment, VOCABULARY)
         after = copy.deepcopy(before)
-        with RunFolder.open_for_training(tmp_path / f"run{next(numbers)}", {}) as folder:
+        with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
             Trainer(after, Streams(IDS, BATCH, STEPS), lambda: 1.0, experiment.training, folder).train()
             return before, after, folder.metrics.read()
 
@@ -193,20 +189,3 @@ def test_a_tied_table_is_drawn_once(update: Update) -> None:
     drawn = [torch.empty_like(parameter).uniform_(-0.2, 0.2) for parameter in model.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), drawn, strict=True))
     assert sum(parameter.shape == (VOCABULARY, 8) for parameter in model.parameters()) == 1
-
-
-def test_the_recipe_chooses_what_computes_the_losses(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And how much memory it may work in; afterwards all is as it was."""
-    seen = []
-
-    def spying(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
-        seen.append(choice)
-        return resolve(choice, device, dtype)
-
-    monkeypatch.setattr(linear_cross_entropy, "resolve", spying)
-    _, blocks, _ = update("training.kernels=chunked", "training.kernel_memory=0.001")
-    _, whole, _ = update("training.kernels=reference")
-    assert set(seen) == {Choice("chunked", 0.001), Choice("reference")}
-    assert current() == Choice()
-    for one, other in zip(blocks.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(one, other)

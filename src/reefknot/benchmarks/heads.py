@@ -35,7 +35,7 @@ from reefknot.benchmarks.problems import Problem, Shape, make_problem
 from reefknot.errors import ResourceError
 
 FAMILIES = ("reefknot", "eager", "compile", "torch", *PACKAGES)
-LEAN = 256.0
+LEAN = {"cuda": 256.0, "cpu": 32.0}
 """MiB of working memory of our lean row, where no budgets are named."""
 VOCABULARIES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 OUT_OF_MEMORY = "out of memory"
@@ -98,7 +98,7 @@ class Bench:
     families: Sequence[str] = FAMILIES
     weights: str | None = None
     """The type of all weights; on a GPU, where nothing is said, bfloat16 and one row of ours with float32."""
-    memory: Sequence[float] = (LEAN,)
+    memory: Sequence[float] = ()
     """MiB of working memory: one row of ours for each."""
     seconds: float = 2.0
     """Of timing per competitor."""

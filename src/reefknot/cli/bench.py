@@ -39,7 +39,7 @@ def bench(
     """Measure output ends against other implementations: time, memory, gradient error. Options can be repeated."""
     from rich.console import Console
 
-    from reefknot.benchmarks.heads import FAMILIES, LEAN, Bench, cases, facts, measure_all
+    from reefknot.benchmarks.heads import FAMILIES, LEAN, SWEPT, Bench, cases, facts, measure_all
     from reefknot.benchmarks.measure import matrix_rate
     from reefknot.benchmarks.problems import ENDS, Shape
     from reefknot.durable import write_json
@@ -56,12 +56,15 @@ def bench(
             raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
     if vocabulary and shape:
         raise SettingsError("--vocabulary chooses its own shapes; leave out --shape")
-    if json is not None and not json.resolve().parent.is_dir():
-        raise SettingsError(f"--json {json}: there is no folder {json.resolve().parent}")
+    if vocabulary:
+        _check_names("--vocabulary --end", end or [], SWEPT)
+    if json is not None and (json.is_dir() or not json.resolve().parent.is_dir()):
+        fault = "is a folder; name a file" if json.is_dir() else f"there is no folder {json.resolve().parent}"
+        raise SettingsError(f"--json {json}: {fault}")
     place = choose_device(device)
     if place == "cpu" and (weights == "bfloat16" or graph):
         raise SettingsError(f"--{'graph' if graph else 'weights bfloat16'} needs a GPU; torch sees none here")
-    setup = Bench(place, competitor or FAMILIES, weights, memory or (LEAN,), seconds, graph)
+    setup = Bench(place, competitor or FAMILIES, weights, memory or (LEAN[place],), seconds, graph)
     chosen = cases(place, end or (), [Shape.read(text) for text in shape or ()], vocabulary)
     environment = capture()
     rate = matrix_rate(place, setup.dtype)
@@ -70,6 +73,8 @@ def bench(
     console.print(_headline(machine), highlight=False, soft_wrap=True)
     rows = []
     for found in measure_all(setup, rate, chosen, lambda line: typer.echo(line, err=True)):
+        if not found:
+            continue  # nobody of those asked for has this end
         _print_case(found, console, graph)
         rows += [row.record() for row in found]
         if json is not None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from reefknot.errors import ArgumentError
 from reefknot.kernels.passes import Classifier, gradients, losses, losses_with_gradients
 from reefknot.kernels.scores import IGNORE, RowTerms, Scores, wide
 
@@ -40,8 +40,8 @@ class RowLossesFunction(torch.autograd.Function):
         return nll, lse, lse_tau
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *sent: Tensor | None) -> tuple[Any, ...]:
+        refuse_second_derivatives()
         h, w, b, y, lse, lse_tau = ctx.saved_tensors
         classifier = Classifier(h, w, b, y, *ctx.how)
         found = row_gradients(classifier, lse, lse_tau, ctx.tau, sent, ctx.needs_input_grad[:3])
@@ -64,7 +64,7 @@ def row_gradients(
     if g_tau is not None and tau is not None:
         terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / classifier.w.shape[0])
     with torch.autocast(lse.device.type, enabled=False):
-        return gradients(classifier, terms, (needs[0], needs[1], needs[2])).finished()
+        return gradients(classifier, terms, (needs[0], needs[1], needs[2]), tau).finished()
 
 
 class SummedLossFunction(torch.autograd.Function):
@@ -91,8 +91,8 @@ class SummedLossFunction(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        refuse_second_derivatives()
         # The gradients are given away, and scaled where they lie. Who asks again has them made again.
         found, ctx.found = ctx.found, None
         if found is None:
@@ -152,6 +152,15 @@ class Sum:
         if not self.sums:
             return self.classifier.h.new_zeros((), dtype=wide(self.classifier.dtype))
         return self.sums[0] if len(self.sums) == 1 else torch.stack(self.sums).sum()
+
+
+def refuse_second_derivatives() -> None:
+    """In a backward pass that is itself to be differentiated: autograd would take these gradients for constants."""
+    if torch.is_grad_enabled():
+        raise ArgumentError(
+            "losses made in blocks have first derivatives only (create_graph = True asks for more); "
+            "use impl = 'reference'"
+        )
 
 
 def mixed(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:

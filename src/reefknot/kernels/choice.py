@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,9 @@ from typing import Literal, get_args
 
 import torch
 
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError
 
 Impl = Literal["auto", "reference", "chunked", "triton"]
-
-OLDEST_TRITON = (3, 4)
-"""The first that describes matrices to the copy engine from the host."""
 
 _LOG = logging.getLogger("reefknot.kernels")
 
@@ -37,9 +34,9 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.impl not in get_args(Impl):
-            raise SettingsError(f"impl = {self.impl!r}: must be one of {', '.join(get_args(Impl))}")
+            raise ArgumentError(f"impl = {self.impl!r}: must be one of {', '.join(get_args(Impl))}")
         if self.memory is not None and not (isinstance(self.memory, int | float) and self.memory > 0):
-            raise SettingsError(f"memory = {self.memory!r}: must be a number of MiB above 0")
+            raise ArgumentError(f"memory = {self.memory!r}: must be a number of MiB above 0")
 
     def budget(self, device: torch.device) -> int:
         """Bytes of working memory on this device."""
@@ -47,7 +44,17 @@ class Choice:
         return int(min(mebibytes, 2**40) * 2**20)
 
 
-_DEFAULT = Choice()
+def _from_environment() -> Choice:
+    """What `REEFKNOT_KERNELS` and `REEFKNOT_KERNEL_MEMORY` say, for programs that are not ours to edit."""
+    stated = os.environ.get("REEFKNOT_KERNEL_MEMORY")
+    try:
+        memory = None if stated is None else float(stated)
+        return Choice(os.environ.get("REEFKNOT_KERNELS", "auto"), memory)  # type: ignore[arg-type]
+    except ValueError as fault:
+        raise ArgumentError(f"REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: {fault}") from None
+
+
+_DEFAULT = _from_environment()
 # Not a ContextVar: `torch.compile` reads this one, and compiles again when it has changed.
 _CHOSEN = threading.local()
 
@@ -63,7 +70,7 @@ def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
 
 
 def current() -> Choice:
-    """What `using` has set, or the defaults."""
+    """What `using` has set, or the environment, or the defaults."""
     chosen: Choice = getattr(_CHOSEN, "choice", _DEFAULT)
     return chosen
 
@@ -74,7 +81,7 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
         _check_triton(device, dtype)
     impl = choice.impl
     if impl == "auto":
-        fast = device.type == "cuda" and dtype == torch.bfloat16 and triton_available() and _has_tensor_cores(device)
+        fast = device.type == "cuda" and dtype == torch.bfloat16 and _has_tensor_cores(device) and triton_available()
         impl = "triton" if fast else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
         _say_once(impl, device.type, str(dtype).removeprefix("torch."))
@@ -83,25 +90,20 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
 
 @cache
 def triton_available() -> bool:
-    """Whether the triton kernels are here and a triton they can use is installed; neither is imported to find out."""
-    if importlib.util.find_spec("triton") is None:
+    """Whether the triton kernels are here and a triton they can use is installed: 3.4 or newer."""
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("reefknot.kernels.triton_scores") is None:
         return False
-    if importlib.util.find_spec("reefknot.kernels.triton_scores") is None:
-        return False
-    major, minor = importlib.metadata.version("triton").split(".")[:2]
-    return (int(major), int(minor)) >= OLDEST_TRITON
+    # The first version that describes matrices to the copy engine from the host.
+    return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
     if not triton_available():
-        oldest = ".".join(map(str, OLDEST_TRITON))
-        raise SettingsError(
-            f"impl = 'triton' needs triton {oldest} or newer, which is not installed here; use impl = 'auto'"
-        )
+        raise ArgumentError("impl = 'triton' needs triton 3.4 or newer, which is not installed here; use impl = 'auto'")
     if dtype == torch.float64:
-        raise SettingsError("impl = 'triton' does not compute in float64; use impl = 'auto'")
+        raise ArgumentError("impl = 'triton' does not compute in float64; use impl = 'auto'")
     if device.type != "cuda" and not _interpreted():
-        raise SettingsError(f"impl = 'triton' runs on CUDA devices, not on {device.type}; use impl = 'auto'")
+        raise ArgumentError(f"impl = 'triton' runs on CUDA devices, not on {device.type}; use impl = 'auto'")
 
 
 def _interpreted() -> bool:

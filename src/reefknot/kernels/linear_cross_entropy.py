@@ -1,16 +1,18 @@
-"""Cross-entropy of a linear classifier: the one primitive under every output end, without the N x V scores.
+"""Cross-entropy of a linear classifier: the one primitive under every output end, a block of scores at a time.
 
     nll_n = logsumexp_v(h_n . w_v + b_v) - (h_n . w_y + b_y)
 
-`summed_loss` forms the gradients in the forward pass, where the weights of the rows are known: three products.
-`row_losses` gives one loss per row and recomputes the scores in the backward pass, which brings the weights: four.
+`summed_loss` forms the gradients in the forward pass, where the weights of the rows are known: three products, or four
+where memory is short. `row_losses` gives one loss per row and recomputes the scores in the backward pass, which brings
+the weights: four.
 
 Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast, get_args
+import math
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -18,10 +20,11 @@ from torch import Tensor
 from reefknot.errors import ArgumentError
 from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixed
 from reefknot.kernels.choice import Choice, Impl, current, resolve
-from reefknot.kernels.reference import compute_dtype, reference_losses, reference_nll
+from reefknot.kernels.reference import compute_dtype, reference_losses
 from reefknot.kernels.scores import IGNORE, at_least_float32, scores_for, wide
 
 Reduction = Literal["mean", "sum", "none"]
+WHO = "linear_cross_entropy"
 
 
 def linear_cross_entropy(
@@ -38,11 +41,12 @@ def linear_cross_entropy(
     impl: Impl | None = None,
     memory: float | None = None,
 ) -> Tensor:
-    """Cross-entropy of a linear classifier without its scores: for the head of any model.
+    """Cross-entropy of a linear classifier, a block of scores at a time: for the head of any model.
 
-    The same as `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except that the scores are never stored,
-    that sums over classes and rows are made in float32 whatever the types are, and that a batch of which every target
-    is ignored has a loss of zero.
+    The same as `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except that no more of the scores is held at
+    once than `memory` has room for, that sums over the classes, and over blocks of rows, are made at least in float32
+    whatever the types are, and that a batch of which every target is ignored has a loss of zero. It has first
+    derivatives only; `impl = "reference"` has all.
 
     Arguments:
         hidden: hidden states, (..., D).
@@ -59,12 +63,15 @@ def linear_cross_entropy(
         impl: `reference`, `chunked`, `triton` or `auto`; left out, what `using` says.
         memory: MiB of working memory beside inputs and gradients; less is leaner, more is faster.
     """
-    check_targets = check_targets and not _unseen(targets)
-    y_N = _checked(hidden, weight, targets, bias, reduction, label_smoothing, ignore_index, check_targets)
+    _check_types(hidden, weight, targets, bias)
+    _check_shapes(hidden, weight, targets, bias)
+    _check_settings(reduction, label_smoothing, z_loss, ignore_index)
+    y_N = targets.reshape(-1).long()
+    if ignore_index != IGNORE:
+        y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
+    if check_targets and not _unseen(targets):
+        _check_targets(y_N, targets, weight.shape[0], ignore_index)
     h_ND = hidden.reshape(-1, hidden.shape[-1])
-    if not check_targets:
-        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= weight.shape[0]))
-        y_N = y_N.masked_fill(outside_N, IGNORE)
     choice = current()
     if impl is not None or memory is not None:
         choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
@@ -73,8 +80,6 @@ def linear_cross_entropy(
     else:
         found = row_losses(h_ND, weight, bias, y_N, choice=choice)
         loss = _smoothed(found, h_ND, weight, bias, label_smoothing, z_loss, y_N)
-    if not check_targets:
-        loss = loss.masked_fill(outside_N if loss.dim() else outside_N.any(), torch.nan)
     if reduction == "none":
         return loss.view(targets.shape)
     loss = loss.sum()
@@ -97,56 +102,58 @@ def _smoothed(
     return loss_N.where(y_N != IGNORE, 0.0)
 
 
-def _checked(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    reduction: str,
-    label_smoothing: float,
-    ignore_index: int,
-    check_targets: bool,
-) -> Tensor:
-    """The targets as one row, `IGNORE` where nothing is scored, after a look at every argument."""
-    who = "linear_cross_entropy"
+def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
+    for name, each in (("hidden", hidden), ("weight", weight), ("targets", targets), ("bias", bias)):
+        if name == "bias" and each is None:
+            continue
+        if not isinstance(each, Tensor):
+            hint = f"; give its {name}, not the layer" if isinstance(each, torch.nn.Module) else ""
+            raise ArgumentError(f"{WHO}: {name} is a {type(each).__name__} and must be a tensor{hint}")
+        if name != "targets" and not each.is_floating_point():
+            raise ArgumentError(f"{WHO}: {name} is {each.dtype}; it must be floating")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ArgumentError(f"{WHO}: targets are {targets.dtype}; class ids must be integers")
+
+
+def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
+    if not isinstance(ignore_index, int):
+        raise ArgumentError(f"{WHO}: ignore_index = {ignore_index!r}: must be a whole number")
     if reduction not in get_args(Reduction):
-        raise ArgumentError(f"{who}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+        raise ArgumentError(f"{WHO}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
     if not 0 <= label_smoothing < 1:
-        raise ArgumentError(f"{who}: label_smoothing = {label_smoothing}: must be from 0 to less than 1")
+        raise ArgumentError(f"{WHO}: label_smoothing = {label_smoothing}: must be from 0 to less than 1")
+    if not 0 <= z_loss < math.inf:
+        raise ArgumentError(f"{WHO}: z_loss = {z_loss}: must be 0 or more, and finite")
+
+
+def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
-            f"{who}: hidden is {tuple(hidden.shape)} and weight {tuple(weight.shape)}; weight must be (classes, "
+            f"{WHO}: hidden is {tuple(hidden.shape)} and weight {tuple(weight.shape)}; weight must be (classes, "
             "width) and hidden (..., width), with one width"
         )
     if targets.shape != hidden.shape[:-1]:
         raise ArgumentError(
-            f"{who}: targets is {tuple(targets.shape)} but hidden {tuple(hidden.shape)}; give one class id per row, "
+            f"{WHO}: targets is {tuple(targets.shape)} but hidden {tuple(hidden.shape)}; give one class id per row, "
             f"{tuple(hidden.shape[:-1])}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{who}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
+            f"{WHO}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
         )
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise ArgumentError(f"{who}: targets are {targets.dtype}; class ids must be integers")
-    for name, each in (("hidden", hidden), ("weight", weight), ("bias", bias)):
-        if each is not None and not each.is_floating_point():
-            raise ArgumentError(f"{who}: {name} is {each.dtype}; it must be floating")
     devices = {str(each.device) for each in (hidden, weight, targets, bias) if each is not None}
     if len(devices) > 1:
-        raise ArgumentError(f"{who}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
-    y_N = targets.reshape(-1).long()
-    if ignore_index != IGNORE:
-        y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
-    if check_targets and y_N.shape[0]:
-        outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= weight.shape[0]))
-        if bool(outside_N.any()):
-            row = int(outside_N.nonzero()[0])
-            raise ArgumentError(
-                f"{who}: target {int(targets.reshape(-1)[row])} of row {row} is no class: there are {weight.shape[0]}, "
-                f"counted from 0; rows to leave out have ignore_index = {ignore_index}"
-            )
-    return y_N
+        raise ArgumentError(f"{WHO}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+
+
+def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int) -> None:
+    outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= classes))
+    if bool(outside_N.any()):
+        row = int(outside_N.nonzero()[0])
+        raise ArgumentError(
+            f"{WHO}: target {int(targets.reshape(-1)[row])} of row {row} is no class: there are {classes}, "
+            f"counted from 0; rows to leave out have ignore_index = {ignore_index}"
+        )
 
 
 def _unseen(targets: Tensor) -> bool:
@@ -213,6 +220,9 @@ def summed_loss(
     the loss of a target is -logsumexp_k(log_prior_k - nll_k).
     """
     choice = choice or current()
+    if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):
+        # Gradients of a sum over many rows do not fit its range before whatever follows has made them smaller.
+        return _sum_of_rows(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
         from reefknot.kernels import ops
@@ -220,10 +230,17 @@ def summed_loss(
         return ops.summed_loss(h_ND, w_VD, b_V, y_N, log_prior_NK, dtype, choice)
     impl = resolve(choice, h_ND.device, dtype)
     if impl == "reference":
-        if log_prior_NK is None:
-            return reference_nll(h_ND, w_VD, b_V, y_N, "sum")
-        y_R = y_N[:, None].expand(log_prior_NK.shape).flatten()
-        nll_NK = reference_nll(h_ND, w_VD, b_V, y_R).view(log_prior_NK.shape)
-        return mixed(log_prior_NK, nll_NK, y_N).sum()
+        return _sum_of_rows(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
     how = torch.is_grad_enabled(), dtype, scores_for(impl), choice.budget(h_ND.device)
     return cast(Tensor, SummedLossFunction.apply(h_ND, w_VD, b_V, y_N, log_prior_NK, *how))  # type: ignore[no-untyped-call]
+
+
+def _sum_of_rows(
+    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, log_prior_NK: Tensor | None, choice: Choice
+) -> Tensor:
+    """The sum from a loss per row, whose gradients wait for the backward pass."""
+    if log_prior_NK is None:
+        return row_losses(h_RD, w_VD, b_V, y_N, choice=choice).nll.sum()
+    y_R = y_N[:, None].expand(log_prior_NK.shape).flatten()
+    nll_R = row_losses(h_RD, w_VD, b_V, y_R, choice=choice).nll
+    return mixed(log_prior_NK, nll_R.view(log_prior_NK.shape), y_N).sum()

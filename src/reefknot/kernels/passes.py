@@ -20,6 +20,7 @@ from reefknot.kernels.scores import (
     add_to_rows,
     at_least_float32,
     product,
+    told,
     wide,
 )
 
@@ -76,16 +77,16 @@ class Classifier:
 
     def blocks(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> Blocks:
         """Blocks within the budget, for gradients (so many matrices of them at once) or for losses alone."""
-        width = self.h.shape[1]
+        width, narrow, broad = self.h.shape[1], self.dtype.itemsize, wide(self.dtype).itemsize
         copied = self.dtype != self.w.dtype or self.centre is not None
-        copy = width * self.dtype.itemsize if copied else 0
+        copy = (narrow if copied else 0) + (broad if self.scores.widens(self.h, self.dtype) else 0)
         # Beside the gradient of the classes, which must exist, and exists only when the blocks are gone.
-        kept = width * (wide(self.w.dtype).itemsize - self.w.dtype.itemsize) if gradients else 0
+        accumulator = wide(self.w.dtype).itemsize - self.w.dtype.itemsize
         costs = Costs(
             score=matrices * self.scores.bytes_per_score(self.dtype, gradients),
-            all_classes=self.w.shape[0] * (copy + kept),
-            row=width * 4 if gradients else 0,
-            per_class=copy,
+            row=width * (broad + 2 * narrow),
+            one_class=width * copy,
+            accumulator=width * self.w.shape[0] * accumulator if gradients else 0,
             fewest_rows=self.scores.fewest_rows,
             multiple=self.scores.multiple,
         )
@@ -194,16 +195,18 @@ def losses(classifier: Classifier, tau: float | None = None) -> tuple[Tensor, Te
     return nll, lse + classifier.shift(mean), lse_tau
 
 
-def gradients(classifier: Classifier, terms: RowTerms, needs: tuple[bool, bool, bool]) -> Gradients:
-    """Gradients from normalisers that are known and weights that came with the backward pass."""
-    if (lse := terms.lse) is not None and terms.lse_tau is not None:
+def gradients(
+    classifier: Classifier, terms: RowTerms, needs: tuple[bool, bool, bool], tau: float | None = None
+) -> Gradients:
+    """Gradients from what `losses` found, at `tau` or without, and weights that came with the backward pass."""
+    if tau is not None and terms.lse is not None:
         mean = classifier.mean()
         classifier = classifier.centred(mean)
         shift = classifier.shift(mean)
-        if classifier.centre is None:
-            terms = replace(terms, lse_tau=terms.lse_tau + shift / terms.tau)
-        else:
-            terms = replace(terms, lse=lse - shift)
+        if classifier.centre is not None:
+            terms = replace(terms, lse=terms.lse - shift)
+        elif terms.lse_tau is not None:
+            terms = replace(terms, lse_tau=terms.lse_tau + shift / tau)
     blocks = classifier.blocks()
     found = Gradients(classifier, needs, blocks)
     for rows in blocks.over_rows(classifier.h.shape[0]):
@@ -226,7 +229,7 @@ def _losses(
     assert lse is not None
     y = classifier.y[rows]
     nll = lse - classifier.scores.target_scores(h, classifier.w, classifier.b, y, classifier.centre).to(lse.dtype)
-    return nll.where(classifier.scored(rows), 0.0), lse, lse_tau
+    return told(nll, y, classifier.scored(rows)), lse, lse_tau
 
 
 def added(normalisers: list[Tensor | None]) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.scores import IGNORE, product
+from reefknot.kernels.scores import IGNORE, product, told
 
 
 def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
@@ -47,11 +47,6 @@ class _Scores(torch.autograd.Function):
         return product(g_NV, w_VD).to(h_ND.dtype), product(g_NV.T, h_ND).to(w_VD.dtype)
 
 
-def reference_nll(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, reduction: str = "none") -> Tensor:
-    """Negative log-likelihoods of the targets, or their sum."""
-    return F.cross_entropy(linear_scores(h_ND, w_VD, b_V), y_N, reduction=reduction, ignore_index=IGNORE)
-
-
 def reference_losses(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -60,5 +55,10 @@ def reference_losses(
     lse_tau_N = None if tau is None else torch.logsumexp((logits_NV - logits_NV.mean(-1, keepdim=True)) / tau, dim=-1)
     if b_V is not None:
         logits_NV = logits_NV + b_V
-    nll_N = F.cross_entropy(logits_NV, y_N, reduction="none", ignore_index=IGNORE)
-    return nll_N, torch.logsumexp(logits_NV, dim=-1), lse_tau_N
+    return _nll(logits_NV, y_N), torch.logsumexp(logits_NV, dim=-1), lse_tau_N
+
+
+def _nll(logits_NV: Tensor, y_N: Tensor) -> Tensor:
+    scored_N = (y_N >= 0) & (y_N < logits_NV.shape[1])
+    found_N = F.cross_entropy(logits_NV, y_N.where(scored_N, IGNORE), reduction="none", ignore_index=IGNORE)
+    return told(found_N, y_N, scored_N)

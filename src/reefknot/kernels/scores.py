@@ -87,6 +87,10 @@ class Scores:
     """See `Costs`."""
     multiple = 8
 
+    def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
+        """Whether class vectors are copied to a wider type to make scores of them."""
+        return widened(h_ND, dtype)
+
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
         """What a score takes: itself, its softmax, and what is beside them for a moment."""
         return 3 * wide(dtype).itemsize
@@ -108,7 +112,7 @@ class Scores:
         place_N1 = inside(y_N, w_VD.shape[0])[:, None]
         nll_N = -logp_NV.gather(1, place_N1)[:, 0]
         p_NV = logp_NV.exp_().scatter_add_(1, place_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
-        return Exponentials(p_NV.to(h_ND.dtype), nll_N.where(scored_N, 0.0), scored_N.to(nll_N.dtype))
+        return Exponentials(p_NV.to(h_ND.dtype), told(nll_N, y_N, scored_N), scored_N.to(nll_N.dtype))
 
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
@@ -156,8 +160,12 @@ class Scores:
 
     def scale(self, x: Tensor, factor: Tensor) -> None:
         """x *= factor, where x lies; the factor is not rounded to the type of x."""
-        if x.is_cuda or factor.item() != 1:
-            torch.mul(at_least_float32(x), factor, out=x)
+        if not x.is_cuda:
+            if (number := factor.item()) != 1:
+                x.mul_(number)
+            return
+        for part in torch.split(x, 2**12):
+            torch.mul(at_least_float32(part), factor, out=part)
 
     def _scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
         """Fresh memory, at least in float32. The bias is added there: rounded with the product in half precision,
@@ -168,6 +176,11 @@ class Scores:
         return z_NV if b_V is None else z_NV.add_(b_V)
 
 
+def told(nll_N: Tensor, y_N: Tensor, scored_N: Tensor) -> Tensor:
+    """Losses where a target was scored; zero where it is left out, not a number where it is no class."""
+    return nll_N.where(scored_N, torch.where(y_N == IGNORE, 0.0, torch.nan))
+
+
 def inside(y_N: Tensor, classes: int) -> Tensor:
     """Targets that can index the classes: 0 stands for those that cannot."""
     return y_N.where((y_N >= 0) & (y_N < classes), 0)
@@ -175,23 +188,32 @@ def inside(y_N: Tensor, classes: int) -> Tensor:
 
 # -- products ------------------------------------------------------------------------------------------------------
 
-# Newer versions write the product of two half-precision matrices in float32 on a GPU.
+
+def widened(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether matrices on the device of `x` are copied to a wider type to make scores of them in this one. Newer
+    versions write the product of two half-precision matrices in float32, on a GPU."""
+    return wide(dtype) != dtype and not (x.is_cuda and _WIDE_PRODUCTS)
+
+
 _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a b, made and kept at least in float32: scores rounded to half precision would be off by whole percents."""
-    if a.is_cuda and _WIDE_PRODUCTS and wide(a.dtype) != a.dtype:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(at_least_float32(a), at_least_float32(b))
+    if wide(a.dtype) == a.dtype:
+        return torch.mm(a, b)
+    if widened(a, a.dtype):
+        return torch.mm(at_least_float32(a), at_least_float32(b))
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """out = a b the first time, out += a b later, summed in the type of `out`."""
+    """out = a b the first time, out += a b later, summed in the type of `out`. Where half precision cannot be
+    multiplied into a wider type, each product is rounded to it once."""
     beta = 0 if first else 1
     if out.dtype == a.dtype:
         torch.addmm(out, a, b, beta=beta, out=out)
-    elif a.is_cuda and _WIDE_PRODUCTS and out.dtype == torch.float32:
+    elif out.dtype == wide(a.dtype) != a.dtype and not widened(a, a.dtype):
         torch.addmm(out, a, b, beta=beta, out_dtype=torch.float32, out=out)
     elif first:
         out.copy_(torch.mm(a, b))

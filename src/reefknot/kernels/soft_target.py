@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from reefknot.kernels.autograd import refuse_second_derivatives
 from reefknot.kernels.blocks import Blocks
 from reefknot.kernels.choice import current, resolve
 from reefknot.kernels.passes import Classifier, added
@@ -82,8 +82,8 @@ class _SoftTargets(torch.autograd.Function):
         return mean, negentropy
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
+        refuse_second_derivatives()
         queries, keys, values, *made = ctx.saved_tensors
         with torch.autocast(queries.device.type, enabled=False):
             found = Attention(queries, keys, values, *ctx.how).backward(made, g, ctx.needs_input_grad[:3])

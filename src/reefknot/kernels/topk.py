@@ -12,7 +12,7 @@ from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
 from reefknot.kernels.choice import current
 from reefknot.kernels.linear_cross_entropy import row_losses
 from reefknot.kernels.reference import linear_scores
-from reefknot.kernels.scores import IGNORE
+from reefknot.kernels.scores import IGNORE, wide
 
 
 def linear_topk(
@@ -24,29 +24,35 @@ def linear_topk(
     best of any expert, so all normalisers are found first, in a pass of their own.
     """
     experts = 1 if log_prior_NK is None else log_prior_NK.shape[1]
-    nobody = torch.full((h_RD.shape[0],), IGNORE, device=h_RD.device)
-    offset_R = -row_losses(h_RD, w_VD, b_V, nobody).lse
+    offset_R = None
     if log_prior_NK is not None:
-        offset_R = offset_R + log_prior_NK.flatten()
+        nobody = torch.full((h_RD.shape[0],), IGNORE, device=h_RD.device)
+        offset_R = log_prior_NK.flatten() - row_losses(h_RD, w_VD, b_V, nobody).lse
     blocks = plan_blocks(h_RD.shape[0], w_VD.shape[0], Costs(score=12), current().budget(h_RD.device), group=experts)
     found = [
-        _best(h_RD[rows], w_VD, b_V, k, offset_R[rows], experts, blocks) for rows in blocks.over_rows(h_RD.shape[0])
+        _best(h_RD[rows], w_VD, b_V, k, None if offset_R is None else offset_R[rows].view(-1, experts, 1), blocks)
+        for rows in blocks.over_rows(h_RD.shape[0])
     ]
     if not found:
-        return offset_R.new_zeros(0, k), nobody.new_zeros(0, k)
+        return h_RD.new_zeros(0, k, dtype=wide(h_RD.dtype)), torch.zeros(0, k, dtype=torch.long, device=h_RD.device)
     return torch.cat([best for best, _ in found]), torch.cat([ids for _, ids in found])
 
 
 def _best(
-    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_R: Tensor, experts: int, blocks: Blocks
+    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_NK1: Tensor | None, blocks: Blocks
 ) -> tuple[Tensor, Tensor]:
-    """Of some rows, one block of classes after the other."""
-    best_NK, ids_NK = [], []
+    """Of some rows, one block of classes after the other. With offsets, those of the experts that are mixed."""
+    best_NK, ids_NK, normalisers = [], [], []
     for classes in blocks.over_classes(w_VD.shape[0]):
-        logp_RV = linear_scores(h_RD, w_VD[classes], None if b_V is None else b_V[classes]) + offset_R[:, None]
-        logp_NV = logp_RV if experts == 1 else torch.logsumexp(logp_RV.view(-1, experts, logp_RV.shape[1]), dim=1)
-        values, ids = logp_NV.topk(min(k, logp_NV.shape[1]))
+        z_NV = linear_scores(h_RD, w_VD[classes], None if b_V is None else b_V[classes])
+        if offset_NK1 is None:
+            normalisers.append(torch.logsumexp(z_NV, dim=-1))
+        else:
+            z_NV = torch.logsumexp(z_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
+        values, ids = z_NV.topk(min(k, z_NV.shape[1]))
         best_NK.append(values)
         ids_NK.append(ids + classes.start)
     values, places = torch.cat(best_NK, dim=-1).topk(k)
+    if normalisers:
+        values = values - torch.logsumexp(torch.stack(normalisers), dim=0)[:, None]
     return values, torch.cat(ids_NK, dim=-1).gather(1, places)

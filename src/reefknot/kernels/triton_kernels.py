@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-1e38)
+"""In place of the largest score where all are minus infinity, which cannot be subtracted from itself."""
+IGNORE = tl.constexpr(-100)
 TOO_LARGE = tl.constexpr(2.0**100)
 """A sum of exponentials beyond which half precision's range may have been left."""
 
@@ -94,7 +97,7 @@ def exponentials_kernel(
         columns = column + tl.arange(0, BV)
         z = _add_bias(z, b_ptr, columns, V, BIAS)
         offset = tl.load(offset_ptr + rows, mask=rows < N, other=0.0)
-        # Where there is no target its place is taken by class 0, whose score then is the offset.
+        # Where a target is left out its place is taken by class 0, whose score then is the offset.
         y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
         counted = (columns[None, :] < V) & (columns[None, :] != y[:, None])
         e = tl.where(counted, tl.exp2((z - offset[:, None]) * LOG2_E), 0.0)
@@ -134,13 +137,13 @@ def normalisers_kernel(
         places = rows.to(tl.int64) * T + tile // tiles_n
         if TEMPERED:
             t = tl.where(columns[None, :] < V, z * inverse_tau, -float("inf"))
-            top = tl.max(t, 1)
+            top = tl.maximum(tl.max(t, 1), LEAST)
             total = tl.sum(tl.exp2((t - top[:, None]) * LOG2_E), 1)
             tl.store(lse_tau_ptr + places, top + tl.log(total), mask=rows < N)
         if PLAIN:
             z = _add_bias(z, b_ptr, columns, V, BIAS)
             z = tl.where(columns[None, :] < V, z, -float("inf"))
-            top = tl.max(z, 1)
+            top = tl.maximum(tl.max(z, 1), LEAST)
             total = tl.sum(tl.exp2((z - top[:, None]) * LOG2_E), 1)
             tl.store(lse_ptr + places, top + tl.log(total), mask=rows < N)
 
@@ -338,15 +341,17 @@ def finish_kernel(
     rest = tl.sum(sums, 0)
     y = tl.load(y_ptr + n)
     scored = (y >= 0) & (y < V)
+    absent = tl.where(y == IGNORE, 0.0, float("nan"))
     row_ptr = out_ptr + n.to(tl.int64) * stride
     if rest < TOO_LARGE:
-        tl.store(nll_ptr + n, tl.where(scored, tl.log(1.0 + rest), 0.0))
+        tl.store(nll_ptr + n, tl.where(scored, tl.log(1.0 + rest), absent))
         tl.store(scale_ptr + n, tl.where(scored, 1.0 / (1.0 + rest), 0.0))
         # p_y - 1 = -rest / (1 + rest): nothing cancels.
         tl.store(row_ptr + y, (-rest).to(out_ptr.dtype.element_ty), mask=scored)
     else:
-        # The sum has left the range. This row again: its largest score first, then the normalised gradient.
-        top = -float("inf")
+        # The sum has left the range. This row again: its largest score first, then the normalised gradient. Slow, since
+        # every such row reads all class vectors; a model that trains has none.
+        top = LEAST
         total = 0.0
         v = 0
         while v < V:
@@ -365,7 +370,7 @@ def finish_kernel(
             p = tl.where(scored, p, 0.0)
             tl.store(row_ptr + classes, p.to(out_ptr.dtype.element_ty), mask=classes < V)
             v += BV
-        tl.store(nll_ptr + n, tl.where(scored, lse - tl.load(offset_ptr + n), 0.0))
+        tl.store(nll_ptr + n, tl.where(scored, lse - tl.load(offset_ptr + n), absent))
         tl.store(scale_ptr + n, tl.where(scored, 1.0, 0.0))
 
 

@@ -46,17 +46,23 @@ class _Tiles:
     TMA: bool
 
     @classmethod
-    def choose(cls, h_ND: Tensor) -> _Tiles:
-        width, size = h_ND.shape[1], h_ND.element_size()
-        if not h_ND.is_cuda:
+    def choose(cls, *matrices: Tensor) -> _Tiles:
+        """For products of these. The copy engine of Hopper and Blackwell moves rows that begin at multiples of 16
+        bytes; other GPUs have less memory to hold tiles in."""
+        first = matrices[0]
+        size = first.element_size()
+        aligned = all(each.shape[1] * size % 16 == 0 and each.data_ptr() % 16 == 0 for each in matrices)
+        if not first.is_cuda:
             # The interpreter: small tiles, so that small shapes have several.
-            return cls(16, 32, 16, 4, 2, width * size % 16 == 0)
+            return cls(16, 32, 16, 4, 2, aligned)
         if size > 2:
             return cls(64, 64, 32, 4, 3, False)
-        # The copy engine of Hopper and later moves rows that begin at multiples of 16 bytes.
-        if _hopper(h_ND.device) and width % 8 == 0:
+        device = _device(first.device)
+        if aligned and device.major in (9, 10):
             return cls(128, 256, 64, 8, 4, True)
-        return cls(128, 128, 64, 8, 3, False)
+        if getattr(device, "shared_memory_per_block_optin", 0) > 160_000:
+            return cls(128, 128, 64, 8, 3, False)
+        return cls(128, 128, 32, 8, 2, False)
 
     def launch(
         self,
@@ -68,9 +74,9 @@ class _Tiles:
         **flags: Any,
     ) -> None:
         """A kernel over all tiles: it reads matrices of rows and of classes, in pairs, and writes rows by classes."""
-        h_ND, w_VD = rows[0], classes[0]
-        tiles = triton.cdiv(h_ND.shape[0], self.BN) * triton.cdiv(w_VD.shape[0], self.BV)
-        programs = min(tiles, _multiprocessors(h_ND.device) * (1 if self.TMA else 2))
+        h_ND = rows[0]
+        # As many as the device runs at once, however small the batch: another number would be another kernel.
+        programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * (1 if self.TMA else 2)
         boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
         matrices: list[Any] = [*chain(*zip(rows, classes, strict=True)), *out]
         if self.TMA:
@@ -78,10 +84,12 @@ class _Tiles:
                 TensorDescriptor(each, list(each.shape), list(each.stride()), box)
                 for each, box in zip(matrices, boxes, strict=True)
             ]
-        shape = {"D": h_ND.shape[1], "BN": self.BN, "BV": self.BV, "BD": self.BD, "TMA": self.TMA, "PROGRAMS": programs}
+        cut = {"BN": self.BN, "BV": self.BV, "BD": self.BD, "TMA": self.TMA, "PROGRAMS": programs}
         # The column sums of a gradient take shared memory too.
         stages = self.stages - 1 if flags.get("BIAS_SUMS") else self.stages
-        kernel[(programs,)](*matrices, *arguments, **shape, **flags, num_warps=self.warps, num_stages=stages)
+        kernel[(programs,)](
+            *matrices, *arguments, D=h_ND.shape[1], **cut, **flags, num_warps=self.warps, num_stages=stages
+        )
 
 
 class TritonScores(Scores):
@@ -89,6 +97,9 @@ class TritonScores(Scores):
 
     fewest_rows = 512
     multiple = 128
+
+    def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
+        return False
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
         # Of the normalisers only those of tiles are stored.
@@ -110,7 +121,7 @@ class TritonScores(Scores):
         return out_N
 
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
-        tiles = _Tiles.choose(h_ND)
+        tiles = _Tiles.choose(h_ND, w_VD)
         rows, classes, width = h_ND.shape[0], w_VD.shape[0], h_ND.shape[1]
         across = triton.cdiv(classes, tiles.BV)
         b_V, y_N = _side_by_side(b_V), y_N.contiguous()
@@ -148,7 +159,7 @@ class TritonScores(Scores):
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        tiles = _Tiles.choose(h_ND)
+        tiles = _Tiles.choose(h_ND, w_VD)
         rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         lse_NT, lse_tau_NT = (
@@ -171,7 +182,7 @@ class TritonScores(Scores):
     def gradient(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        tiles = _Tiles.choose(h_ND)
+        tiles = _Tiles.choose(h_ND, w_VD)
         rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         out_NV, stride = _matrix(h_ND, classes)
@@ -197,7 +208,7 @@ class TritonScores(Scores):
     def soft_gradients(self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms) -> Tensor:
         rows, classes = h_ND.shape[0], k_VD.shape[0]
         out_RV, stride = _matrix(h_ND, classes, rows=2 * rows)
-        tiles = min(map(_Tiles.choose, (h_ND, m_ND)), key=lambda each: each.TMA)
+        tiles = _Tiles.choose(h_ND, m_ND, k_VD, v_VD)
         if tiles.BV > 128:  # two accumulators and another operand: smaller tiles, fewer of them on the way
             tiles = replace(tiles, BV=128, stages=3)
         tiles.launch(
@@ -231,12 +242,5 @@ def _row(x: Tensor | None) -> Tensor | None:
 
 
 @cache
-def _hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _device(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)

@@ -98,7 +98,7 @@ class Augmented(Softmax):
         y_N = y_cpu.reshape(-1)
         rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
         targets_U, places_M = torch.unique(y_N[rows_M], return_inverse=True)
-        return DistinctTargets(len(rows_M), rows_M, targets_U, places_M)
+        return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, places_M)
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)

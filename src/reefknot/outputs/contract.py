@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.outputs.labels.contract import H, Labels
 from reefknot.outputs.labels.held import Kept, Shared
@@ -72,7 +72,14 @@ class OutputEnd(nn.Module):
 
     def prepare(self, y_cpu: Tensor) -> Plan:
         """Look at the targets while they are still on the host."""
-        return Plan(count=int((y_cpu != IGNORE).sum()))
+        scored = y_cpu != IGNORE
+        outside = scored & ((y_cpu < 0) | (y_cpu >= self.vocab_size))
+        if bool(outside.any()):
+            raise ArgumentError(
+                f"target {int(y_cpu[outside].flatten()[0])} is no class: there are {self.vocab_size}, counted from 0; "
+                f"targets to leave out are {IGNORE}"
+            )
+        return Plan(count=int(scored.sum()))
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Named parts of the loss. `nll` is always among them: it alone makes perplexity."""

@@ -18,7 +18,7 @@ from reefknot.durable import write_json
 from reefknot.encoders.contract import State, join_streams, select_streams
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.units import perplexity
-from reefknot.kernels.choice import using
+from reefknot.kernels.choice import current, resolve
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import Plan, send
 from reefknot.parts import OPTIMISERS, SCHEDULES
@@ -79,7 +79,9 @@ class Trainer:
     def train(self) -> Progress:
         """Train to the last epoch. Raises `Stopped` when asked to stop, after saving."""
         self._resume()
-        with StopRequest() as stop, using(self.settings.kernels, self.settings.kernel_memory):
+        dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
+        self.display.say(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
+        with StopRequest() as stop:
             while self.state.progress.epoch <= self.settings.epochs:
                 self._run_epoch(stop)
                 self._end_epoch()

@@ -36,14 +36,6 @@ class TrainingSettings(Settings):
     precision: Annotated[
         Literal["float32", "bfloat16"], Field(description="bfloat16: autocast; weights stay float32")
     ] = "float32"
-    kernels: Annotated[
-        Literal["auto", "triton", "chunked", "reference"],
-        Field(description="what computes the losses of the output end; auto: triton for bfloat16 on a GPU"),
-    ] = "auto"
-    kernel_memory: Annotated[
-        Positive | None,
-        Field(description="MiB that they may work in beside the gradients; left out: 2048 on a GPU, 128 on a CPU"),
-    ] = None
     determinism: Annotated[
         Literal["exact", "seeded", "fast"],
         Field(description="exact: equal bits on the same GPU; seeded: same seed, no TF32; fast: TF32, autotuning"),

@@ -20,6 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 EXPORTED = {
     "AdaptiveLookup",
     "AdaptiveSoftmax",
+    "ArgumentError",
     "Augmented",
     "BandProjections",
     "BandedTable",
@@ -50,10 +51,12 @@ EXPORTED = {
     "open_dataset",
     "open_run",
     "spell",
+    "using",
 }
 EXIT_CODES = {
     "ReefknotError": 1,
     "SettingsError": 2,
+    "ArgumentError": 2,
     "DataError": 3,
     "NonFiniteError": 4,
     "ResourceError": 5,

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdaptiveLookup": "inputs.adaptive",
     "AdaptiveSoftmax": "outputs.adaptive",
+    "ArgumentError": "errors",
     "Augmented": "outputs.augmented",
     "BandProjections": "tables",
     "BandedTable": "tables",
@@ -49,12 +50,14 @@ _HOMES = {
     "open_dataset": "text.dataset",
     "open_run": "experiments",
     "spell": "text.spelling",
+    "using": "kernels.choice",
 }
 
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from reefknot.encoders.lstm import LSTM as LSTM
+    from reefknot.errors import ArgumentError as ArgumentError
     from reefknot.errors import DataError as DataError
     from reefknot.errors import NonFiniteError as NonFiniteError
     from reefknot.errors import ReefknotError as ReefknotError
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from reefknot.inputs.adaptive import AdaptiveLookup as AdaptiveLookup
     from reefknot.inputs.char_cnn import CharCNN as CharCNN
     from reefknot.inputs.lookup import Lookup as Lookup
+    from reefknot.kernels.choice import using as using
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from reefknot.models.language_model import LanguageModel as LanguageModel
     from reefknot.models.regularisation import RegularisationSettings as RegularisationSettings

@@ -45,8 +45,9 @@ def linear_cross_entropy(
 
     The same as `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except that no more of the scores is held at
     once than `memory` has room for, that sums over the classes, and over blocks of rows, are made at least in float32
-    whatever the types are, and that a batch of which every target is ignored has a loss of zero. It has first
-    derivatives only; `impl = "reference"` has all.
+    whatever the types are, and that a batch of which every target is ignored has a loss of zero. The gradients of a sum
+    or a mean are made with it and held for the backward pass. There are first derivatives only, save with
+    `impl = "reference"`; targets are class ids, and all classes weigh the same.
 
     Arguments:
         hidden: hidden states, (..., D).
@@ -54,7 +55,7 @@ def linear_cross_entropy(
         targets: class ids, (...).
         bias: bias per class, (V,), or None.
         reduction: `mean` over the targets that count, `sum`, or `none` for a loss per target, which costs a third more
-            arithmetic to differentiate.
+            arithmetic to differentiate, as do smoothing, the z-loss and float16.
         label_smoothing: share of the target's probability that is spread over all classes.
         z_loss: weight of the squared log-normaliser that is added to the loss.
         ignore_index: targets with this value cost nothing and send no gradient.
@@ -120,10 +121,10 @@ def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignor
         raise ArgumentError(f"{WHO}: ignore_index = {ignore_index!r}: must be a whole number")
     if reduction not in get_args(Reduction):
         raise ArgumentError(f"{WHO}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
-    if not 0 <= label_smoothing < 1:
-        raise ArgumentError(f"{WHO}: label_smoothing = {label_smoothing}: must be from 0 to less than 1")
-    if not 0 <= z_loss < math.inf:
-        raise ArgumentError(f"{WHO}: z_loss = {z_loss}: must be 0 or more, and finite")
+    if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
+        raise ArgumentError(f"{WHO}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
+    if not (isinstance(z_loss, int | float) and 0 <= z_loss < math.inf):
+        raise ArgumentError(f"{WHO}: z_loss = {z_loss!r}: must be 0 or more, and finite")
 
 
 def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
@@ -158,7 +159,7 @@ def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int
 
 def _unseen(targets: Tensor) -> bool:
     """Whether nobody can look at the targets now: they come when the graph that is being made runs."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or targets.is_meta:
         return True
     return targets.is_cuda and torch.cuda.is_current_stream_capturing()
 

@@ -98,11 +98,8 @@ class Gradients:
 
     def __init__(self, classifier: Classifier, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
         h, w, b = classifier.h, classifier.w, classifier.b
-        # Sums over several blocks of rows in half precision would lose digits. A single block is summed in one product.
-        kept = w.dtype if blocks.rows >= h.shape[0] else wide(w.dtype)
         self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
-        make = torch.empty if h.shape[0] else torch.zeros
-        self.w = make(w.shape, dtype=kept, device=w.device) if needs[1] else None
+        self.w = room_for(w, h.shape[0], blocks) if needs[1] else None
         biased = needs[2] and b is not None
         self.b = torch.zeros(w.shape[0], dtype=wide(classifier.dtype), device=w.device) if biased else None
         self.classifier = classifier
@@ -150,6 +147,13 @@ class Gradients:
         w = None if self.w is None else self.w.to(self.classifier.w.dtype)
         b = None if self.b is None or self.classifier.b is None else self.b.to(self.classifier.b.dtype)
         return self.h, w, b
+
+
+def room_for(x: Tensor, rows: int, blocks: Blocks) -> Tensor:
+    """For a gradient that is summed over blocks of rows: in half precision several of them would lose digits, a single
+    one is summed in one product. Zeros only where there is none to write it."""
+    kept = x.dtype if blocks.rows >= rows else wide(x.dtype)
+    return (torch.empty if rows else torch.zeros)(x.shape, dtype=kept, device=x.device)
 
 
 Weigh = Callable[[slice, Tensor], Tensor | None]

@@ -21,7 +21,7 @@ from torch import Tensor
 from reefknot.kernels.autograd import refuse_second_derivatives
 from reefknot.kernels.blocks import Blocks
 from reefknot.kernels.choice import current, resolve
-from reefknot.kernels.passes import Classifier, added
+from reefknot.kernels.passes import Classifier, added, room_for
 from reefknot.kernels.reference import compute_dtype, linear_scores
 from reefknot.kernels.scores import (
     RowTerms,
@@ -164,8 +164,8 @@ class Attention:
         to_scores = needs[0] or needs[1]
         blocks = scoring.blocks(matrices=2 if to_scores else 1)
         dq = torch.empty_like(scoring.h, memory_format=torch.contiguous_format) if needs[0] else None
-        dk = self._room(scoring.w, blocks) if needs[1] else None
-        dv = self._room(self.given, blocks) if self.given is not None and needs[2] else None
+        dk = room_for(scoring.w, scoring.h.shape[0], blocks) if needs[1] else None
+        dv = room_for(self.given, scoring.h.shape[0], blocks) if self.given is not None and needs[2] else None
         for rows in blocks.over_rows(scoring.h.shape[0]):
             h, m = scoring.rows(rows), g_mean[rows].to(scoring.dtype).contiguous()
             dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if dq is not None else None
@@ -199,12 +199,6 @@ class Attention:
         nobody = self.scoring.y[: h.shape[0]]
         q, _ = self.scoring.scores.gradient(h, w, None, nobody, self._terms(terms.lse_tau), bias_gradient=False)
         return q, None
-
-    def _room(self, x: Tensor, blocks: Blocks) -> Tensor:
-        """For a gradient that is summed over blocks of rows, which half precision cannot do."""
-        alone = blocks.rows >= self.scoring.h.shape[0]
-        make = torch.empty if self.scoring.h.shape[0] else torch.zeros
-        return make(x.shape, dtype=x.dtype if alone else wide(x.dtype), device=x.device)
 
     def _terms(self, lse: Tensor) -> RowTerms:
         return RowTerms(lse_tau=lse, tempered=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)

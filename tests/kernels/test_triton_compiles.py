@@ -1,0 +1,90 @@
+"""The triton kernels, in the types and tiles that GPUs run, through triton's compiler: no GPU is needed for that.
+
+What the interpreter runs in float32 is thereby known to compile in bfloat16, and to fit a multiprocessor's memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+
+from reefknot.kernels import triton_kernels as kernels  # noqa: E402
+
+if not hasattr(kernels.scale_kernel, "arg_names"):
+    pytest.skip("triton interprets here", allow_module_level=True)
+
+WIDTH = 1024
+POINTERS = {
+    "b_ptr": "*fp32",
+    "centre_ptr": "*fp32",
+    "y_ptr": "*i64",
+    "h_ptr": "*bf16",
+    "w_ptr": "*bf16",
+    "x_ptr": "*bf16",
+    "out_ptr": "*bf16",
+    "stride": "i32",
+    "inverse_tau": "fp32",
+    "uniform": "fp32",
+}
+GPUS = {
+    "A100": (80, 163_840, (128, 128, 64, 8, 3, False)),
+    "L40S": (89, 101_376, (128, 128, 32, 8, 2, False)),
+    "H200": (90, 232_448, (128, 256, 64, 8, 4, True)),
+}
+"""Compute capability, shared memory of a block, and the tiles that `_Tiles.choose` gives them."""
+TILED = [
+    ("exponentials_kernel", {"h": "N", "w": "V", "out": "NV"}, {}),
+    ("normalisers_kernel", {"h": "N", "w": "V"}, {"PLAIN": True, "TEMPERED": True}),
+    ("gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": True, "BIAS_SUMS": True}),
+    ("gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": False, "BIAS_SUMS": False}),
+    ("soft_gradients_kernel", {"h": "N", "k": "V", "m": "N", "v": "V", "q_out": "NV", "sent_out": "NV"}, {}),
+]
+SMALL = [
+    ("target_scores_kernel", {"BD": 1024, "CENTRED": True}),
+    ("finish_kernel", {"BT": 256, "BV": 64, "BD": 128}),
+    ("scale_kernel", {"BLOCK": 8192}),
+]
+
+
+def shared_memory(name: str, capability: int, matrices: dict[str, str], constants: dict[str, Any], *how: int) -> int:
+    """Bytes that the compiled kernel takes."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(kernels, name)
+    # What has no other type is a number or a row of float32.
+    types = {each: "*fp32" if each.endswith("_ptr") else "i32" for each in kernel.arg_names}
+    types |= {each: kind for each, kind in (POINTERS | matrices).items() if each in types}
+    types |= {each: "constexpr" for each in constants if each in types}
+    values = {(kernel.arg_names.index(each),): value for each, value in constants.items() if each in types}
+    warps, stages = how
+    target = GPUTarget("cuda", capability, 32)
+    options = {"num_warps": warps, "num_stages": stages}
+    done = triton.compile(ASTSource(kernel, types, values), target=target, options=options)
+    return int(done.metadata.shared)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(("name", "matrices", "flags"), TILED)
+def test_kernels_over_tiles(gpu: str, name: str, matrices: dict[str, str], flags: dict[str, Any]) -> None:
+    capability, limit, (rows, classes, width, warps, stages, described) = GPUS[gpu]
+    if name == "soft_gradients_kernel" and classes > 128:
+        classes, stages = 128, 3
+    if flags.get("BIAS_SUMS"):
+        stages -= 1
+    boxes = {"N": (rows, width), "V": (classes, width), "NV": (rows, classes // 2)}
+    kinds = {
+        each: f"tensordesc<bf16[{boxes[place][0]}, {boxes[place][1]}]>" if described else "*bf16"
+        for each, place in matrices.items()
+    }
+    cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "PROGRAMS": 132, "DTYPE": triton.language.bfloat16}
+    constants = {"D": WIDTH, "M": WIDTH, "BIAS": True, "ONE_TABLE": True, **cut, **flags}
+    assert 0 < shared_memory(name, capability, kinds, constants, warps, stages) <= limit
+
+
+@pytest.mark.parametrize(("name", "constants"), SMALL)
+def test_kernels_over_rows(name: str, constants: dict[str, Any]) -> None:
+    assert shared_memory(name, 90, {}, {"D": WIDTH, "BIAS": True, **constants}, 4, 3) <= 49_152

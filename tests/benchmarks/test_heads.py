@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,3 +103,10 @@ def test_a_shape_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(heads, "reference", refuse)
     with pytest.raises(ResourceError, match="plain, N = 16, D = 8, V = 50: the reference does not fit"):
         list(measure_all(QUICK, 1e9, [("plain", SHAPE)], lambda line: None))
+
+
+def test_an_end_that_nobody_asked_for_has_is_passed_over() -> None:
+    said: list[str] = []
+    chosen = [("drill", SHAPE)]
+    assert list(measure_all(replace(QUICK, families=("compile",)), 1e9, chosen, said.append)) == []
+    assert said[1:] == ["  none of the competitors asked for has this end"]

@@ -73,8 +73,6 @@ def bench(
     console.print(_headline(machine), highlight=False, soft_wrap=True)
     rows = []
     for found in measure_all(setup, rate, chosen, lambda line: typer.echo(line, err=True)):
-        if not found:
-            continue  # nobody of those asked for has this end
         _print_case(found, console, graph)
         rows += [row.record() for row in found]
         if json is not None:

@@ -238,8 +238,8 @@ def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> N
 
 
 def _aligned(g_NV: Tensor) -> int:
-    """How many classes a GPU's matrix units take at full speed. With an odd number all of them go a slow way (five
-    times slower on an H200 at V = 267,735), so the last few get a product of their own."""
+    """How many classes a GPU's matrix units take at full speed. With an odd number all of them would go a slow way, so
+    the last few get a product of their own."""
     classes = g_NV.shape[1]
     if not g_NV.is_cuda or g_NV.element_size() != 2 or classes < 8:
         return classes

@@ -65,6 +65,14 @@ def _add_bias(z, b_ptr, columns, V, BIAS: tl.constexpr):
 
 
 @triton.jit
+def _log_sum_exp(z, columns, V):
+    """Of each row of a tile, over its columns that are classes."""
+    z = tl.where(columns[None, :] < V, z, -float("inf"))
+    top = tl.maximum(tl.max(z, 1), LEAST)
+    return top + tl.log(tl.sum(tl.exp2((z - top[:, None]) * LOG2_E), 1))
+
+
+@triton.jit
 def exponentials_kernel(
     h,
     w,
@@ -136,16 +144,10 @@ def normalisers_kernel(
         columns = column + tl.arange(0, BV)
         places = rows.to(tl.int64) * T + tile // tiles_n
         if TEMPERED:
-            t = tl.where(columns[None, :] < V, z * inverse_tau, -float("inf"))
-            top = tl.maximum(tl.max(t, 1), LEAST)
-            total = tl.sum(tl.exp2((t - top[:, None]) * LOG2_E), 1)
-            tl.store(lse_tau_ptr + places, top + tl.log(total), mask=rows < N)
+            tl.store(lse_tau_ptr + places, _log_sum_exp(z * inverse_tau, columns, V), mask=rows < N)
         if PLAIN:
             z = _add_bias(z, b_ptr, columns, V, BIAS)
-            z = tl.where(columns[None, :] < V, z, -float("inf"))
-            top = tl.maximum(tl.max(z, 1), LEAST)
-            total = tl.sum(tl.exp2((z - top[:, None]) * LOG2_E), 1)
-            tl.store(lse_ptr + places, top + tl.log(total), mask=rows < N)
+            tl.store(lse_ptr + places, _log_sum_exp(z, columns, V), mask=rows < N)
 
 
 @triton.jit

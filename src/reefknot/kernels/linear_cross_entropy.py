@@ -62,7 +62,7 @@ def linear_cross_entropy(
         check_targets: refuse targets that are no class. On a GPU this waits for the device; without it, and in a graph
             that is compiled or captured, such a target makes the loss not a number.
         impl: `reference`, `chunked`, `triton` or `auto`; left out, what `using` says.
-        memory: MiB of working memory beside inputs and gradients; less is leaner, more is faster.
+        memory: MiB of working memory beside inputs and gradients; less is leaner, and on a GPU more is faster.
     """
     _check_types(hidden, weight, targets, bias)
     _check_shapes(hidden, weight, targets, bias)

@@ -270,6 +270,19 @@ def in_parts(p: Problem) -> tuple[Tensor, list[Tensor]]:
     return total, gradients
 
 
+def of_half_precision(p: Problem, found: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest error. That of the biases is relative to the sum of the sizes of what they add up: of a few rows the
+    terms may cancel, and then even exact ones that are rounded once to half precision are far off."""
+    errors = [off(one, other) for one, other in zip(found[:2], exact[:2], strict=True)]
+    if p.b is not None:
+        with torch.no_grad():
+            z_NV = p.h.double() @ p.w.double().T + p.b.double()
+            sizes_V = (z_NV.softmax(-1) * (p.y != IGNORE)[:, None]).sum(0)
+            sizes_V += torch.bincount(p.y[p.y != IGNORE], minlength=len(p.b))
+        errors.append(float((found[2].double() - exact[2]).norm() / sizes_V.norm()))
+    return max(errors)
+
+
 @on_a_gpu
 @pytest.mark.parametrize("shape", LARGE, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize("bias", [True, False])
@@ -282,14 +295,14 @@ def test_bfloat16_on_a_gpu(shape: tuple[int, int, int], bias: bool) -> None:
             found = [summed(p) for _ in range(2)]
             assert off(found[0], loss) < 1e-3, memory
             first, second = (p.gradients(each) for each in found)
-            assert furthest(first, gradients) < 1e-2, memory
+            assert of_half_precision(p, first, gradients) < 1e-2, memory
             # Of an odd number the last few classes have a product of their own, which the norm of all would not miss.
             assert off(first[1][-7:], gradients[1][-7:]) < 2e-2, memory
             assert torch.equal(found[0], found[1])
             assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), memory
             rows = row_losses(p.h, p.w, p.b, p.y).nll.sum()
             assert off(rows, loss) < 1e-3, memory
-            assert furthest(p.gradients(rows), gradients) < 1e-2, memory
+            assert of_half_precision(p, p.gradients(rows), gradients) < 1e-2, memory
 
 
 @on_a_gpu

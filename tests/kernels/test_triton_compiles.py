@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from reefknot.kernels import triton_kernels as kernels  # noqa: E402
+from reefknot.kernels import triton_recurrence as recurrence  # noqa: E402
 
 if not hasattr(kernels.scale_kernel, "arg_names"):
     pytest.skip("triton interprets here", allow_module_level=True)
@@ -49,12 +51,11 @@ SMALL = [
 ]
 
 
-def shared_memory(name: str, capability: int, matrices: dict[str, str], constants: dict[str, Any], *how: int) -> int:
+def shared_memory(kernel: Any, capability: int, matrices: dict[str, str], constants: dict[str, Any], *how: int) -> int:
     """Bytes that the compiled kernel takes."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(kernels, name)
     # What has no other type is a number or a row of float32.
     types = {each: "*fp32" if each.endswith("_ptr") else "i32" for each in kernel.arg_names}
     types |= {each: kind for each, kind in (POINTERS | matrices).items() if each in types}
@@ -82,9 +83,35 @@ def test_kernels_over_tiles(gpu: str, name: str, matrices: dict[str, str], flags
     }
     cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "PROGRAMS": 132, "DTYPE": triton.language.bfloat16}
     constants = {"D": WIDTH, "M": WIDTH, "BIAS": True, "ONE_TABLE": True, **cut, **flags}
-    assert 0 < shared_memory(name, capability, kinds, constants, warps, stages) <= limit
+    assert 0 < shared_memory(getattr(kernels, name), capability, kinds, constants, warps, stages) <= limit
 
 
 @pytest.mark.parametrize(("name", "constants"), SMALL)
 def test_kernels_over_rows(name: str, constants: dict[str, Any]) -> None:
-    assert shared_memory(name, 90, {}, {"D": WIDTH, "BIAS": True, **constants}, 4, 3) <= 49_152
+    assert shared_memory(getattr(kernels, name), 90, {}, {"D": WIDTH, "BIAS": True, **constants}, 4, 3) <= 49_152
+
+
+@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "rows", "units", "masks"),
+    [
+        ("A100", torch.bfloat16, 20, 650, 4),
+        ("A100", torch.float32, 20, 650, 1),
+        ("H200", torch.bfloat16, 80, 1150, 1),
+        ("H200", torch.float32, 20, 200, 4),
+    ],
+)
+def test_kernels_over_steps(
+    gpu: str, dtype: torch.dtype, rows: int, units: int, masks: int, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capability, limit, _ = GPUS[gpu]
+    monkeypatch.setattr(recurrence, "_limits", lambda device: ({80: 108, 90: 132}[capability], limit))
+    plan = recurrence.Plan.choose(rows, units, dtype, torch.device("cuda"))
+    assert plan is not None
+    kind = "*bf16" if dtype == torch.bfloat16 else "*fp32"
+    products = dict.fromkeys(("x_ptr", "g_ptr", "w_ptr", "states_ptr", "h_ptr", "gates_ptr", "d_ptr"), kind)
+    padded = triton.cdiv(units, plan.BK) * plan.BK
+    cut = {"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "PRECISION": plan.precision}
+    flags = {"H": units, "P": padded, "M": masks, "MASKED": True, "MEETING": True}
+    how = capability, {**products, "count_ptr": "*i32"}, {**cut, **flags}, plan.warps, plan.stages
+    assert 0 < shared_memory(getattr(recurrence, kernel), *how) <= limit

@@ -81,11 +81,23 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
         _check_triton(device, dtype)
     impl = choice.impl
     if impl == "auto":
-        fast = device.type == "cuda" and dtype == torch.bfloat16 and _has_tensor_cores(device) and triton_available()
-        impl = "triton" if fast else "chunked"
+        impl = "triton" if dtype == torch.bfloat16 and _kernels_run_on(device) else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
         _say_once(impl, device.type, str(dtype).removeprefix("torch."))
     return impl
+
+
+def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a kernel that has only a plain loop beside it runs: where `using` says so, or the device suits it."""
+    if current().impl == "triton":
+        _check_triton(device, dtype)
+        return True
+    return current().impl == "auto" and _kernels_run_on(device)
+
+
+def _kernels_run_on(device: torch.device) -> bool:
+    """Whether a device is one that the triton kernels are written for, and they are here."""
+    return device.type == "cuda" and _has_tensor_cores(device) and triton_available()
 
 
 @cache

@@ -1,0 +1,159 @@
+"""The kernels of the recurrence against float64: small shapes in triton's interpreter on a CPU, the papers' on a GPU.
+
+TRITON_INTERPRET=1 pytest tests/kernels/test_triton_recurrence.py      the interpreter's part by itself
+
+Shapes: T steps, B rows of the batch, H units, G = 4H gates.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.errors import ArgumentError
+from reefknot.kernels.choice import using
+from reefknot.kernels.recurrence import lstm_loop, lstm_scan
+
+from .test_recurrence import KINDS, everything, problem
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from reefknot.kernels.triton_recurrence import Plan
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+anywhere = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="runs in triton's interpreter or on a GPU"
+)
+on_a_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
+# Rows, steps and units of the papers' models; the last has more rows than one launch.
+PAPERS = [(20, 35, 200), (20, 35, 650), (20, 35, 1500), (20, 70, 400), (20, 70, 1150), (80, 70, 1150), (300, 5, 1500)]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+def test_the_kernels_in_the_interpreter() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def by_the_kernels() -> Iterator[None]:
+    with using("triton"):
+        yield
+
+
+def given(T: int, B: int, H: int, kind: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None]:
+    inputs, mask = problem(T, B, H, kind)
+    x, h, c, w = (each.detach().to(DEVICE, dtype).requires_grad_() for each in inputs)
+    return [x, h, c.detach().float().requires_grad_(), w], None if mask is None else mask.to(DEVICE, torch.float32)
+
+
+def off(T: int, B: int, H: int, kind: str, dtype: torch.dtype) -> dict[str, float]:
+    """How far everything is from the loop in float64 on the same numbers."""
+    inputs, mask = given(T, B, H, kind, dtype)
+    exact = everything(
+        [each.detach().double().requires_grad_() for each in inputs], None if mask is None else mask.double()
+    )
+    names = ("h", "c", "dx", "dh0", "dc0", "dw")
+    found = everything(inputs, mask)
+    assert [each.dtype for each in found] == [dtype, torch.float32, dtype, dtype, torch.float32, dtype]
+    pairs = zip(names, found, exact, strict=True)
+    return {name: float((a.double() - b).norm() / b.norm()) for name, a, b in pairs}
+
+
+@anywhere
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 17), (1, 20, 40)])  # one program, slices of units, tiles of rows
+def test_values_and_gradients_in_small(shape: tuple[int, int, int], kind: str) -> None:
+    found = off(*shape, kind, torch.float32)
+    assert max(found.values()) < TOLERANCE[torch.float32], found
+
+
+@anywhere
+def test_inputs_may_lie_in_memory_in_any_order() -> None:
+    inputs, mask = given(3, 2, 5, "per gate", torch.float32)
+    assert mask is not None
+    x, h, c, w = inputs
+    turned = [x.mT.contiguous().mT, h.T.contiguous().T, c.T.contiguous().T, w.T.contiguous().T]
+    turned = [each.detach().requires_grad_() for each in turned]
+    torch.testing.assert_close(everything(turned, mask.mT.contiguous().mT), everything(inputs, mask))
+
+
+@anywhere
+def test_what_is_not_asked_for_is_not_made() -> None:
+    (x, h, c, w), mask = given(3, 2, 5, "shared", torch.float32)
+    h_TBH, _ = lstm_scan(x, h.detach(), c.detach(), w.detach(), mask)
+    exact, _ = lstm_loop(x, h, c, w, mask, torch.float32)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (h_TBH, exact)))
+
+
+@anywhere
+def test_second_derivatives_are_refused() -> None:
+    (x, h, c, w), mask = given(2, 1, 3, "shared", torch.float32)
+    h_TBH, _ = lstm_scan(x, h, c, w, mask)
+    with pytest.raises(ArgumentError, match="first derivatives only"):
+        torch.autograd.grad(h_TBH.sum(), x, create_graph=True)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", PAPERS)
+def test_the_shapes_of_the_papers(shape: tuple[int, int, int], kind: str, dtype: torch.dtype) -> None:
+    B, T, H = shape
+    found = off(T, B, H, kind, dtype)
+    assert max(found.values()) < TOLERANCE[dtype], found
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", PAPERS)
+def test_equal_calls_give_equal_bits(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    B, T, H = shape
+    inputs, mask = given(T, B, H, "shared", dtype)
+    first, second = (everything(inputs, mask) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@on_a_gpu
+def test_under_autocast_weights_in_float32_get_gradients_in_float32() -> None:
+    inputs, mask = given(5, 3, 40, "shared", torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = everything(inputs, mask)
+    assert found[0].dtype == torch.bfloat16
+    assert all(each.dtype == torch.float32 for each in found[1:])
+    exact = everything([each.detach().double().requires_grad_() for each in inputs], mask)
+    for a, b in zip(found, exact, strict=True):
+        assert float((a.double() - b).norm() / b.norm()) < TOLERANCE[torch.bfloat16]
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shape", [(20, 35, 200), (80, 70, 1150)])
+def test_a_captured_graph_repeats_it(shape: tuple[int, int, int]) -> None:
+    B, T, H = shape
+    inputs, mask = given(T, B, H, "shared", torch.bfloat16)
+    expected = everything(inputs, mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = everything(inputs, mask)
+    for _ in range(3):
+        for each in found:
+            each.zero_()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@on_a_gpu
+def test_more_units_than_the_device_can_share_go_to_the_loop() -> None:
+    assert Plan.choose(1, 10**6, torch.bfloat16, torch.device("cuda")) is None

@@ -17,25 +17,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AWDLSTM": "encoders.awd_lstm",
     "AdaptiveLookup": "inputs.adaptive",
     "AdaptiveSoftmax": "outputs.adaptive",
     "ArgumentError": "errors",
     "Augmented": "outputs.augmented",
     "BandProjections": "tables",
     "BandedTable": "tables",
+    "BayesianLSTM": "encoders.bayesian_lstm",
     "Bilinear": "outputs.labels.bilinear",
     "CharCNN": "inputs.char_cnn",
     "CorpusSettings": "text.corpora",
     "DataError": "errors",
     "Drill": "outputs.labels.drill",
     "Dual": "outputs.labels.dual",
-    "LSTM": "encoders.lstm",
+    "GRU": "encoders.stacked",
+    "LSTM": "encoders.stacked",
     "LanguageModel": "models.language_model",
     "Lookup": "inputs.lookup",
     "MixtureOfSoftmaxes": "outputs.mixture",
     "NonFiniteError": "errors",
     "Plain": "outputs.labels.plain",
     "Projected": "outputs.labels.projected",
+    "RNN": "encoders.stacked",
+    "RecurrentHighway": "encoders.highway",
     "ReefknotError": "errors",
     "RegularisationSettings": "models.regularisation",
     "ResourceError": "errors",
@@ -43,6 +48,7 @@ _HOMES = {
     "SettingsError": "errors",
     "Softmax": "outputs.softmax",
     "Stopped": "errors",
+    "VariationalLSTM": "encoders.variational_lstm",
     "VocabularySettings": "text.vocabulary",
     "WordTable": "tables",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
@@ -56,7 +62,13 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from reefknot.encoders.lstm import LSTM as LSTM
+    from reefknot.encoders.awd_lstm import AWDLSTM as AWDLSTM
+    from reefknot.encoders.bayesian_lstm import BayesianLSTM as BayesianLSTM
+    from reefknot.encoders.highway import RecurrentHighway as RecurrentHighway
+    from reefknot.encoders.stacked import GRU as GRU
+    from reefknot.encoders.stacked import LSTM as LSTM
+    from reefknot.encoders.stacked import RNN as RNN
+    from reefknot.encoders.variational_lstm import VariationalLSTM as VariationalLSTM
     from reefknot.errors import ArgumentError as ArgumentError
     from reefknot.errors import DataError as DataError
     from reefknot.errors import NonFiniteError as NonFiniteError

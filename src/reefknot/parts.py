@@ -35,7 +35,13 @@ INPUTS = Registry(
 ENCODERS = Registry(
     "encoders",
     {
-        "lstm": "reefknot.encoders.lstm:LSTM",
+        "lstm": "reefknot.encoders.stacked:LSTM",
+        "gru": "reefknot.encoders.stacked:GRU",
+        "rnn": "reefknot.encoders.stacked:RNN",
+        "variational_lstm": "reefknot.encoders.variational_lstm:VariationalLSTM",
+        "bayesian_lstm": "reefknot.encoders.bayesian_lstm:BayesianLSTM",
+        "awd_lstm": "reefknot.encoders.awd_lstm:AWDLSTM",
+        "highway": "reefknot.encoders.highway:RecurrentHighway",
     },
 )
 
@@ -64,7 +70,7 @@ OUTPUTS = Registry(
 OPTIMISERS = Registry(
     "optimisers",
     {
-        "sgd": "reefknot.training.optimisers:sgd",
+        "sgd": "reefknot.training.optimisers:SGD",
     },
 )
 

@@ -32,7 +32,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tables.banded": {"dim": 6, "sizes": [4, 4], "factor": 2},
     "projections.bands": {"dim": 6},
     "inputs.char_cnn": {"dim": 6, "filters": [[1, 3], [2, 4]], "byte_dim": 4},
-    "encoders.lstm": {"hidden_dim": 6},
+    **{f"encoders.{kind}": {"hidden_dim": 6} for kind in ENCODERS},
+    "encoders.highway": {"hidden_dim": 6, "depth": 2},
     "outputs.augmented": {"tau": 2.0, "gamma": 0.5},
     "outputs.mixture": {"experts": 3},
     "outputs.sampled": {"samples": 5},
@@ -177,12 +178,13 @@ def meaningful_cases() -> list[Case]:
 
 def covering_cases() -> list[Case]:
     """A few combinations in which every two parts that can meet do meet."""
-    left = {pair for case in meaningful_cases() for pair in _pairs(case)}
+    pairs = {case: _pairs(case) for case in meaningful_cases()}
+    left = set().union(*pairs.values())
     chosen: list[Case] = []
     while left:
-        best = max(meaningful_cases(), key=lambda case: len(left & _pairs(case)))
+        best = max(pairs, key=lambda case: len(left & pairs[case]))
         chosen.append(best)
-        left -= _pairs(best)
+        left -= pairs[best]
     return chosen
 
 

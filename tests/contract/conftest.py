@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -12,18 +15,19 @@ from reefknot.parts import ENCODERS
 from .combinations import Case, covering_cases, meaningful_cases, part_settings
 
 
+@cache
 def chosen_cases(config: pytest.Config) -> list[Case]:
     return meaningful_cases() if config.getoption("--combinations") == "all" else covering_cases()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`case`: a model; `end_case`: one encoder each, for what the output end alone decides."""
+    """`case`: a model; `end_case`: the same with one encoder, for what the output end alone decides."""
     cases = chosen_cases(metafunc.config)
     first = next(iter(ENCODERS))
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
     if "end_case" in metafunc.fixturenames:
-        ends = [case for case in cases if case.encoder == first]
+        ends = list(dict.fromkeys(replace(case, encoder=first) for case in cases))
         metafunc.parametrize("end_case", ends, ids=[case.name for case in ends])
     if "encoder_kind" in metafunc.fixturenames:
         metafunc.parametrize("encoder_kind", list(ENCODERS))

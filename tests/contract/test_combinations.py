@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,16 @@ def test_a_missing_test_value_says_where_to_put_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:
-    """Checkpoints stay readable. New combinations join the list by `pytest tests/contract --freeze`."""
-    now = {case.name: list(case.build().state_dict()) for case in meaningful_cases()}
+    """Checkpoints stay readable. New parts join the list by `pytest tests/contract --freeze`.
+
+    Every combination of ends with one encoder and every encoder with one combination of ends: neither changes what the
+    other stores.
+    """
+    cases = meaningful_cases()
+    chosen = [
+        case for case in cases if case in (replace(cases[0], encoder=case.encoder), replace(case, encoder="lstm"))
+    ]
+    now = {case.name: list(case.build().state_dict()) for case in chosen}
     stored = frozen(Path(__file__).with_name("keys.json"), now)
     assert stored.keys() == now.keys()
     assert stored == now

@@ -5,12 +5,31 @@ Shapes: B streams, T steps, D width.
 
 from __future__ import annotations
 
+import copy
+
+import pytest
 import torch
+from pydantic import TypeAdapter
+from safetensors.torch import load, save
 from torch import Tensor
 
 from reefknot.encoders.contract import Encoder, State, detach, join_streams, select_streams
+from reefknot.parts import ENCODERS
+from reefknot.registry import _arguments
+
+from .combinations import part_settings
 
 STREAMS, STEPS = 3, 7
+
+
+@pytest.fixture
+def dropping(encoder_kind: str) -> Encoder:
+    """The same in training, with every rate it has at one half."""
+    rates = [each.name for each in _arguments(ENCODERS, encoder_kind) if "drop" in each.name]
+    settings = part_settings(ENCODERS, encoder_kind, {}) | dict.fromkeys(rates, 0.5)
+    torch.manual_seed(0)
+    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": 6})
+    return built.double().train()
 
 
 def vectors(encoder: Encoder) -> Tensor:
@@ -91,3 +110,60 @@ def test_bf16_autocast_carries_float32(encoder: Encoder) -> None:
         again = encoder(vectors(encoder), found.state)
     assert all(tensor.dtype == torch.float32 for tensor in found.state.values())
     assert again.output.isfinite().all()
+
+
+def test_a_state_is_saved_exactly(encoder: Encoder) -> None:
+    """In float32 as in training, and cut by stream as a process of several would."""
+    encoder = encoder.float()
+    state = detach(select_streams(some_state(encoder), slice(1, 3)))
+    assert all(tensor.dtype == torch.float32 for tensor in state.values())
+    stored = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
+    assert all(torch.equal(stored[name], tensor) for name, tensor in state.items())
+    x_BTD = vectors(encoder)[1:]
+    assert torch.equal(encoder(x_BTD, stored).output, encoder(x_BTD, state).output)
+
+
+def test_evaluation_mode_has_gradients(encoder: Encoder) -> None:
+    """Dynamic evaluation adapts a model that drops nothing."""
+    encoder(vectors(encoder), encoder.initial_state(STREAMS)).output.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in encoder.parameters())
+
+
+def test_training_drops_as_the_generator_says(dropping: Encoder) -> None:
+    x_BTD, state = vectors(dropping), dropping.initial_state(STREAMS)
+    torch.manual_seed(3)
+    first, second = (dropping(x_BTD, state).output for _ in range(2))
+    torch.manual_seed(3)
+    assert torch.equal(dropping(x_BTD, state).output, first)
+    assert not torch.equal(first, second)
+
+
+def test_training_reaches_every_parameter_and_the_carried_state(dropping: Encoder) -> None:
+    state = {name: tensor.requires_grad_() for name, tensor in detach(some_state(dropping)).items()}
+    found = dropping(vectors(dropping), state)
+    found.output.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in dropping.parameters())
+    assert all(tensor.grad is not None and tensor.grad.any() for tensor in state.values())
+
+
+def test_the_carried_state_is_not_dropped(dropping: Encoder) -> None:
+    assert all((tensor != 0).all() for tensor in some_state(dropping).values())
+
+
+def test_what_is_dropped_returns_in_evaluation(dropping: Encoder, encoder: Encoder) -> None:
+    """Rates are no part of the weights: the same seed gives the encoder without them."""
+    dropping.eval()
+    x_BTD, state = vectors(encoder), some_state(encoder)
+    assert torch.equal(dropping(x_BTD, state).output, encoder(x_BTD, state).output)
+
+
+def test_copies_and_narrow_numbers_train(dropping: Encoder) -> None:
+    copied = copy.deepcopy(dropping).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = copied(vectors(copied), copied.initial_state(STREAMS))
+    found.output.float().square().sum().backward()
+    assert all(tensor.dtype == torch.float32 for tensor in found.state.values())
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in copied.parameters())
+    assert all(parameter.grad is None for parameter in dropping.parameters())
+    whole = copy.deepcopy(dropping).bfloat16()
+    assert whole(vectors(whole), whole.initial_state(STREAMS)).output.isfinite().all()

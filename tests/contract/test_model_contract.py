@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import LSTM
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.augmented import Augmented

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import LSTM
 from reefknot.errors import SettingsError
 from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.inputs.char_cnn import CharCNN

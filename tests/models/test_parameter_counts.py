@@ -1,12 +1,11 @@
 """The papers' parameter counts.
 
-The ends of every row are built from settings on the meta device and counted; what is left of the published model must
-be its encoder, which is computed here from its equations and is the same for all rows of a table.
+Every row is built from settings on the meta device and counted. Where an encoder is not ours, its ends are, and what is
+left of the published model must be the encoder, computed here from its equations and the same for all rows of a table.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 from pydantic import TypeAdapter
 
 from reefknot.parts import INPUTS, OUTPUTS, PROJECTIONS, TABLES
+from reefknot.recipe import build_model, check_experiment
 from reefknot.registry import Registry
 from reefknot.text.spelling import spell
 
@@ -21,7 +21,15 @@ Row = dict[str, Any]
 
 WIKITEXT = 267_744  # fairseq's dictionary of WikiText-103: 267,735 types, <s> and <pad>, filled up to a multiple of 8
 BILLION_WORD = 793_472
+PTB, WT2 = 10_000, 33_278
 MODEL = 1024
+TRAINING: Row = {
+    "epochs": 1,
+    "batch": 1,
+    "steps": 1,
+    "optimiser": {"kind": "sgd", "learning_rate": 1.0},
+    "schedule": {"kind": "constant"},
+}
 
 
 def ends(row: Row) -> int:
@@ -179,64 +187,63 @@ def test_what_tying_saves() -> None:
     assert counts["3 ADP"] - counts["3 ADP-T"] == 44_343_296
 
 
-def lstm(widths: list[int], biases: int) -> int:
-    """Layers from the first width to the last."""
-    pairs = pairwise(widths)
-    return sum(4 * (below * width + width * width + biases * width) for below, width in pairs)
+def whole(row: Row, encoder: Row) -> int:
+    """Parameters of a whole model, built as a recipe builds it."""
+    parts = {name: row[name] for name in ("tables", "projections", "input", "output") if name in row}
+    experiment = check_experiment({"corpus": {}, "training": TRAINING, "encoder": encoder, **parts}, "row")
+    with torch.device("meta"):
+        model = build_model(experiment, row["vocabulary"])
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
-def labels_on_words(vocabulary: int, dim: int, width: int, labels: Row, classes: str = "words") -> Row:
+def labels_on_words(vocabulary: int, dim: int, width: int, labels: Row, tied: bool = True) -> Row:
+    """Labels that share the input's table or have one of their own, as wide as the encoder."""
+    tables = {"words": word(dim)} | ({} if tied else {"classes": word(width)})
     return {
         "vocabulary": vocabulary,
-        "width": width,
-        "tables": {name: word(dim if name == "words" else width) for name in {"words", classes}},
+        "tables": tables,
         "input": fixed_input("words", None),
-        "output": {"kind": "softmax", "labels": {"table": classes} | labels},
+        "output": {"kind": "softmax", "labels": {"table": "words" if tied else "classes"} | labels},
     }
 
 
-def drill(depth: int) -> Row:
-    return labels_on_words(10_000, 400, 400, {"kind": "drill", "depth": depth})
+def pappas(labels: Row, vocabulary: int = PTB) -> Row:
+    return labels_on_words(vocabulary, 400, 400, labels)
 
 
-PTB, WT2 = 10_000, 33_278
-AWD = lstm([400, 1150, 1150, 400], biases=2)
-PAPPAS: dict[str, tuple[int, int, Row]] = {
-    "Full softmax": (
-        43_827_600,
-        lstm([400, 1150, 1150, 1150], biases=2),
-        labels_on_words(PTB, 400, 1150, {"kind": "plain"}, "classes"),
-    ),
-    "Weight tying": (24_221_600, AWD, labels_on_words(PTB, 400, 400, {"kind": "plain"})),
-    "Bilinear": (24_381_600, AWD, labels_on_words(PTB, 400, 400, {"kind": "bilinear"})),
-    "Dual nonlinear": (24_542_400, AWD, labels_on_words(PTB, 400, 400, {"kind": "dual", "joint_dim": 400})),
-    "DRILL 1-layer": (24_382_000, AWD, drill(1)),
-    "DRILL 2-layers": (24_542_400, AWD, drill(2)),
-    "DRILL 3-layers": (24_702_800, AWD, drill(3)),
-    "DRILL 4-layers": (24_863_200, AWD, drill(4)),
-    "AWD-LSTM, WikiText-2": (33_556_078, AWD, labels_on_words(WT2, 400, 400, {"kind": "plain"})),
-    "AWD-LSTM-DRILL, WikiText-2": (34_197_678, AWD, labels_on_words(WT2, 400, 400, {"kind": "drill", "depth": 4})),
+def mixture(vocabulary: int, dim: int, last: int) -> Row:
+    row = labels_on_words(vocabulary, dim, last, {"kind": "plain"})
+    row["output"] |= {"kind": "mixture", "experts": 15}
+    return row
+
+
+PLAIN: Row = {"kind": "plain"}
+AWD: Row = {"kind": "awd_lstm", "hidden_dim": 1150}
+PAPPAS: dict[str, tuple[int, Row, Row]] = {
+    "4 Full softmax": (43_827_600, labels_on_words(PTB, 400, 1150, PLAIN, tied=False), AWD | {"output_dim": 1150}),
+    "4 Weight tying": (24_221_600, pappas(PLAIN), AWD),
+    "4 Bilinear": (24_381_600, pappas({"kind": "bilinear"}), AWD),
+    "4 Dual nonlinear": (24_542_400, pappas({"kind": "dual", "joint_dim": 400}), AWD),
+    "4 DRILL 1-layer": (24_382_000, pappas({"kind": "drill", "depth": 1}), AWD),
+    "4 DRILL 2-layers": (24_542_400, pappas({"kind": "drill", "depth": 2}), AWD),
+    "4 DRILL 3-layers": (24_702_800, pappas({"kind": "drill", "depth": 3}), AWD),
+    "4 DRILL 4-layers": (24_863_200, pappas({"kind": "drill", "depth": 4}), AWD),
+    "2 AWD-LSTM": (33_556_078, pappas(PLAIN, WT2), AWD),
+    "2 AWD-LSTM-DRILL": (34_197_678, pappas({"kind": "drill", "depth": 4}, WT2), AWD),
+    "1 AWD-LSTM-MoS": (21_500_620, mixture(PTB, 280, 620), AWD | {"hidden_dim": 960, "output_dim": 620}),
+    "2 AWD-LSTM-MoS": (34_909_528, mixture(WT2, 300, 650), AWD | {"output_dim": 650}),
 }
 
 
 @pytest.mark.parametrize("name", PAPPAS)
-def test_pappas_tables_2_4(name: str) -> None:
-    published, encoder, row = PAPPAS[name]
-    assert published - ends(row) == encoder
+def test_pappas_tables_1_2_4(name: str) -> None:
+    published, row, encoder = PAPPAS[name]
+    assert whole(row, encoder) == published
 
 
 def test_what_a_layer_of_drill_adds() -> None:
-    assert ends(drill(4)) - ends(drill(3)) == 160_400
-
-
-@pytest.mark.parametrize(
-    ("published", "vocabulary", "dim", "hidden", "last"),
-    [(21_500_620, PTB, 280, 960, 620), (34_909_528, WT2, 300, 1150, 650)],
-)
-def test_pappas_mixtures(published: int, vocabulary: int, dim: int, hidden: int, last: int) -> None:
-    row = labels_on_words(vocabulary, dim, last, {"kind": "plain"})
-    row["output"] |= {"kind": "mixture", "experts": 15}
-    assert published - ends(row) == lstm([dim, hidden, hidden, last], biases=2)
+    counts = [whole(pappas({"kind": "drill", "depth": depth}), AWD) for depth in (3, 4)]
+    assert counts[1] - counts[0] == 160_400
 
 
 @pytest.mark.parametrize(
@@ -250,11 +257,48 @@ def test_pappas_mixtures(published: int, vocabulary: int, dim: int, hidden: int,
 )
 def test_inan_tables_1_3(published: int, vocabulary: int, units: int, tied: bool) -> None:
     """REAL has one table and no bias; the augmented loss itself has no parameters."""
-    row = labels_on_words(vocabulary, units, units, {"kind": "plain", "bias": not tied}, "words" if tied else "classes")
+    row = labels_on_words(vocabulary, units, units, {"kind": "plain", "bias": not tied}, tied)
     if tied:
         row["output"] |= {"kind": "augmented", "table": "words", "gamma": 0.65}
-    assert published - ends(row) == lstm([units, units, units], biases=1)
+    assert whole(row, {"kind": "variational_lstm", "hidden_dim": units}) == published
 
 
-def test_press_table_5() -> None:
-    assert 51_022_000 - ends(labels_on_words(PTB, 1500, 1500, {"kind": "plain"})) == lstm([1500, 1500, 1500], biases=1)
+@pytest.mark.parametrize(
+    ("published", "labels", "tied"),
+    [
+        (4_651_600, "plain", False),
+        (2_651_600, "plain", True),
+        (4_691_800, "projected", False),
+        (2_691_800, "projected", True),
+    ],
+)
+def test_press_table_6(published: int, labels: str, tied: bool) -> None:
+    row = labels_on_words(PTB, 200, 200, {"kind": labels}, tied)
+    assert whole(row, {"kind": "lstm", "hidden_dim": 200}) == published
+
+
+@pytest.mark.parametrize("kind", ["lstm", "bayesian_lstm"])
+def test_press_table_5(kind: str) -> None:
+    """Dropout has no parameters, whichever kind it is."""
+    assert whole(labels_on_words(PTB, 1500, 1500, PLAIN), {"kind": kind, "hidden_dim": 1500}) == 51_022_000
+
+
+@pytest.mark.parametrize(
+    ("published", "units", "depth", "tied", "exact"),
+    [
+        (32, 890, 8, False, 32_082_040),
+        (24, 860, 9, True, 23_417_480),
+        (23, 830, 10, True, 23_482_400),
+    ],
+)
+def test_recurrent_highway_networks(published: int, units: int, depth: int, tied: bool, exact: int) -> None:
+    """The three sizes of Zilly et al. on Penn Treebank, which Inan, Press and Pappas cite in millions.
+
+    The tables and the bias of the classes; two matrices for the input; two and two biases for every layer of a step.
+    """
+    counted = (1 if tied else 2) * PTB * units + PTB + 2 * units * (units + depth * (units + 1))
+    assert counted == exact
+    row = labels_on_words(PTB, units, units, PLAIN, tied)
+    assert whole(row, {"kind": "highway", "hidden_dim": units, "depth": depth}) == exact
+    # 23.4 million are cited as 24.
+    assert published - 1 < exact / 10**6 < published + 0.5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reefknot.encoders.contract import Encoded
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import LSTM
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings, activation_losses

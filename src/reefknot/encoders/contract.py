@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reefknot.errors import SettingsError
+
 State = dict[str, Tensor]
 """What an encoder carries from one window to the next. Streams are dimension 1, as in torch's recurrent layers."""
 
@@ -49,3 +51,16 @@ def join_streams(states: list[State]) -> State:
 def detach(state: State) -> State:
     """Cut the state from the graph: backpropagation through time ends at the window's edge."""
     return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def check_sizes(who: str, **sizes: int) -> None:
+    """Refuse an impossible size: a recipe is checked against the annotations, a call from Python is not."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise SettingsError(f"{who}: {name} = {size}: must be at least 1")
+
+
+def at_rest(tensor: Tensor) -> Tensor:
+    """A part of the state as it is carried: in float32 at least, whatever the precision inside, because a window's
+    rounding must not depend on its neighbours."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

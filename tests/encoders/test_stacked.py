@@ -1,4 +1,4 @@
-"""The LSTM against torch's own, and what is ours in it: the single bias and the three places of dropout."""
+"""The stacked layers against torch's own, and what is ours: the single bias and the three places of dropout."""
 
 from __future__ import annotations
 
@@ -7,54 +7,36 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import GRU, LSTM, RNN, Stacked
 from reefknot.errors import SettingsError
 
-IN, HIDDEN, LAYERS = 5, 7, 2
+from .authority import HIDDEN, IN, STREAMS, same_as_torch, vectors
 
-
-def pair(biases: Literal[1, 2]) -> tuple[LSTM, nn.LSTM]:
-    """Ours and torch's with the same weights; the second bias of torch's is zero where ours has one."""
-    torch.manual_seed(0)
-    ours = LSTM(IN, HIDDEN, layers=LAYERS, biases=biases).double()
-    theirs = nn.LSTM(IN, HIDDEN, LAYERS, batch_first=True).double()
-    own = {stacked(name): parameter for name, parameter in ours.named_parameters()}
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if name in own:
-                parameter.copy_(own[name])
-            else:
-                parameter.zero_()
-    return ours, theirs
-
-
-def stacked(name: str) -> str:
-    """What torch's stacked LSTM calls a weight of ours: layers.1.weight_ih_l0 is weight_ih_l1."""
-    _, layer, weight = name.split(".")
-    return weight.removesuffix("0") + layer
-
-
-def vectors(streams: int = 3, steps: int = 4) -> Tensor:
-    torch.manual_seed(1)
-    return torch.randn(streams, steps, IN, dtype=torch.float64)
+LAYERS = 2
 
 
 @pytest.mark.parametrize("biases", [1, 2])
-def test_values_and_gradients_are_those_of_torch(biases: Literal[1, 2]) -> None:
-    ours, theirs = pair(biases)
-    x_BTD = vectors()
-    found = ours(x_BTD, ours.initial_state(3))
-    expected, (h, c) = theirs(x_BTD)
-    torch.testing.assert_close(found.output, expected)
-    torch.testing.assert_close(found.state["h"], h)
-    torch.testing.assert_close(found.state["c"], c)
-    found.output.square().sum().backward()
-    expected.square().sum().backward()
-    reference = dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, reference[stacked(name)].grad)
+@pytest.mark.parametrize("encoder", [LSTM, GRU, RNN])
+def test_values_and_gradients_are_those_of_torch(encoder: type[Stacked], biases: Literal[1, 2]) -> None:
+    torch.manual_seed(0)
+    same_as_torch(encoder(IN, HIDDEN, layers=LAYERS, biases=biases).double())
+
+
+@pytest.mark.parametrize("encoder", [LSTM, GRU, RNN])
+def test_the_state_is_that_of_a_stack_of_torchs(encoder: type[Stacked]) -> None:
+    torch.manual_seed(0)
+    ours = encoder(IN, HIDDEN, layers=LAYERS, biases=2).double()
+    theirs = encoder.cell(IN, HIDDEN, LAYERS, batch_first=True).double()
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            _, layer, weight = name.split(".")
+            getattr(theirs, weight.removesuffix("0") + layer).copy_(parameter)
+    _, states = theirs(vectors())
+    found = ours(vectors(), ours.initial_state(STREAMS)).state
+    assert list(found) == (["h", "c"] if encoder is LSTM else ["h"])
+    for tensor, expected in zip(found.values(), states if encoder is LSTM else [states], strict=True):
+        torch.testing.assert_close(tensor, expected)
 
 
 @pytest.mark.parametrize("biases", [1, 2])
@@ -80,7 +62,8 @@ def test_the_zero_bias_is_neither_stored_nor_learned() -> None:
 
 @pytest.mark.parametrize("biases", [1, 2])
 def test_copies_and_conversions_compute_the_same(biases: Literal[1, 2]) -> None:
-    encoder, _ = pair(biases)
+    torch.manual_seed(0)
+    encoder = LSTM(IN, HIDDEN, layers=LAYERS, biases=biases).double()
     x_BTD = vectors()
     expected = encoder(x_BTD, encoder.initial_state(3)).output
     copied = copy.deepcopy(encoder)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import LSTM
 from reefknot.errors import SettingsError
 from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.kernels.linear_cross_entropy import IGNORE

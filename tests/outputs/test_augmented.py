@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import IGNORE
-from reefknot.outputs.augmented import Augmented
+from reefknot.outputs.augmented import FILL, Augmented
 from reefknot.outputs.labels.plain import Plain
 from reefknot.outputs.labels.projected import Projected
 from reefknot.outputs.softmax import Softmax
@@ -167,7 +167,7 @@ def test_log_probs_and_tables_are_those_of_the_plain_softmax() -> None:
 def test_the_plan_has_each_target_once_whatever_the_shape() -> None:
     output = tied()
     plan = output.prepare(TARGETS.view(2, 4))
-    assert plan.targets.tolist() == [0, 3, 7, 10]
+    assert plan.targets.tolist() == [0, 3, 7, 10, *[0] * (FILL - 4)], "few lengths, so that steps can be captured"
     assert plan.rows.tolist() == [0, 1, 3, 4, 6, 7]
     assert torch.equal(plan.targets[plan.places], TARGETS[SCORED])
     assert plan.count == 6

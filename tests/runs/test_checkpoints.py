@@ -293,7 +293,7 @@ _SEAL = {"size": 0, "sha256": ""}
         {"step": "2"},
         {"step": 1},
         {"step": 10**400},
-        {"format": 2},
+        {"format": 1},
         {"fingerprint": None},
         {"extra": 1},
     ],

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.errors import DataError, SettingsError
-from reefknot.text.streams import Streams
+from reefknot.text.streams import RandomSteps, Streams
 
 
 def text(tokens: int) -> np.ndarray:
@@ -84,3 +84,69 @@ def test_inputs_may_have_ids_of_their_own() -> None:
     assert targets_BT.tolist() == [[5, 6, 7, 8], [16, 17, 18, 19]]
     second = streams.slice(1, 2).window(1)
     assert [part.tolist() for part in second] == [inputs_BT[1:].tolist(), targets_BT[1:].tolist()]
+
+
+AWD = RandomSteps()
+
+
+def lengths(streams: Streams, epoch: int) -> list[int]:
+    streams.begin(epoch)
+    return [streams.window(i)[0].shape[1] for i in range(streams.windows)]
+
+
+@given(st.integers(1, 5), st.integers(1, 80), st.integers(2, 2000), st.integers(1, 5), st.integers(0, 9))
+def test_random_windows_are_the_whole_text_too(batch: int, steps: int, length: int, epoch: int, seed: int) -> None:
+    streams = Streams(text(batch * length), batch, steps, random_steps=AWD, seed=seed)
+    streams.begin(epoch)
+    inputs_BT, targets_BT = whole(streams)
+    expected = torch.arange(batch * length).reshape(batch, length)
+    assert torch.equal(inputs_BT, expected[:, :-1])
+    assert torch.equal(targets_BT, expected[:, 1:])
+
+
+def test_lengths_follow_from_the_seed_and_the_epoch_alone() -> None:
+    streams = Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=3)
+    np.random.seed(1)
+    first, second = lengths(streams, 1), lengths(streams, 2)
+    assert first != second
+    np.random.seed(2)
+    share = Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=3).slice(1, 4)
+    assert [lengths(share, 2), lengths(share, 1)] == [second, first]
+    assert lengths(Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=4), 1) != first
+
+
+def test_a_share_is_of_the_epoch_it_was_cut_in() -> None:
+    streams = Streams(text(4 * 500), batch=4, steps=20, random_steps=AWD)
+    streams.begin(3)
+    assert torch.equal(streams.slice(1, 2).window(2)[1], streams.window(2)[1][2:])
+
+
+def test_random_lengths_have_the_distribution_of_the_papers_code() -> None:
+    """Normal(70, 5) in 95 of 100 windows and Normal(35, 5) in the others, cut to whole tokens: half a token less."""
+    streams = Streams(text(2_000_000), batch=1, steps=70, random_steps=AWD)
+    found = np.array(lengths(streams, 1)[:-1])
+    long, short = found[found >= 52], found[found < 52]
+    assert len(short) / len(found) == pytest.approx(0.05, abs=0.005)
+    assert long.mean() == pytest.approx(69.5, abs=0.15)
+    assert short.mean() == pytest.approx(34.5, abs=0.6)
+    assert long.std() == pytest.approx(5.0, abs=0.1)
+
+
+def test_random_lengths_are_bounded() -> None:
+    wild = RandomSteps(probability=0.5, deviation=100.0, least=7, most=30)
+    found = lengths(Streams(text(20_000), batch=1, steps=20, random_steps=wild), 1)[:-1]
+    assert min(found) == 7
+    assert max(found) == 30
+
+
+def test_the_rate_goes_with_the_length_that_was_drawn() -> None:
+    streams = Streams(text(4 * 1000), batch=4, steps=70, random_steps=AWD)
+    found = lengths(streams, 1)
+    assert [streams.rate_factor(i) for i in range(streams.windows - 1)] == [length / 70 for length in found[:-1]]
+    last = streams.rate_factor(streams.windows - 1)
+    assert last * 70 >= found[-1]
+    ends = [Streams(text(n), 1, 70, random_steps=RandomSteps(deviation=0.0, probability=1.0)) for n in (73, 141)]
+    assert [(each.windows, each.rate_factor(each.windows - 1)) for each in ends] == [(2, 1.0), (2, 1.0)]
+    assert ends[0].window(1)[0].shape[1] == 2  # the text has ended, the rate has not fallen
+    fixed = Streams(text(22), batch=2, steps=4)
+    assert [fixed.rate_factor(i) for i in range(3)] == [1.0, 1.0, 1.0]

@@ -114,3 +114,23 @@ def test_streams_that_cannot_be_shared_out(tmp_path: Path, tiny_recipe: Callable
     with pytest.raises(SettingsError, match="batch = 5 does not divide among 2 processes"):
         experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=Silent())
     assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_draw_the_same_windows_and_average_alike(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
+) -> None:
+    """On so small a text the validation losses rise soon, so averaging begins on the way, in both processes."""
+    recipe = tiny_recipe()
+    change = (
+        "training.epochs=5",
+        "training.optimiser.learning_rate=0.25",
+        "training.schedule={kind = 'constant'}",
+        "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}",
+        "training.averaging={start = 'nonmonotone', interval = 1}",
+    )
+    loaded = load_recipe(str(recipe), (*SETTINGS, *change))
+    alone = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    assert alone is not None
+    assert alone["training"]["averaged_from_epoch"] == 4
+    subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=120)
+    assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))

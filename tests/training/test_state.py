@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import DataError
 from reefknot.runs.checkpoints import Checkpoints
+from reefknot.training.averaging import Averages
 from reefknot.training.distributed import World
 from reefknot.training.state import Progress, TrainState, load_weights, weights
 
@@ -44,6 +45,10 @@ def used_state() -> TrainState:
         state.optimiser.zero_grad()
         cast(Model, state.model).first(torch.rand(4, 3)).sum().backward()
         state.optimiser.step()
+    state.averages = Averages(state.model)
+    for _ in range(2):
+        state.optimiser.step()
+        state.averages.update()
     state.optimiser.param_groups[0]["lr"] = 0.025
     state.hidden = {"h": torch.rand(1, 2, 3)}
     return state
@@ -90,9 +95,31 @@ def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
     assert list(flatten(weights(back.model))) == list(flatten(weights(state.model)))
     assert list(flatten(back.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
     assert torch.equal(back.hidden["h"], state.hidden["h"])
-    assert {field.name for field in fields(TrainState)} == {"model", "optimiser", "hidden", "progress"}, (
+    assert back.averages is not None
+    assert state.averages is not None
+    assert back.averages.count.item() == 2
+    assert list(flatten(back.averages.means)) == list(flatten(state.averages.means))
+    assert {field.name for field in fields(TrainState)} == {"model", "optimiser", "hidden", "progress", "averages"}, (
         "a field was added: save it in capture, bring it back in restore, and compare it here"
     )
+
+
+def test_the_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
+    state = used_state()
+    model, _, _ = through_disk(tmp_path, state, World())
+    assert state.averages is not None
+    assert torch.equal(model["first.weight"], state.averages.means["first.weight"])
+    assert not torch.equal(model["first.weight"], weights(state.model)["first.weight"])
+    assert torch.equal(model["scale"], weights(state.model)["scale"])
+
+
+def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
+    state, back = used_state(), new_state()
+    state.optimiser.param_groups[0]["lr"] = torch.tensor(0.125)
+    place = back.optimiser.param_groups[0]["lr"] = torch.tensor(0.5)
+    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert back.optimiser.param_groups[0]["lr"] is place
+    assert place.item() == 0.125
 
 
 def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:

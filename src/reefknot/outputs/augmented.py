@@ -36,6 +36,9 @@ from reefknot.outputs.softmax import Softmax
 from reefknot.settings import NonNegative, Positive
 from reefknot.tables import NamedTable, WordTable
 
+FILL = 32
+"""Few numbers of distinct targets instead of many: a training step is captured once for each of its shapes."""
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -46,7 +49,7 @@ class DistinctTargets(Plan):
     rows: Tensor
     """The M scored rows."""
     targets: Tensor
-    """The U distinct targets."""
+    """The U distinct targets, filled up with more of the first to a multiple of `FILL`."""
     places: Tensor
     """For each of the M rows, where its target stands among the U."""
 
@@ -98,7 +101,8 @@ class Augmented(Softmax):
         y_N = y_cpu.reshape(-1)
         rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
         targets_U, places_M = torch.unique(y_N[rows_M], return_inverse=True)
-        return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, places_M)
+        filling = targets_U[:1].expand(min(len(targets_U), 1) * (-len(targets_U) % FILL))
+        return DistinctTargets(super().prepare(y_N).count, rows_M, torch.cat([targets_U, filling]), places_M)
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)

@@ -39,9 +39,19 @@ class Plan:
 
     def to(self, device: torch.device) -> Self:
         """The same with every tensor on a device; itself where they are there already."""
+        return self.map(lambda tensor: send(tensor, device))
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in a fixed order."""
+        found: list[Tensor] = []
+        self.map(found.append)
+        return found
+
+    def map(self, function: Callable[[Tensor], Any]) -> Self:
+        """The same with something else for every tensor; itself where the tensors come back."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        sent = {name: _sent(value, device) for name, value in given.items()}
-        return self if all(sent[name] is value for name, value in given.items()) else replace(self, **sent)
+        mapped = {name: _mapped(value, function) for name, value in given.items()}
+        return self if all(mapped[name] is value for name, value in given.items()) else replace(self, **mapped)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -51,13 +61,13 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _sent(value: Any, device: torch.device) -> Any:
-    """A tensor, or a tuple of them however nested, on a device; anything else as it is."""
+def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """A tensor, or a tuple of them however nested, through a function; anything else as it is."""
     if isinstance(value, Tensor):
-        return send(value, device)
+        return function(value)
     if isinstance(value, tuple):
-        sent = tuple(_sent(each, device) for each in value)
-        return value if all(one is other for one, other in zip(value, sent, strict=True)) else sent
+        mapped = tuple(_mapped(each, function) for each in value)
+        return value if all(one is other for one, other in zip(value, mapped, strict=True)) else mapped
     return value
 
 

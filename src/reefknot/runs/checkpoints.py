@@ -58,7 +58,7 @@ class _File(Settings):
 
 
 class _Manifest(Settings):
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     step: int
     fingerprint: str
     files: dict[Name, _File]

@@ -12,29 +12,27 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
 
 from reefknot.durable import write_json
-from reefknot.encoders.contract import State, join_streams, select_streams
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.units import perplexity
 from reefknot.kernels.choice import current, resolve
 from reefknot.models.language_model import LanguageModel
-from reefknot.outputs.contract import Plan, send
 from reefknot.parts import OPTIMISERS, SCHEDULES
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.runs.environment import peak_memory_bytes
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.streams import Streams
+from reefknot.training.averaging import Averages
 from reefknot.training.display import Display, Silent, progress_line
-from reefknot.training.distributed import Window, World, quiet
+from reefknot.training.distributed import World
 from reefknot.training.settings import TrainingSettings
 from reefknot.training.signals import StopRequest
 from reefknot.training.state import Progress, TrainState
+from reefknot.training.stopping import nonmonotone
+from reefknot.training.update import Update
 
 Metric = dict[str, Any]
-Piece = tuple[Tensor, Tensor, Plan, State]
-"""Inputs, targets and plan of some of the streams, and the state that they carry."""
 
 
 class Trainer:
@@ -70,19 +68,22 @@ class Trainer:
         self.model = model.to(self.world.device)
         self.schedule = SCHEDULES.build(settings.schedule, {})
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
-        self.first_rate: float = optimiser.param_groups[0]["lr"]
-        self.state = TrainState(model, optimiser, model.initial_state(streams.batch), Progress())
-        self._window = self.world.parallel(Window(model))
+        self.first_rate = float(optimiser.param_groups[0]["lr"])
+        at_once = settings.averaging is not None and settings.averaging.start == "at_once"
+        averages = Averages(model) if at_once else None
+        progress = Progress(averaged_from=int(at_once))
+        self.state = TrainState(model, optimiser, model.initial_state(streams.batch), progress, averages)
 
     # -- the whole run ---------------------------------------------------------------------------------------------
 
     def train(self) -> Progress:
-        """Train to the last epoch. Raises `Stopped` when asked to stop, after saving."""
+        """Train to the last epoch, or until it is enough. Raises `Stopped` when asked to stop, after saving."""
         self._resume()
+        self.update = Update(self.model, self.state, self.world, self.settings, self.state.averages)
         dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
         self.display.say(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
         with StopRequest() as stop:
-            while self.state.progress.epoch <= self.settings.epochs:
+            while self.state.progress.epoch <= self.settings.epochs and not self.state.progress.stopped:
                 self._run_epoch(stop)
                 self._end_epoch()
                 if self._asked(stop):
@@ -110,18 +111,18 @@ class Trainer:
 
     def _run_epoch(self, stop: StopRequest) -> None:
         progress = self.state.progress
-        rate = self.first_rate * self.schedule.factor(progress.epoch)
-        for group in self.state.optimiser.param_groups:
-            group["lr"] = rate
+        self.streams.begin(progress.epoch)
+        self._rate = self.first_rate * self.schedule.factor(progress.epoch)
         if progress.window == 0:
             self.state.hidden = self.model.initial_state(self.streams.batch)
         self.model.train()
         while progress.window < self.streams.windows:
-            gradient_norm, penalties, asked = self._step(stop)
+            asked = self._step(stop)
             ends_epoch = progress.window == self.streams.windows
             if ends_epoch or progress.step % self.settings.log_every == 0:
-                self._log_training(rate, gradient_norm, penalties)
+                self._log_training()
             if asked and not ends_epoch:
+                self._look()
                 self._save()
                 raise self._stopped()
             if progress.step % self.settings.save_every == 0 and not ends_epoch:
@@ -131,7 +132,8 @@ class Trainer:
         progress = self.state.progress
         self.display.update(f"{self.name}  validating")
         started = time.monotonic()
-        nll = self.world.from_first(self.validate() if self.world.first else math.nan)
+        with self.state.averages.swapped() if self.state.averages else nullcontext():
+            nll = self.world.from_first(self.validate() if self.world.first else math.nan)
         line = {
             "kind": "valid",
             "step": progress.step,
@@ -147,11 +149,29 @@ class Trainer:
             f"{self.name}  epoch {progress.epoch}/{self.settings.epochs}  "
             f"valid perplexity {perplexity(nll):,.2f}{'  (best)' if best else ''}"
         )
+        self._average_or_stop(nll)
         progress.epoch += 1
         progress.window = 0
         self._save()
         if best and self.world.first:
             self.checkpoints.mark_best(progress.step)
+
+    def _average_or_stop(self, nll: float) -> None:
+        """Begin to average or stop, as the validation losses of this epoch and the earlier ones say."""
+        progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
+        if averaging is not None and self.state.averages is None:
+            if nonmonotone(progress.validated, nll, averaging.interval):
+                self.state.averages = Averages(self.model)
+                self.update = Update(self.model, self.state, self.world, self.settings, self.state.averages)
+                progress.averaged_from = progress.epoch + 1
+                self.display.say(f"{self.name}  averaging begins after epoch {progress.epoch}")
+                # Losses of averages are another series: what an iterate had is nothing to measure them by.
+                progress.validated = []
+                return
+        elif stop is not None and (reason := stop.verdict(progress.validated, nll)):
+            progress.stopped = f"stopped after epoch {progress.epoch} by {reason}"
+            self.display.say(f"{self.name}  {progress.stopped}")
+        progress.validated.append(nll)
 
     def _asked(self, stop: StopRequest) -> bool:
         """Whether any process was asked to stop."""
@@ -162,80 +182,49 @@ class Trainer:
 
     # -- one update ------------------------------------------------------------------------------------------------
 
-    def _step(self, stop: StopRequest) -> tuple[float, dict[str, float], bool]:
-        """One update; returns the gradient's norm, the penalties, and whether any process was asked to stop."""
+    def _step(self, stop: StopRequest) -> bool:
+        """One update; returns whether any process was asked to stop."""
         started = time.monotonic()
         progress = self.state.progress
         x_BT, y_BT = self.streams.window(progress.window)
-        pieces = self._pieces(x_BT, y_BT)
-        count = sum(plan.count for _, _, plan, _ in pieces)
-        divisor = (self.streams.batch if self.settings.divisor == "batch" else count) * self.world.size
-        self.state.optimiser.zero_grad(set_to_none=True)
-        sums, penalties, hidden = self._backward(pieces, divisor)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf)
-        together = [norm, *penalties.values(), *sums.values()]
-        numbers: list[float] = torch.stack([each.detach().double() for each in together]).tolist()
-        # The norm is that of the exchanged gradients, so all processes see the same one and decide alike.
-        gradient_norm, penalised = numbers[0], dict(zip(penalties, numbers[1:], strict=False))
-        *totals, asked = self.world.sum([*numbers[1 + len(penalties) :], float(bool(stop))])
-        logged = dict(zip(sums, totals, strict=True))
-        if not (math.isfinite(gradient_norm) and all(map(math.isfinite, totals))):
-            self._refuse_update(logged["nll"], gradient_norm)
-        self.state.optimiser.step()
-        self.state.hidden = hidden
+        count = self.update(x_BT, y_BT, self._rate * self.streams.rate_factor(progress.window))
         progress.step += 1
         progress.window += 1
         progress.tokens += count * self.world.size
-        progress.logged = {name: progress.logged.get(name, 0.0) + total for name, total in logged.items()}
         progress.logged_tokens += count * self.world.size
+        if self._due() or self.update.at_once or self.world.size > 1:
+            self._look()
         progress.seconds += time.monotonic() - started
-        return gradient_norm, penalised, asked > 0
+        return self._asked(stop)
 
-    def _pieces(self, x_BT: Tensor, y_BT: Tensor) -> list[Piece]:
-        """The streams in `accumulate` groups, with what the host can say about each before it is copied."""
-        size = self.streams.batch // self.settings.accumulate
-        device = self.world.device
-        pieces = []
-        for start in range(0, self.streams.batch, size):
-            part = slice(start, start + size)
-            plan = self.model.output.prepare(y_BT[part]).to(device)
-            x, y = send(x_BT[part], device), send(y_BT[part], device)
-            pieces.append((x, y, plan, select_streams(self.state.hidden, part)))
-        return pieces
+    def _due(self) -> bool:
+        """Whether a line of metrics or a checkpoint follows this step."""
+        progress, often = self.state.progress, (self.settings.log_every, self.settings.save_every)
+        return progress.window == self.streams.windows or any(progress.step % each == 0 for each in often)
 
-    def _backward(self, pieces: list[Piece], divisor: int) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
-        """The gradients of the pieces; the parts of their losses added up, the penalties, the state that follows."""
-        sums: dict[str, Tensor] = {}
-        states = []
-        penalties: dict[str, Tensor] = {}
-        with self.model.output.sharing() as join:
-            for number, (x, y, plan, hidden) in enumerate(pieces):
-                last = number == len(pieces) - 1
-                if last:
-                    join()
-                # Processes exchange gradients once per update, with the last piece.
-                with nullcontext() if last else quiet(self._window):
-                    with self._autocast():
-                        loss_sum, parts, state, penalties = self._window(x, y, hidden, plan)
-                    # Processes average their gradients, so each share of the sum is weighted by their number;
-                    # penalties are the same in every process and enter once.
-                    objective = loss_sum * (self.world.size / divisor)
-                    if last and penalties:
-                        objective = objective + torch.stack(list(penalties.values())).sum() / divisor
-                    objective.backward()
-                sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
-                states.append(state)
-        return sums, penalties, join_streams(states)
+    def _look(self) -> None:
+        """Wait for the device and see what the last updates came to. All processes see the same, and decide alike."""
+        progress = self.state.progress
+        self.report = self.update.tally.report()
+        *totals, spoiled = self.world.sum([*self.report.sums.values(), float(self.report.spoiled)])
+        for name, total in zip(self.report.sums, totals, strict=True):
+            progress.logged[name] = progress.logged.get(name, 0.0) + total
+        if spoiled:
+            self._refuse_update()
 
-    def _autocast(self) -> torch.autocast:
-        enabled = self.settings.precision == "bfloat16"
-        return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=enabled)
-
-    def _refuse_update(self, nll: float, norm: float) -> NoReturn:
-        step = self.state.progress.step + 1
+    def _refuse_update(self) -> NoReturn:
+        progress, norm = self.state.progress, self.report.gradient_norm
+        nll = progress.logged["nll"] / progress.logged_tokens
+        # The others in a group of processes may have seen nothing wrong.
+        step = self.report.spoiled or progress.step
         self._stop_nonfinite(
             f"the loss is {nll} and the gradient's norm {norm} at step {step:,}; the update was not made",
-            {"step": step, "window": self.state.progress.window, "loss": repr(nll), "gradient_norm": repr(norm)},
+            {
+                "step": step,
+                "window": progress.window - 1 - (progress.step - step),
+                "loss": repr(nll),
+                "gradient_norm": repr(norm),
+            },
         )
 
     def _stop_nonfinite(self, fault: str, facts: dict[str, Any]) -> NoReturn:
@@ -266,7 +255,7 @@ class Trainer:
             self.checkpoints.save(progress.step, model, tensors, values, fingerprint=config_hash(self.run.config))
         self.world.wait()
 
-    def _log_training(self, rate: float, gradient_norm: float, penalties: dict[str, float]) -> None:
+    def _log_training(self) -> None:
         progress = self.state.progress
         parts = {name: total / progress.logged_tokens for name, total in progress.logged.items()}
         nll = parts.pop("nll")
@@ -274,19 +263,19 @@ class Trainer:
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
         line |= {
             "tokens": progress.logged_tokens,
-            "learning_rate": rate,
-            "gradient_norm": gradient_norm,
+            "learning_rate": self._rate,
+            "gradient_norm": self.report.gradient_norm,
             "parts": parts,
-            "penalties": penalties,
+            "penalties": self.report.penalties,
         }
         line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
         progress.logged, progress.logged_tokens = {}, 0
         self._write_metric(line)
-        steps = self.settings.epochs * self.streams.windows
-        left = (steps - progress.step) * progress.seconds / progress.step
+        done = (progress.epoch - 1 + progress.window / self.streams.windows) / self.settings.epochs
+        left = progress.seconds * (1 - done) / done
         facts = {"epoch": f"{progress.epoch}/{self.settings.epochs}", "perplexity": f"{perplexity(nll):,.1f}"}
         facts["tokens/s"] = f"{speed:,.0f}"
-        self.display.update(progress_line(self.name, facts, progress.step / steps, left))
+        self.display.update(progress_line(self.name, facts, done, left))
 
     def _write_metric(self, line: Metric) -> None:
         if not self.world.first:

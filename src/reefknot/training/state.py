@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from reefknot.encoders.contract import State, select_streams
 from reefknot.errors import DataError
 from reefknot.training import generators
+from reefknot.training.averaging import Averages
 from reefknot.training.distributed import World
 
 
@@ -37,6 +38,12 @@ class Progress:
     best_nll: float | None = None
     best_step: int = 0
     best_epoch: int = 0
+    validated: list[float] = field(default_factory=list)
+    """Validation losses that averaging and stopping go by: of each epoch, or of each since averaging began."""
+    averaged_from: int = 0
+    """The first epoch whose iterates are averaged; 0: there is none."""
+    stopped: str = ""
+    """Why training ended before its last epoch; empty where it did not."""
     seconds: float = 0.0
     """Time spent training, over all sittings."""
     peak_memory_bytes: int = 0
@@ -52,13 +59,24 @@ class TrainState:
     hidden: State
     """What the encoder carries between windows: of this process's streams."""
     progress: Progress
+    averages: Averages | None = None
+    """Of the model's parameters, once they are kept."""
 
     def capture(self, world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-        """Weights, other tensors, numbers. All processes call it; what comes back holds for all of them."""
+        """Weights, other tensors, numbers. All processes call it; what comes back holds for all of them.
+
+        The weights are those to use: the averages where there are some, and then the iterate that training goes on from
+        is among the other tensors.
+        """
         tensors = {f"hidden.{name}": tensor for name, tensor in world.gather_streams(self.hidden).items()}
         for name, tensor in generators.capture(world.device).items():
             for rank, each in enumerate(world.gather(tensor)):
                 tensors[f"generator.{rank}.{name}"] = each
+        model = weights(self.model)
+        if self.averages is not None:
+            tensors["average.count"] = self.averages.count
+            tensors |= {f"iterate.{name}": model[name] for name in self.averages.means}
+            model |= self.averages.means
         saved = self.optimiser.state_dict()
         numbers: dict[str, Any] = {}
         for index, entries in saved["state"].items():
@@ -69,10 +87,10 @@ class TrainState:
                     numbers[f"{index}.{name}"] = value
         values = {
             "progress": asdict(self.progress),
-            "optimiser": {"groups": saved["param_groups"], "numbers": numbers},
+            "optimiser": {"groups": [_plain(group) for group in saved["param_groups"]], "numbers": numbers},
             "processes": world.size,
         }
-        return weights(self.model), tensors, values
+        return model, tensors, values
 
     def restore(
         self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World, seed: int
@@ -80,6 +98,11 @@ class TrainState:
         """Become the saved state, whatever number of processes saved it."""
         load_weights(self.model, model)
         groups = _group(tensors)
+        self.averages = None
+        if "iterate" in groups:
+            self.averages = Averages(self.model)
+            self.averages.count.copy_(groups["average"]["count"])
+            load_weights(self.model, model | groups["iterate"])
         streams = next(iter(self.hidden.values())).shape[1] if self.hidden else 0
         mine = slice(world.rank * streams, (world.rank + 1) * streams)
         whole = {name: tensor.to(world.device) for name, tensor in groups.get("hidden", {}).items()}
@@ -100,7 +123,16 @@ class TrainState:
         for key, value in {**tensors, **values["numbers"]}.items():
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = value
+        before = [dict(group) for group in self.optimiser.param_groups]
         self.optimiser.load_state_dict({"state": state, "param_groups": values["groups"]})
+        for group, old in zip(self.optimiser.param_groups, before, strict=True):
+            # A captured step reads its rate where it lies, so it stays there.
+            group |= {key: place.fill_(group[key]) for key, place in old.items() if isinstance(place, Tensor)}
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's group for JSON: a rate may lie on the device."""
+    return {key: value.item() if isinstance(value, Tensor) else value for key, value in group.items()}
 
 
 def _group(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

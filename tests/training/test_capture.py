@@ -1,0 +1,84 @@
+"""Steps replayed as CUDA graphs are the steps that they were captured from. On a GPU only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reefknot import experiments
+from reefknot.errors import NonFiniteError, Stopped
+from reefknot.recipe import load_recipe
+from reefknot.training.display import Silent
+from reefknot.training.distributed import World
+from reefknot.training.loop import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+DROPPED = ("encoder.dropout=0.3", "training.determinism=exact")
+RANDOM = "training.random_steps={probability = 0.7, deviation = 1.0, least = 3}"
+
+
+@pytest.fixture
+def train(tiny_recipe: Callable[..., Path]) -> Callable[..., Any]:
+    recipe = tiny_recipe()
+
+    def run(out: Path, *overrides: str) -> Any:
+        loaded = load_recipe(str(recipe), (*DROPPED, *overrides))
+        world = World(device=torch.device("cuda"))
+        return experiments.train(loaded, loaded.row("tied"), out, world=world, display=Silent())
+
+    return run
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((run / "checkpoints").iterdir()) / "model.safetensors")
+
+
+@pytest.mark.parametrize("change", [(), (RANDOM,), ('encoder={kind = "variational_lstm", hidden_dim = 8}',)])
+def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
+    found = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
+    assert found[0]["test"]["perplexity"] == found[1]["test"]["perplexity"]
+    one, other = (weights(tmp_path / capture) for capture in ("true", "false"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_captured_run_resumes_to_the_same_bits(
+    tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None]
+) -> None:
+    train(tmp_path / "whole", RANDOM)
+    signal_in_step(7)
+    with pytest.raises(Stopped):
+        train(tmp_path / "cut", RANDOM)
+    train(tmp_path / "cut", RANDOM)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_step_that_is_not_a_number_is_not_made(
+    tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    step = Trainer._step
+
+    def poisoned(self: Trainer, stop: Any) -> Any:
+        weight = next(self.model.encoder.parameters())
+        if self.state.progress.step + 1 == 6:
+            with torch.no_grad():
+                weight[0, 0] = float("nan")
+            seen.append(weight.detach().clone())
+        try:
+            return step(self, stop)
+        except NonFiniteError:
+            seen.append(weight.detach().clone())
+            raise
+
+    monkeypatch.setattr(Trainer, "_step", poisoned)
+    with pytest.raises(NonFiniteError, match="at step 6; the update was not made"):
+        train(tmp_path / "run", "training.log_every=3")
+    assert all(torch.equal(seen[0].nan_to_num(), each.nan_to_num()) for each in seen[1:])
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())

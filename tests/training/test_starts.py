@@ -1,0 +1,210 @@
+"""A second stage: training that begins with the best weights of another row's finished run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reefknot import experiments
+from reefknot.cli.jobs import Job, JobFailed, _report_failures, _run_in_order
+from reefknot.errors import DataError, SettingsError
+from reefknot.experiments import best_weights, default_folder, is_done, start_folder
+from reefknot.recipe import Recipe, load_recipe
+from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.text.dataset import open_dataset
+from reefknot.training.display import Silent
+from reefknot.training.distributed import World
+
+STAGES = """
+[[rows]]
+name = "finetune"
+[rows.set.training]
+start = { row = "tied" }
+averaging = { start = "at_once" }
+stop = { rule = "nonmonotone", interval = 1 }
+random_steps = { most = 10 }
+optimiser = { kind = "sgd", learning_rate = 0.5, weight_decay = 1e-3 }
+
+[[rows]]
+name = "quoted"
+quoted = true
+"""
+
+
+@pytest.fixture
+def staged(tiny_recipe: Callable[..., Path]) -> Callable[..., str]:
+    """The tiny recipe with a second stage of its tied row, and rows of your own."""
+
+    def write(more: str = "") -> str:
+        path = tiny_recipe()
+        path.write_text(path.read_text(encoding="utf-8") + STAGES + more, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def train(recipe: Recipe, row: str, out: Path | None = None, start: Path | None = None) -> Any:
+    return experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent(), start=start)
+
+
+def test_a_second_stage_begins_with_the_best_weights_of_the_first(
+    tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = staged()
+    recipe = load_recipe(name)
+    with pytest.raises(DataError) as caught:
+        train(recipe, "finetune")
+    assert str(caught.value) == (
+        'row "finetune" begins with the best weights of row "tied", and runs/tiny/tied/seed0 is no finished run: '
+        f"first run reefknot train {name} --row tied, or say with --start where it is"
+    )
+    assert not Path("runs/tiny/finetune").exists()
+
+    assert train(recipe, "tied")["start"] is None
+    first = RunFolder.open(Path("runs/tiny/tied/seed0"))
+    begun: list[dict[str, torch.Tensor]] = []
+    make = experiments.Trainer
+
+    def watched(model: Any, *args: Any, **options: Any) -> Any:
+        begun.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return make(model, *args, **options)
+
+    monkeypatch.setattr(experiments, "Trainer", watched)
+    result = train(load_recipe(name, row="finetune"), "finetune")
+    best = best_weights(first)
+    assert all(torch.equal(best[name], begun[0][name]) for name in best)
+    second = RunFolder.open(Path("runs/tiny/finetune/seed0"))
+    assert second.config["start"].keys() == {"config_hash", "weights_sha256"}
+    assert second.config["start"]["config_hash"] == config_hash(first.config)
+    assert result["start"] == second.config["start"]
+    assert result["training"]["averaged_from_epoch"] == 1
+
+
+def test_the_seed_and_the_folder_of_the_command_to_run_first(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged(), ["training.seed=3"])
+    with pytest.raises(DataError, match=r"--row tied training\.seed=3 --out \S+/elsewhere, or"):
+        train(recipe, "finetune", tmp_path / "run", start=tmp_path / "elsewhere")
+
+
+def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged())
+    for name in ("one", "twin"):
+        train(recipe, "tied", tmp_path / name)
+    train(load_recipe(recipe.asked, ["training.seed=1"]), "tied", tmp_path / "other")
+    train(recipe, "finetune", tmp_path / "second", start=tmp_path / "one")
+    again = train(recipe, "finetune", tmp_path / "second", start=tmp_path / "twin")
+    assert again == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
+    with pytest.raises(SettingsError, match=r"other settings \(start\.config_hash: .*start\.weights_sha256: "):
+        train(recipe, "finetune", tmp_path / "second", start=tmp_path / "other")
+    experiment = recipe.experiments["finetune"]
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary)
+    for start, done in (("one", True), ("twin", True), ("other", False), ("absent", False)):
+        row = recipe.row("finetune")
+        assert is_done(tmp_path / "second", recipe, row, 0, dataset, tmp_path / start) is done
+
+
+def test_a_start_must_be_asked_for_and_fit(
+    tmp_path: Path, staged: Callable[..., str], made_text: Callable[[int], Path]
+) -> None:
+    recipe = load_recipe(staged())
+    train(recipe, "untied", tmp_path / "untied")
+    with pytest.raises(SettingsError, match=r'"tied" begins with no other run; --start needs training\.start'):
+        train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
+    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* another model: \S+ do not fit"):
+        train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
+    other = made_text(120)
+    path = other / "train.txt"
+    path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
+    train(load_recipe(recipe.asked, [f"corpus.name={other}"]), "tied", tmp_path / "words")
+    with pytest.raises(DataError, match=r"words knows other words"):
+        train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("start = { row = 'tide' }", 'no row "tide" can be trained; there are: "tied", "untied", "finetune", "new"'),
+        ("start = { row = 'quoted' }", 'no row "quoted" can be trained'),
+        ("start = { row = 'new' }", 'no row can begin with its own weights: "new" <- "new"'),
+        ("start = { row = 'untied' }", 'row "untied" has another model: output.labels.table.weight do not fit'),
+        ("start = {}", "training.start.row: must be set"),
+    ],
+)
+def test_a_start_that_cannot_be(staged: Callable[..., str], row: str, fault: str) -> None:
+    name = staged(f'\n[[rows]]\nname = "new"\n[rows.set.training]\n{row}\n')
+    for asked in (None, "new"):
+        if asked and "another model" in fault:
+            continue  # only where the other row is read too
+        with pytest.raises(SettingsError) as caught:
+            load_recipe(name, row=asked)
+        assert 'row "new":' in str(caught.value)
+        assert fault in str(caught.value)
+
+
+def test_rows_that_begin_with_each_other(staged: Callable[..., str]) -> None:
+    chain = "".join(
+        f'\n[[rows]]\nname = "{name}"\n[rows.set.training]\nstart = {{ row = "{start}" }}\n'
+        for name, start in (("a", "b"), ("b", "c"), ("c", "b"))
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(staged(chain))
+    assert '"a" <- "b" <- "c" <- "b"' in str(caught.value)
+    # Another drop rate is no other model.
+    assert load_recipe(staged(), ["encoder.dropout=0.1"]).rows[2].name == "finetune"
+
+
+def test_where_a_start_lies(staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged())
+    rows = {row.name: row for row in recipe.rows}
+    assert start_folder(recipe, rows["finetune"], 2) == default_folder(recipe, rows["tied"], 2)
+    assert start_folder(recipe, rows["finetune"], 2, Path("out")) == Path("out/tied/seed2")
+    assert start_folder(recipe, rows["tied"], 0) is None
+
+
+def job(name: str, start: str | None = None) -> Job:
+    return Job("recipe", name, 0, Path(name), start=Path(start) if start else None)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_a_job_waits_for_its_start(at_once: int) -> None:
+    order: list[str] = []
+    jobs = [job("third", "second"), job("second", "first"), job("first"), job("alone"), job("late", "done before")]
+
+    def run(each: Job) -> int:
+        order.append(each.row)
+        return 0
+
+    with ThreadPoolExecutor(at_once) as pool:
+        assert _run_in_order(jobs, lambda each: pool.submit(run, each)) == [0] * 5
+    assert sorted(order) == sorted(each.row for each in jobs)
+    assert order.index("first") < order.index("second") < order.index("third")
+    assert jobs[0].command()[-2:] == ["--start", "second"]
+    assert "--start" not in jobs[2].command()
+
+
+def test_a_job_whose_start_fails_is_not_run() -> None:
+    ran = []
+
+    def submit(each: Job) -> Future[int]:
+        ran.append(each.row)
+        ended: Future[int] = Future()
+        ended.set_result(4 if each.row == "first" else 0)
+        return ended
+
+    jobs = [job("third", "second"), job("second", "first"), job("first"), job("alone")]
+    codes = _run_in_order(jobs, submit)
+    assert codes == [4, 4, 4, 0]
+    assert ran == ["first", "alone"]
+    with pytest.raises(
+        JobFailed, match=r"^these runs failed: first; these start with .* not run: third, second$"
+    ) as caught:
+        _report_failures(jobs, codes)
+    assert caught.value.exit_code == 4

@@ -128,7 +128,7 @@ def test_two_candidates_or_none(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["no-such-folder", "~nobody-of-that-name/x", "a\0b", "x" * 10_000])
 def test_a_name_that_is_no_corpus(name: str, cache: Path) -> None:
     with pytest.raises(
-        DataError, match=r"neither a known corpus \(python-docs, ptb, wikitext-2\) nor a folder"
+        DataError, match=r"neither a known corpus \(python-docs, ptb, wikitext-2, text8, imdb, bbc\) nor a folder"
     ) as error:
         find(name, cache)
     assert len(str(error.value)) < 400

@@ -1,4 +1,4 @@
-"""How parameters start, where a paper says so for the whole model at once."""
+"""How parameters start, where a paper says so for the whole model, or for its word tables, at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from reefknot.settings import Positive, Settings
+from reefknot.tables import WordTable
 
 
 class InitialisationSettings(Settings):
@@ -18,12 +19,19 @@ class InitialisationSettings(Settings):
         Positive | None,
         Field(description="draw every parameter, biases too, from [-uniform, uniform] (Zaremba, Inan, Press)"),
     ] = None
+    tables: Annotated[
+        Positive | None,
+        Field(description="draw the word tables alone, at either end, from [-tables, tables] (AWD-LSTM: 0.1)"),
+    ] = None
 
 
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
-    """Draw the parameters. A shared tensor is drawn once."""
-    if settings.uniform is None:
-        return
+    """Draw the parameters, then the tables where they have a range of their own. A shared tensor is drawn once."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-settings.uniform, settings.uniform)
+        if settings.uniform is not None:
+            for parameter in model.parameters():
+                parameter.uniform_(-settings.uniform, settings.uniform)
+        if settings.tables is not None:
+            for module in model.modules():
+                if isinstance(module, WordTable):
+                    module.weight.uniform_(-settings.tables, settings.tables)

@@ -15,11 +15,18 @@ from pydantic import Field, field_validator
 from reefknot.errors import CorpusNotHere, DataError
 from reefknot.settings import Count, Settings
 from reefknot.text import python_docs
+from reefknot.text.bbc import BBC
 from reefknot.text.cache import file_hash
+from reefknot.text.imdb import IMDB
 from reefknot.text.lines import Line, count_lines, read_file
+from reefknot.text.prepared import SPLITS, Preparation, Say, silent
+from reefknot.text.text8 import TEXT8
 
-SPLITS = ("train", "valid", "test")
+__all__ = ["BUILT_IN", "KNOWN", "PREPARED", "SPLITS", "Corpus", "CorpusSettings", "find_corpus"]
+
 BUILT_IN = "python-docs"
+PREPARED: Mapping[str, Preparation] = {"text8": TEXT8, "imdb": IMDB, "bbc": BBC}
+"""Published corpora that come in other files than a train, a valid and a test text."""
 
 
 class CorpusSettings(Settings):
@@ -29,7 +36,7 @@ class CorpusSettings(Settings):
         str,
         Field(
             min_length=1,
-            description="python-docs (made from the Python installation), ptb, wikitext-2,"
+            description="python-docs (made from the Python installation), ptb, wikitext-2, text8, imdb, bbc,"
             " or a folder that holds train, valid and test text",
         ),
     ] = BUILT_IN
@@ -139,13 +146,16 @@ class Corpus:
         return islice(read_file(path), first, last)
 
 
-def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path) -> Corpus:
-    """Find a corpus and check it; a published one in `data`, else in the environment's REEFKNOT_DATA."""
+def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say: Say = silent) -> Corpus:
+    """Find a corpus and check it; a published one in `data`, else in the environment's REEFKNOT_DATA.
+
+    One that has to be made from other files is made, and `say` hears of progress.
+    """
     name = settings.name
     if name == BUILT_IN:
-        folder = python_docs.build(cache)
-        files = {split: folder / f"{split}.txt" for split in SPLITS}
-        origin = python_docs.ORIGIN
+        files, origin = _texts(python_docs.build(cache)), python_docs.ORIGIN
+    elif name in PREPARED:
+        files, origin = _texts(PREPARED[name].build(name, data, cache, say)), PREPARED[name].title
     elif name in KNOWN:
         files, origin = _find_known(name, data), KNOWN[name].title
     else:
@@ -157,6 +167,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path) -> 
     if recognised := _recognise(hashes):
         name, origin = recognised, f"{KNOWN[recognised].title}, recognised by SHA-256"
     return Corpus(name, origin, files, hashes, settings)
+
+
+def _texts(folder: Path) -> dict[str, Path]:
+    return {split: folder / f"{split}.txt" for split in SPLITS}
 
 
 def _find_known(name: str, data: Path | None) -> dict[str, Path]:
@@ -187,7 +201,7 @@ def _find_folder(name: str) -> dict[str, Path]:
         folder = Path(name).expanduser().resolve()
         present = sorted(path.name for path in folder.iterdir() if path.is_file())
     except (OSError, ValueError, RuntimeError):  # no such folder, no such user, not a possible path
-        known = ", ".join((BUILT_IN, *KNOWN))
+        known = ", ".join((BUILT_IN, *KNOWN, *PREPARED))
         raise DataError(f"corpus {name[:200]!r}: neither a known corpus ({known}) nor a folder") from None
     files: dict[str, Path] = {}
     for split, stems in _NAMES.items():

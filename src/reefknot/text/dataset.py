@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from reefknot.errors import DataError
 from reefknot.text.cache import cache_folder, cached
 from reefknot.text.corpora import CorpusSettings, find_corpus
 from reefknot.text.encoding import FORMAT, Split, read_encoded, write_encoded
+from reefknot.text.prepared import Say, silent
 from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 
 __all__ = ["Dataset", "Split", "open_dataset"]
@@ -75,17 +76,13 @@ class Dataset:
         return f"pieces of the words, of byte-pair encoding with {bpe.merges:,} merges, and the characters"
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 def open_dataset(
     corpus: CorpusSettings,
     vocabulary: VocabularySettings,
     *,
     data: Path | None = None,
     cache: Path | None = None,
-    say: Callable[[str], None] = _silent,
+    say: Say = silent,
 ) -> Dataset:
     """Find a corpus and open it as ids, encoding it first if the cache does not hold it.
 
@@ -93,7 +90,7 @@ def open_dataset(
     progress.
     """
     folder = cache_folder(cache)
-    source = find_corpus(corpus, data=data, cache=folder)
+    source = find_corpus(corpus, data=data, cache=folder, say=say)
     identity = {
         "text": source.hashes,
         "cut": corpus.model_dump(exclude={"name"}),

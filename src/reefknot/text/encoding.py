@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -21,14 +21,13 @@ from reefknot.errors import DataError
 from reefknot.settings import Settings
 from reefknot.text.corpora import SPLITS, Corpus
 from reefknot.text.lines import Line
+from reefknot.text.prepared import Say
 from reefknot.text.vocabulary import END_OF_LINE, Vocabulary, VocabularySettings
 
 FORMAT: Literal[1] = 1
 _ID = np.dtype("<i4")
 _BUFFER = 1 << 18  # bytes held before they are written
 _SECONDS = 3.0  # between two lines of progress
-
-Say = Callable[[str], None]
 
 
 class _Counts(Settings):

@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.text.cache import cached
+from reefknot.text.prepared import Lines, made
 
 ORIGIN = f"documentation of the standard library of Python {platform.python_version()}"
 
@@ -43,27 +43,15 @@ def build(cache: Path) -> Path:
     listing = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
     digest = hashlib.sha256(listing.encode()).hexdigest()
     entry = cache / "corpora" / f"python-docs-{platform.python_version()}-{_BUILDER}-{digest[:12]}"
-    return cached(entry, lambda folder: _write(folder, sources), _read)
+    return made(entry, lambda: _lines(sources))
 
 
-def _write(folder: Path, sources: dict[str, Path]) -> None:
+def _lines(sources: dict[str, Path]) -> Lines:
     texts = _split(_modules(sources))
     if not all(texts.values()):
         raise DataError("this Python came without the sources of its library; name another corpus")
     for split, paragraphs in texts.items():
-        text = "".join(f"{paragraph}\n" for paragraph in paragraphs)
-        (folder / f"{split}.txt").write_bytes(text.encode())
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    (folder / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
-
-
-def _read(folder: Path) -> Path | None:
-    try:
-        sizes = json.loads((folder / "sizes.json").read_bytes())
-        sound = all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return None
-    return folder if sound and sizes else None
+        yield from ((split, paragraph) for paragraph in paragraphs)
 
 
 def _sources(library: Path) -> dict[str, Path]:

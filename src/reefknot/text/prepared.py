@@ -1,0 +1,130 @@
+"""Corpora that have to be made: train.txt, valid.txt and test.txt in the cache, written from other files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import lzma
+import os
+import re
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reefknot.errors import CorpusNotHere, DataError
+from reefknot.text.cache import cached, file_hash
+
+SPLITS = ("train", "valid", "test")
+
+Lines = Iterator[tuple[str, str]]
+"""Lines of the texts as they are to be written, each after the name of its split."""
+Say = Callable[[str], None]
+
+_SECONDS = 3.0  # between two lines of progress
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def silent(_: str) -> None:
+    """For whoever wants to hear of no progress."""
+
+
+def tokenise(text: str) -> str:
+    """Lower case, words and marks of punctuation set apart."""
+    return " ".join(_TOKEN.findall(text.lower()))
+
+
+def made(entry: Path, lines: Callable[[], Lines]) -> Path:
+    """The folder `entry` of the cache with the three texts, written first if it is not there."""
+    return cached(entry, lambda folder: _write(folder, lines()), _read)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a published corpus that comes in other files becomes three texts."""
+
+    title: str
+    """What it is and how it is cut, for people."""
+    wanted: str
+    """The files, as a person is told to put them somewhere."""
+    places: tuple[str, ...]
+    """Folders of the data folder they may be in."""
+    files: Callable[[Path], list[Path]]
+    """Those of them that are in a folder: all that are needed, or none."""
+    lines: Callable[[list[Path]], Lines]
+    """The texts that the files hold."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of published files, by their names."""
+    version: int = 1
+    """To be raised with every change of the texts that the same files give."""
+
+    def build(self, name: str, data: Path | None, cache: Path, say: Say) -> Path:
+        """The folder of the texts, made first if it is not in the cache."""
+        files = self._find(name, data)
+        for path in files:
+            expected = self.sha256.get(path.name)
+            if expected is not None and (found := file_hash(path, cache)) != expected:
+                raise DataError(
+                    f"{path}: not the published {name} file: SHA-256 {expected} expected, {found} found; copy it anew"
+                )
+        # Equal files in another place are read again, to equal texts.
+        listing = json.dumps([self.version, *(_facts(path) for path in files)])
+        entry = cache / "corpora" / f"{name}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+        return made(entry, lambda: _reported(_readable(self.lines(files), files), name, say))
+
+    def _find(self, name: str, data: Path | None) -> list[Path]:
+        named = data or os.environ.get("REEFKNOT_DATA")
+        advice = f"put {self.wanted} into DIR/{self.places[0]}/ and name DIR with --data DIR or REEFKNOT_DATA"
+        if not named:
+            raise CorpusNotHere(f"the corpus {name} has to be found but no data folder is named: {advice}")
+        for place in (*(Path(named) / place for place in self.places), Path(named)):
+            with contextlib.suppress(OSError):
+                if files := self.files(place):
+                    return files
+        raise CorpusNotHere(f"the corpus {name} is not in {named}: {advice}")
+
+
+def _facts(path: Path) -> tuple[str, int, int]:
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    return str(path.absolute()), facts.st_size, facts.st_mtime_ns
+
+
+def _readable(lines: Lines, files: list[Path]) -> Lines:
+    """The lines, or a sentence where a file is not what its name says."""
+    try:
+        yield from lines
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{os.path.commonpath(files)}: cannot be read: {error}; copy it anew") from error
+
+
+def _reported(lines: Lines, name: str, say: Say) -> Lines:
+    reported = time.monotonic()
+    for number, line in enumerate(lines, start=1):
+        yield line
+        if time.monotonic() - reported > _SECONDS:
+            say(f"{name}: {number:,} lines prepared")
+            reported = time.monotonic()
+
+
+def _write(folder: Path, lines: Iterable[tuple[str, str]]) -> None:
+    with contextlib.ExitStack() as stack:
+        streams = {split: stack.enter_context((folder / f"{split}.txt").open("wb")) for split in SPLITS}
+        for split, line in lines:
+            streams[split].write(f"{line}\n".encode())
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    (folder / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
+
+
+def _read(folder: Path) -> Path | None:
+    try:
+        sizes = json.loads((folder / "sizes.json").read_bytes())
+        sound = all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return None
+    return folder if sound and sizes else None

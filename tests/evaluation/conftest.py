@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import LSTM
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.plain import Plain

@@ -7,7 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from reefknot.evaluation.frequency import EDGES, loss_by_frequency
+from reefknot.evaluation.frequency import (
+    EDGES,
+    FIGURE_3,
+    compare_by_previous,
+    compare_by_target,
+    loss_by_frequency,
+)
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset, Split
@@ -53,5 +59,55 @@ def test_without_line_ends_the_first_token_is_only_a_previous_one() -> None:
 
 
 def test_edges_rise_from_zero() -> None:
-    assert EDGES[0] == 0
-    assert list(EDGES) == sorted(set(EDGES))
+    for edges in (EDGES, FIGURE_3):
+        assert edges[0] == 0
+        assert list(edges) == sorted(set(edges))
+
+
+def test_two_systems_by_hand() -> None:
+    words = ("<eos>", "the", "often", "some", "rare", "<unk>")
+    vocabulary = Vocabulary(words, (6_000, 5_000, 99, 50, 49, 0))
+    ids = np.array([4, 2, 4, 3, 1, 5, 0], dtype=np.int32)
+    split = Split("test", ids, words=6, lines=1, bytes=20, unknown=1)
+    a = np.array([2.0, 1.0, 6.0, 4.0, 1.0, 3.0, 1.0])
+    b = np.array([1.0, 1.0, 3.0, 6.0, 3.0, 3.0, 2.0])
+    found = compare_by_target(a, b, split, vocabulary)
+    assert [(band.low, band.high, band.tokens, band.types) for band in found] == [
+        (0, 0, 1, 1),
+        (1, 49, 2, 1),
+        (50, 99, 2, 2),
+        (5_000, None, 2, 2),
+    ]
+    assert [(band.nll_a, band.nll_b) for band in found] == [(3.0, 3.0), (4.0, 2.0), (2.5, 3.5), (1.0, 2.5)]
+    # rare: 8 -> 4 in all; often +0 % and some +50 %; the +200 % and <eos> +100 %: a mean over types, not tokens.
+    assert [band.relative for band in found] == pytest.approx([0.0, -50.0, 25.0, 150.0])
+    # Before each token: <eos>, rare, often, rare, some, the, <unk>.
+    before = compare_by_previous(a, b, split, vocabulary)
+    assert [(band.low, band.tokens, band.nll_a, band.nll_b) for band in before] == [
+        (0, 1, 1.0, 2.0),
+        (1, 2, 2.5, 3.5),
+        (50, 2, 3.5, 3.0),
+        (5_000, 2, 2.5, 2.0),
+    ]
+
+
+def test_a_type_without_loss_has_no_relative_difference() -> None:
+    vocabulary = Vocabulary(("a", "b"), (9, 5))
+    split = Split("test", np.array([0, 0, 1], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
+    (band,) = compare_by_target(np.array([0.0, 2.0]), np.array([1.0, 3.0]), split, vocabulary)
+    assert (band.types, band.relative) == (2, 50.0)
+    split = Split("test", np.array([0, 0], dtype=np.int32), words=2, lines=1, bytes=4, unknown=0)
+    (band,) = compare_by_target(np.array([0.0]), np.array([1.0]), split, vocabulary)
+    assert (band.types, band.relative) == (1, 0.0)
+
+
+def test_systems_add_up_to_the_whole(opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel]) -> None:
+    dataset = opened()
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    a = score(model_for(len(vocabulary)), split, vocabulary).nll
+    b = a[::-1].copy()
+    for bands in (compare_by_target(a, b, split, vocabulary), compare_by_previous(a, b, split, vocabulary)):
+        assert sum(band.tokens for band in bands) == len(a)
+        for side in ("nll_a", "nll_b"):
+            total = sum(band.tokens * getattr(band, side) for band in bands)
+            assert total == pytest.approx(float(a.sum(dtype=np.float64)))

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from reefknot.encoders.lstm import LSTM
+from reefknot.encoders.stacked import LSTM
 from reefknot.errors import SettingsError
 from reefknot.evaluation.generation import generate
 from reefknot.inputs.adaptive import AdaptiveLookup

@@ -9,9 +9,16 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.text.vocabulary import Vocabulary
 
 COLDEST, HOTTEST = 1e-6, 1e6
 """Temperatures that float32 can divide by; below the first, the best word is taken as if it were 0."""
+
+
+def prompt_ids(words: list[str], vocabulary: Vocabulary) -> list[int]:
+    """What a model reads before it goes on: the start of a line and these words, at least one id."""
+    ids = vocabulary.encode_inputs(words)
+    return [vocabulary.eos, *ids] if vocabulary.eos is not None else ids or [0]
 
 
 @torch.no_grad()

@@ -23,12 +23,8 @@ def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int
     Vectors of an input end that go on after those of the vocabulary are those of `Vocabulary.spelled`: such words have
     neighbours but are none.
     """
-    unit_SD = F.normalize(vectors_SD.float(), dim=-1)
-    ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=unit_SD.device)
-    unit_VD = unit_SD[: len(vocabulary)]
-    oneself_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
-    cosines_WV = (unit_SD[ids_W] @ unit_VD.T).masked_fill(oneself_WV, -torch.inf)
-    values, near = cosines_WV.topk(min(k, len(vocabulary)), dim=-1)
+    ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=vectors_SD.device)
+    values, near = nearest_ids(F.normalize(vectors_SD.float(), dim=-1), ids_W, len(vocabulary), k)
     return {
         word: [
             (vocabulary.words[index], round(cosine, 4))
@@ -37,6 +33,15 @@ def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int
         ]
         for word, row, cosines in zip(words, near, values, strict=True)
     }
+
+
+def nearest_ids(unit_SD: Tensor, ids_W: Tensor, classes: int, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines and ids of the k nearest of the first `classes` vectors; oneself comes last, at minus infinity."""
+    unit_VD = unit_SD[:classes]
+    oneself_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
+    cosines_WV = (unit_SD[ids_W] @ unit_VD.T).masked_fill(oneself_WV, -torch.inf)
+    values, near = cosines_WV.topk(min(k, classes), dim=-1)
+    return values, near
 
 
 def examples(vocabulary: Vocabulary, count: int) -> list[str]:

@@ -1,0 +1,183 @@
+"""The continuous cache (Grave, Joulin & Usunier 2017): words that followed states like this one are likely again.
+
+    p(y_t) = (1 - weight) p_model(y_t) + weight sum_{i in the last W} softmax_i(theta h_i . h_t) [y_i = y_t]
+
+h is the encoder's last output before its dropout, and y_i the word that followed h_i. Nothing is learned. Only the
+target's probability is computed, in blocks along the diagonal: no row is as wide as the vocabulary, or as the text.
+States and log-probabilities of the model are computed once, whatever is tried on them.
+
+Shapes: T tokens of the one stream, D width of h, Q positions of a block, K those they look back on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from reefknot.errors import NonFiniteError
+from reefknot.evaluation.grid import Grid, Point, Progress, one_stream, search, unheard
+from reefknot.evaluation.perplexity import ROWS_AT_ONCE, Score, score
+from reefknot.evaluation.units import perplexity
+from reefknot.kernels.scores import at_least_float32
+from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.settings import Count, NonNegative, Probability, Settings
+from reefknot.text.dataset import Split
+from reefknot.text.vocabulary import Vocabulary
+
+SCORES_AT_ONCE = 2**23
+"""Scores of a block: bounds the memory, never the result."""
+
+WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3)
+THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+WINDOWS = (100, 500, 1000, 2000, 4000)
+"""What a search tries. Merity et al. have 0.1, 1.0, 500 on Penn Treebank and 0.1279, 0.662, 3785 on WikiText-2."""
+
+Fill = Literal["partial", "full"]
+
+
+class CacheSettings(Settings):
+    """How much a cache says, how sharply, and how far it looks back."""
+
+    weight: Annotated[Probability, Field(description="share of the cache in the probability (the papers' lambda)")] = (
+        0.1
+    )
+    theta: Annotated[NonNegative, Field(description="sharpness; 0: all positions of the window count the same")] = 1.0
+    window: Annotated[Count, Field(description="positions that it looks back on")] = 500
+    fill: Annotated[
+        Fill,
+        Field(description="use it with whatever is stored (partial), or once more than a window is (full, AWD-LSTM's)"),
+    ] = "partial"
+
+
+class Reading(NamedTuple):
+    """What a model makes of a text, all that a cache needs to know of it."""
+
+    states: Tensor
+    """h_TD."""
+    targets: Tensor
+    """y_T, the word that follows each."""
+    log_probs: Tensor
+    """logp_T of the targets, by the model."""
+
+
+@torch.no_grad()
+def read(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    *,
+    precision: str = "float32",
+    progress: Progress = unheard,
+) -> Reading:
+    """Run the model over a text, in one stream."""
+    device = next(model.parameters()).device
+    x_1T, y_1T = (each.to(device) for each in one_stream(split, vocabulary))
+    window = max(1, min(1024, ROWS_AT_ONCE // model.output.rows_per_token))
+    state = model.initial_state(1)
+    states, log_probs = [], []
+    with evaluating(model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        for start in range(0, x_1T.shape[1], window):
+            encoded = model(x_1T[:, start : start + window], state)
+            state = encoded.state
+            y_N = y_1T[0, start : start + window]
+            log_probs.append(at_least_float32(model.output.target_log_probs(encoded.output[0], y_N)))
+            states.append(at_least_float32(encoded.raw[0]))
+            progress(f"reading the {split.name} text", start / x_1T.shape[1])
+    return Reading(torch.cat(states), y_1T[0], torch.cat(log_probs))
+
+
+@torch.no_grad()
+def cache_log_probs(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
+    """Log-probability of every target by the cache alone, logp_T; -inf where it is not among the words stored."""
+    tokens = len(y_T)
+    rows = max(1, min(max(window, 64), SCORES_AT_ONCE // (2 * min(window, tokens))))
+    place_T = torch.arange(tokens, device=y_T.device)
+    pieces = []
+    for start in range(0, tokens, rows):
+        here = slice(start, start + rows)
+        stored = slice(max(0, start - window), min(start + rows, tokens) - 1)
+        age_QK = place_T[here, None] - place_T[stored]
+        scores_QK = (theta * (h_TD[here] @ h_TD[stored].T)).masked_fill_((age_QK < 1) | (age_QK > window), -math.inf)
+        all_Q = scores_QK.logsumexp(dim=1)
+        scores_QK.masked_fill_(y_T[here, None] != y_T[stored], -math.inf)
+        pieces.append(scores_QK.logsumexp(dim=1) - all_Q)
+    logp_T = torch.cat(pieces)
+    logp_T[0] = -math.inf  # nothing is stored yet
+    return logp_T
+
+
+def cache_score(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    settings: CacheSettings | None = None,
+    *,
+    precision: str = "float32",
+    progress: Progress = unheard,
+) -> Score:
+    """Score a text with a model and a cache."""
+    settings = settings or CacheSettings()
+    plain = score(model, split, vocabulary, precision=precision)
+    reading = read(model, split, vocabulary, precision=precision, progress=progress)
+    from_cache_T = cache_log_probs(reading.states, reading.targets, settings.theta, settings.window)
+    nll_T = -_mix(reading.log_probs, from_cache_T, settings)
+    if not bool(nll_T.isfinite().all()):
+        raise NonFiniteError(f"the model and its cache give the {split.name} text a probability that is not a number")
+    since = "whatever is stored" if settings.fill == "partial" else "only once more than these are stored"
+    definition = (
+        f"continuous cache: weight {settings.weight:.4g}, theta {settings.theta:.4g}, over the last "
+        f"{settings.window:,} positions, {since}; without it: perplexity {perplexity(plain.mean):,.2f}"
+    )
+    return replace(plain, nll=nll_T.float().cpu().numpy(), definition=f"{plain.definition}\n{definition}")
+
+
+def search_cache(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    settings: CacheSettings | None = None,
+    *,
+    precision: str = "float32",
+    progress: Progress = unheard,
+) -> tuple[CacheSettings, Grid]:
+    """Try a grid on a validation text. What the settings were given stays as it is."""
+    settings = settings or CacheSettings()
+    fixed = settings.model_fields_set
+    axes: dict[str, Sequence[float]] = {
+        "window": [settings.window] if "window" in fixed else WINDOWS,
+        "theta": [settings.theta] if "theta" in fixed else THETAS,
+        "weight": [settings.weight] if "weight" in fixed else WEIGHTS,
+    }
+    reading = read(model, split, vocabulary, precision=precision, progress=progress)
+
+    @lru_cache(maxsize=1)  # weights run fastest, and what the cache says does not depend on them
+    def from_cache(theta: float, window: int) -> Tensor:
+        return cache_log_probs(reading.states, reading.targets, theta, window)
+
+    def at(point: Point) -> CacheSettings:
+        return settings.model_copy(update={**point, "window": int(point["window"])})
+
+    def measure(point: Point, progress: Progress) -> float:
+        tried = at(point)
+        mixed_T = _mix(reading.log_probs, from_cache(tried.theta, tried.window), tried)
+        return -float(mixed_T.double().mean())
+
+    grid = search(axes, measure, split, progress)
+    return at(grid.best), grid
+
+
+def _mix(logp_T: Tensor, from_cache_T: Tensor, settings: CacheSettings) -> Tensor:
+    """Both shares added up; the model alone where there is no cache yet, or where it has no share."""
+    if settings.weight == 0.0:
+        return logp_T
+    least = 0 if settings.fill == "partial" else settings.window
+    used_T = torch.arange(len(logp_T), device=logp_T.device) > least
+    mixed_T = torch.logaddexp(math.log1p(-settings.weight) + logp_T, math.log(settings.weight) + from_cache_T)
+    return torch.where(used_T, mixed_T, logp_T)

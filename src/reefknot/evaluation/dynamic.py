@@ -1,0 +1,273 @@
+"""Dynamic evaluation (Krause et al. 2018): a model goes on learning from the text that it is scored on.
+
+The text is read in short segments. Each is scored first and learned from afterwards, so that no token is scored by
+weights that have seen it:
+
+    theta <- theta + lambda rate (theta_0 - theta) - eta g / (MS + epsilon)
+
+g is the gradient of the segment's mean loss, theta_0 the trained weights. MS, one number per weight, is the root mean
+square of that weight's gradients over the training text, read once in 100 streams by segments of 5 tokens without
+dropout; it is never updated. Weights with large gradients are pulled back faster: rate = MS / m, where m is the mean
+over the tensors of each tensor's mean MS, and lambda rate never exceeds 1.
+
+The numbers in print are on one of two scales. The newer ("mean") is the one above. The older ("sum": the paper, the
+mixture of softmaxes) takes the root of the *sum* of squares for MS and the *sum* over the tensors for m. With B batches
+in the statistics and K tensors in the model the updates are the same where
+
+    eta_mean = eta_sum / sqrt(B),   epsilon_mean = epsilon_sum / sqrt(B),   lambda_mean = lambda_sum / K
+
+The numbers depend on 100 x 5 tokens per gradient too, so these two are constants here.
+
+Shapes: T tokens of the one stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from reefknot.encoders.contract import detach
+from reefknot.errors import NonFiniteError
+from reefknot.evaluation.grid import Grid, Point, Progress, one_stream, search, unheard
+from reefknot.evaluation.perplexity import Score, score
+from reefknot.evaluation.units import perplexity
+from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.contract import send
+from reefknot.settings import Count, NonNegative, Positive, Settings
+from reefknot.text.dataset import Split
+from reefknot.text.streams import Streams
+from reefknot.text.vocabulary import Vocabulary
+
+STREAMS, SEGMENT = 100, 5
+"""How the training text is read for the gradients' statistics; the numbers in print are for segments of as many."""
+
+ETA_FACTORS = (0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
+LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
+"""What the authors' grid is, in multiples of the defaults."""
+
+_TOLD_EVERY = 50  # segments
+
+Scale = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast the weights follow the text (eta), go back to where they were (decay, the papers' lambda), and how
+    little a gradient may be expected to be (epsilon)."""
+
+    eta: float
+    decay: float
+    epsilon: float
+    scale: Scale = "mean"
+
+    def on_scale(self, scale: Scale, *, batches: int, tensors: int) -> Rates:
+        """The rates on this scale that make the same updates."""
+        if scale == self.scale:
+            return self
+        power = 1 if scale == "sum" else -1
+        root, count = math.sqrt(batches) ** power, float(tensors) ** power
+        return Rates(self.eta * root, self.decay * count, self.epsilon * root, scale)
+
+
+DEFAULTS: dict[Scale, Rates] = {
+    "mean": Rates(eta=5e-5, decay=2e-3, epsilon=2e-5, scale="mean"),
+    "sum": Rates(eta=0.002, decay=0.02, epsilon=0.001, scale="sum"),
+}
+
+
+class DynamicSettings(Settings):
+    """How a model learns from the text that it is scored on."""
+
+    model_config = ConfigDict(populate_by_name=True)  # lambda, which a recipe may say, is no name in Python
+
+    scale: Annotated[Scale, Field(description="which scale the rates are on: mean (newer) or sum (older)")] = "mean"
+    eta: Annotated[
+        Positive | None, Field(description="rate of learning; left out, 5e-5 (sum: 0.002) x segment / 5")
+    ] = None
+    decay: Annotated[
+        NonNegative | None,
+        Field(alias="lambda", description="lambda, the pull back; left out, 0.002 (sum: 0.02) x segment / 5"),
+    ] = None
+    epsilon: Annotated[Positive | None, Field(description="added to MS; left out, 2e-5 (sum: 0.001)")] = None
+    segment: Annotated[Count, Field(description="tokens scored before each update")] = SEGMENT
+
+    def rates(self) -> Rates:
+        """The rates with what was left out filled in."""
+        default = DEFAULTS[self.scale]
+        longer = self.segment / SEGMENT
+        return Rates(
+            default.eta * longer if self.eta is None else self.eta,
+            default.decay * longer if self.decay is None else self.decay,
+            default.epsilon if self.epsilon is None else self.epsilon,
+            self.scale,
+        )
+
+
+class GradientStatistics(NamedTuple):
+    """What the gradients of the training text were like, on the scale "mean"."""
+
+    ms: list[Tensor]
+    """MS of each parameter."""
+    batches: int
+
+    def rates(self) -> list[Tensor]:
+        """How fast each weight is pulled back, before lambda."""
+        mean = torch.stack([each.mean() for each in self.ms]).mean()
+        return [each / mean for each in self.ms]
+
+
+def gradient_statistics(
+    model: LanguageModel,
+    split: Split,
+    *,
+    precision: str = "float32",
+    progress: Progress = unheard,
+) -> GradientStatistics:
+    """Root mean square of the gradient of every weight over a text, the training text as a rule."""
+    windows = Streams(split.ids, STREAMS, SEGMENT, split.inputs)
+    device = next(model.parameters()).device
+    state = model.initial_state(STREAMS)
+    with adapting(model) as (parameters, _):
+        squares = [torch.zeros_like(each) for each in parameters]
+        for number in range(windows.windows):
+            x_BT, y_BT = windows.window(number)
+            plan = model.output.prepare(y_BT).to(device)
+            with _autocast(device, precision):
+                losses = model.loss(send(x_BT, device), send(y_BT, device), state, plan)
+            state = losses.state
+            nll = losses.parts["nll"]
+            gradients = _gradients(nll.sum / nll.count, parameters)
+            torch._foreach_addcmul_(squares, gradients, gradients)
+            if number % _TOLD_EVERY == 0:
+                progress("gradients of the training text", number / windows.windows)
+    torch._foreach_div_(squares, windows.windows)
+    torch._foreach_sqrt_(squares)
+    return GradientStatistics(squares, windows.windows)
+
+
+def dynamic_score(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    statistics: GradientStatistics,
+    settings: DynamicSettings | None = None,
+    *,
+    precision: str = "float32",
+    progress: Progress = unheard,
+) -> Score:
+    """Score a text with a model that learns from it, and put the model back as it was."""
+    settings = settings or DynamicSettings()
+    plain = score(model, split, vocabulary, precision=precision)
+    nll_T = _adapt(model, one_stream(split, vocabulary), statistics, settings, precision, progress)
+    if not bool(nll_T.isfinite().all()):
+        raise NonFiniteError(
+            f"the model, learning from the {split.name} text, gives it a probability that is not a number; "
+            "use a smaller eta or a greater epsilon"
+        )
+    rates = settings.rates()
+    definition = (
+        f"dynamic evaluation: every {settings.segment} tokens are scored, then learned from, so this figure depends on "
+        f"the cut; eta {rates.eta:.4g}, lambda {rates.decay:.4g}, epsilon {rates.epsilon:.4g} on the scale "
+        f"{rates.scale!r}; statistics of {statistics.batches:,} gradients of the training text without dropout; "
+        f"without it: perplexity {perplexity(plain.mean):,.2f}"
+    )
+    return replace(plain, nll=nll_T.float().cpu().numpy(), definition=f"{plain.definition}\n{definition}")
+
+
+def search_rates(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    statistics: GradientStatistics,
+    settings: DynamicSettings | None = None,
+    *,
+    precision: str = "float32",
+    progress: Progress = unheard,
+) -> tuple[DynamicSettings, Grid]:
+    """Try the authors' grid on a validation text. What the settings say of eta and lambda stays as it is."""
+    settings = settings or DynamicSettings()
+    stream = one_stream(split, vocabulary)
+    start = settings.rates()
+    axes = {
+        "eta": [start.eta * factor for factor in (ETA_FACTORS if settings.eta is None else (1.0,))],
+        "lambda": [start.decay * factor for factor in (LAMBDA_FACTORS if settings.decay is None else (1.0,))],
+    }
+
+    def at(point: Point) -> DynamicSettings:
+        return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
+
+    def measure(point: Point, progress: Progress) -> float:
+        return float(_adapt(model, stream, statistics, at(point), precision, progress).double().mean())
+
+    grid = search(axes, measure, split, progress)
+    return at(grid.best), grid
+
+
+@contextmanager
+def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The model's trainable parameters and their values now, to which they return however the context is left.
+
+    Meanwhile nothing is dropped; encoders give gradients in evaluation mode too, cuDNN or not. Class vectors are not
+    held, because they change with the parameters.
+    """
+    parameters: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
+    trained = [each.detach().clone() for each in parameters]
+    was_training = model.training
+    try:
+        model.eval()
+        with torch.enable_grad():
+            yield parameters, trained
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, trained)
+        model.train(was_training)
+
+
+def _adapt(
+    model: LanguageModel,
+    stream: tuple[Tensor, Tensor],
+    statistics: GradientStatistics,
+    settings: DynamicSettings,
+    precision: str,
+    progress: Progress = unheard,
+) -> Tensor:
+    """The loss of every token by a model that learns as it reads, nll_T; nothing in between waits for the device."""
+    device = next(model.parameters()).device
+    x_1T, y_1T = (each.to(device) for each in stream)
+    tokens = x_1T.shape[1]
+    state = model.initial_state(1)
+    pieces = []
+    with adapting(model) as (parameters, trained):
+        rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
+        pull = [(rates.decay * each).clamp(max=1.0) for each in statistics.rates()]
+        step = [rates.eta / (each + rates.epsilon) for each in statistics.ms]
+        for number, start in enumerate(range(0, tokens, settings.segment)):
+            here = slice(start, start + settings.segment)
+            with _autocast(device, precision):
+                logp_1S, state = model.target_log_probs(x_1T[:, here], y_1T[:, here], state)
+            state = detach(state)
+            gradients = _gradients(-logp_1S.mean(), parameters)
+            pieces.append(-logp_1S.detach()[0])
+            with torch.no_grad():
+                torch._foreach_lerp_(parameters, trained, pull)
+                torch._foreach_addcmul_(parameters, gradients, step, value=-1.0)
+            if number % _TOLD_EVERY == 0:
+                progress("scoring and learning", start / tokens)
+    return torch.cat(pieces)
+
+
+def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """Zero for a parameter that the loss does not reach. The parameters' own `grad` is left alone."""
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+
+
+def _autocast(device: torch.device, precision: str) -> torch.autocast:
+    """To be entered anew after every update: it keeps its half-precision copies of weights until it is left."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")

@@ -1,0 +1,159 @@
+"""What is found out about a trained model: its scores, what it puts near each other, what it writes. All of it is
+result.json, which reports and comparisons read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from reefknot.evaluation.frequency import loss_by_frequency
+from reefknot.evaluation.generation import generate, prompt_ids
+from reefknot.evaluation.neighbors import examples, nearest
+from reefknot.evaluation.perplexity import Score, score
+from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
+from reefknot.evaluation.search import tails_opened
+from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.recipe import Experiment, Row
+from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.text.dataset import Dataset
+from reefknot.text.vocabulary import Vocabulary
+from reefknot.training.distributed import World
+from reefknot.training.state import Progress
+
+RESULT_FORMAT = 1
+
+
+def score_split(model: LanguageModel, dataset: Dataset, experiment: Experiment, split: str) -> Score:
+    """A text scored by our definition, in the precision of training.
+
+    The training text is long: it is scored in as many streams as it is trained in.
+    """
+    streams = experiment.training.batch if split == "train" else experiment.evaluation.streams
+    precision = experiment.training.precision
+    return score(model, dataset.splits[split], dataset.vocabulary, streams=streams, precision=precision)
+
+
+def check_protocol(experiment: Experiment, dataset: Dataset) -> None:
+    """Refuse, before anything is trained, texts that the paper's way of counting would find nothing in."""
+    for split, counting in (_countings(experiment) or {}).items():
+        counting.targets(dataset.splits[split])
+
+
+def _countings(experiment: Experiment) -> dict[str, Counting] | None:
+    settings = experiment.training
+    return protocol(experiment.evaluation.protocol, settings.batch, settings.steps)
+
+
+def write_findings(
+    model: LanguageModel,
+    dataset: Dataset,
+    experiment: Experiment,
+    run: RunFolder,
+    progress: Progress,
+    row: Row,
+    changed: list[str],
+    world: World,
+) -> dict[str, Any]:
+    """Score a model that has its best weights and write everything a report or a comparison reads."""
+    scores = {split: score_split(model, dataset, experiment, split) for split in ("valid", "test")}
+    run.write_scores({split: torch.from_numpy(each.nll) for split, each in scores.items()})
+    result = {
+        "format": RESULT_FORMAT,
+        **_provenance(run, dataset, experiment),
+        "parameters": {
+            "total": sum(model.parameter_counts().values()),
+            "parts": model.parameter_counts(),
+            "expected": row.parameters,
+        },
+        "paper": row.paper,
+        "changed": changed,
+        **{split: each.summary() for split, each in scores.items()},
+        **_other_scores(model, dataset, experiment),
+        "best": {"step": progress.best_step, "epoch": progress.best_epoch},
+        "start": run.config.get("start"),
+        "training": _training(run, experiment, progress, world),
+        "frequency": loss_by_frequency(scores["test"], dataset.splits["test"], dataset.vocabulary),
+        **_look_inside(model, dataset.vocabulary),
+    }
+    opened = tails_opened(model, dataset.splits["test"])
+    if opened is not None:
+        result["tails_opened"] = asdict(opened)
+    run.write_result(result)
+    return result
+
+
+def headline(result: dict[str, Any]) -> str:
+    """The perplexities of a result in one line."""
+    test = result["test"]
+    told = [f"test perplexity {test['perplexity']:,.2f}"]
+    if test["words"] != test["tokens"]:
+        told.append(f"{test['word_perplexity']:,.2f} per word")
+    if "train" in result:
+        told.append(f"train {result['train']['perplexity']:,.2f}")
+    if "protocol" in result:
+        name, valid, test = (result["protocol"][key] for key in ("name", "valid", "test"))
+        told.append(f"counted as {name}: valid {valid['perplexity']:,.2f}, test {test['perplexity']:,.2f}")
+    return ", ".join(told)
+
+
+def _provenance(run: RunFolder, dataset: Dataset, experiment: Experiment) -> dict[str, Any]:
+    environment = run.environment or {}
+    return {
+        **{key: run.config[key] for key in ("recipe", "row")},
+        "seed": experiment.training.seed,
+        **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
+        "config_hash": config_hash(run.config),
+        "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
+    }
+
+
+def _other_scores(model: LanguageModel, dataset: Dataset, experiment: Experiment) -> dict[str, Any]:
+    """What the recipe asks for beside the held-out texts by our definition."""
+    found: dict[str, Any] = {}
+    if experiment.evaluation.train:
+        found["train"] = score_split(model, dataset, experiment, "train").summary()
+    if countings := _countings(experiment):
+        figures = score_by_protocol(model, dataset.splits, countings, experiment.training.precision)
+        found["protocol"] = {"name": experiment.evaluation.protocol, **figures}
+    return found
+
+
+def _training(run: RunFolder, experiment: Experiment, progress: Progress, world: World) -> dict[str, Any]:
+    environment = run.environment or {}
+    gpus = environment.get("gpus") or ["GPU"]
+    return {
+        "steps": progress.step,
+        "averaged_from_epoch": progress.averaged_from or None,
+        "stopped": progress.stopped or None,
+        "epochs": experiment.training.epochs,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "tokens_per_second": progress.tokens / progress.seconds,
+        "peak_memory_bytes": progress.peak_memory_bytes,
+        "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
+        "processes": world.size,
+    }
+
+
+def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Neighbours and samples: what a person looks at first."""
+    words = examples(vocabulary, 8)
+    neighbors: dict[str, Any] = {
+        end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model).items()
+    }
+    start = prompt_ids([], vocabulary)
+    never = () if vocabulary.unk is None else (vocabulary.unk,)
+    samples = []
+    for seed, temperature in enumerate((1.0, 0.8, 0.5)):
+        ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed)
+        text = vocabulary.text(ids).strip()
+        samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
+    return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}
+
+
+def word_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
+    """One vector per token at either end; an input end may have more, of words that are only spelled."""
+    with evaluating(model):
+        return {"input": model.input.vectors(), "labels": model.output.vectors()}

@@ -1,0 +1,163 @@
+"""The continuous cache: equal to a loop over all pairs, however it is cut into blocks, and of use where words recur."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.evaluation import cache as module
+from reefknot.evaluation.cache import CacheSettings, Fill, cache_log_probs, cache_score, read, search_cache
+from reefknot.evaluation.perplexity import score
+from reefknot.models.language_model import LanguageModel
+from reefknot.settings import check
+from reefknot.text.dataset import Dataset
+
+Open = Callable[..., Dataset]
+Build = Callable[[int], LanguageModel]
+
+REPEATED = "dog dog dog mat mat saw saw saw saw\n" * 12
+
+
+def made(tokens: int, width: int = 4, words: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    h_TD = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
+    return h_TD, torch.randint(words, (tokens,), generator=generator)
+
+
+def brute_force(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> list[float]:
+    """Probability of every target by the cache alone; 0 at the start."""
+    found = []
+    for t in range(len(y_T)):
+        scores = {i: math.exp(theta * float(h_TD[i] @ h_TD[t])) for i in range(max(0, t - window), t)}
+        total = sum(scores.values())
+        found.append(sum(s for i, s in scores.items() if y_T[i] == y_T[t]) / total if scores else 0.0)
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 3, 40, 200])
+@pytest.mark.parametrize("theta", [0.0, 0.7])
+@pytest.mark.parametrize("budget", [2**23, 1, 300])
+def test_equals_brute_force(monkeypatch: pytest.MonkeyPatch, window: int, theta: float, budget: int) -> None:
+    monkeypatch.setattr(module, "SCORES_AT_ONCE", budget)
+    h_TD, y_T = made(90)
+    found = cache_log_probs(h_TD, y_T, theta, window)
+    torch.testing.assert_close(
+        found.exp(), torch.tensor(brute_force(h_TD, y_T, theta, window), dtype=torch.float64), rtol=1e-12, atol=0
+    )
+
+
+def test_one_token_has_no_cache() -> None:
+    h_TD, y_T = made(1)
+    assert cache_log_probs(h_TD, y_T, 1.0, 5).tolist() == [-math.inf]
+
+
+def test_no_overflow() -> None:
+    h_TD, y_T = made(50)
+    found = cache_log_probs(1e3 * h_TD, y_T, 1e3, 20)
+    assert not found.isnan().any()
+    assert (found <= 0).all()
+
+
+@pytest.mark.parametrize("fill", ["partial", "full"])
+@pytest.mark.parametrize("end_of_line", [True, False])
+def test_score_mixes_both(opened: Open, model_for: Build, fill: Fill, end_of_line: bool) -> None:
+    dataset = opened(REPEATED, end_of_line=end_of_line)
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(vocabulary)).double().train()
+    settings = CacheSettings(weight=0.3, theta=0.4, window=20, fill=fill)
+    found = cache_score(model, split, vocabulary, settings)
+    plain = score(model, split, vocabulary)
+    reading = read(model, split, vocabulary)
+    from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
+    expected = np.exp(reading.log_probs.numpy())
+    np.testing.assert_allclose(-reading.log_probs.numpy(), plain.nll, rtol=1e-6)
+    used = np.arange(len(expected)) > (0 if fill == "partial" else 20)
+    expected[used] = 0.7 * expected[used] + 0.3 * from_cache[used]
+    np.testing.assert_allclose(found.nll, -np.log(expected), rtol=1e-6)
+    assert (found.first, found.words, found.bytes) == (plain.first, plain.words, plain.bytes)
+    assert "weight 0.3, theta 0.4, over the last 20 positions" in found.definition
+    assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in found.definition
+    assert ("only once more than these are stored" in found.definition) == (fill == "full")
+    assert model.training
+
+
+def test_states_are_those_before_the_last_dropout(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary)).eval()
+    reading = read(model, dataset.splits["test"], dataset.vocabulary)
+    ids = torch.from_numpy(dataset.splits["test"].ids.astype(np.int64))
+    with torch.no_grad():
+        raw_1TD = model(torch.cat([torch.tensor([dataset.vocabulary.eos]), ids[:-1]])[None]).raw
+    torch.testing.assert_close(reading.states, raw_1TD[0])
+    assert reading.targets.tolist() == ids.tolist()
+
+
+def test_words_that_recur_gain(opened: Open, model_for: Build) -> None:
+    dataset = opened(REPEATED)
+    model = model_for(len(dataset.vocabulary))
+    plain = score(model, dataset.splits["test"], dataset.vocabulary)
+    found = cache_score(model, dataset.splits["test"], dataset.vocabulary, CacheSettings(weight=0.3, window=40))
+    assert found.mean < plain.mean - 0.3
+
+
+def test_without_a_share_nothing_changes(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    found = cache_score(model, dataset.splits["test"], dataset.vocabulary, CacheSettings(weight=0.0))
+    np.testing.assert_array_equal(found.nll, score(model, dataset.splits["test"], dataset.vocabulary).nll)
+
+
+def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = opened(REPEATED)
+    model = model_for(len(dataset.vocabulary))
+    test, vocabulary = dataset.splits["test"], dataset.vocabulary
+    computed: list[tuple[float, int]] = []
+
+    def counted(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
+        computed.append((theta, window))
+        return cache_log_probs(h_TD, y_T, theta, window)
+
+    monkeypatch.setattr(module, "cache_log_probs", counted)
+    best, grid = search_cache(model, test, vocabulary, CacheSettings(window=30, fill="full"))
+    assert len(computed) == len(module.THETAS), "weights cost nothing"
+    assert grid.axes == {"window": [30], "theta": list(module.THETAS), "weight": list(module.WEIGHTS)}
+    assert (best.window, best.fill) == (30, "full")
+    assert {"window": 30, "theta": best.theta, "weight": best.weight} == grid.best
+    losses = {tuple(point.values()): nll for point, nll in grid.points}
+    for theta, weight in ((0.3, 0.2), (best.theta, best.weight)):
+        settings = CacheSettings(weight=weight, theta=theta, window=30, fill="full")
+        assert cache_score(model, test, vocabulary, settings).mean == pytest.approx(losses[30, theta, weight], abs=1e-6)
+    assert min(losses.values()) == losses[30, best.theta, best.weight]
+    everything, _ = search_cache(model, test, vocabulary)
+    assert isinstance(everything.window, int)
+
+
+def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    with torch.no_grad():
+        next(model.encoder.parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteError):
+        cache_score(model, dataset.splits["test"], dataset.vocabulary)
+    with pytest.raises(NonFiniteError, match="none of 150 settings"):
+        search_cache(model, dataset.splits["test"], dataset.vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"weight": 1.0}, "weight: must be less than 1"),
+        ({"theta": -0.1}, "theta: must be greater than or equal to 0"),
+        ({"window": 0}, "window: must be greater than or equal to 1"),
+        ({"fill": "empty"}, "fill: must be 'partial' or 'full'"),
+    ],
+)
+def test_impossible_settings(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        check(CacheSettings, given, "here")

@@ -1,0 +1,75 @@
+"""What a finished run finds out: beside our definition, what the recipe asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import run_command
+from reefknot.evaluation.perplexity import score
+from reefknot.evaluation.protocols import protocol, score_by_protocol
+from reefknot.experiments import open_run
+from reefknot.findings import headline
+
+
+def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]:
+    outcome = run_command("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", *settings)
+    assert outcome.code == 0, outcome.err
+    return json.loads((out / "result.json").read_text(encoding="utf-8")), outcome.out
+
+
+def test_nothing_else_is_computed_unless_it_is_asked_for(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    result, said = train(tiny_recipe(), tmp_path / "run")
+    assert not {"train", "protocol"} & set(result)
+    assert said.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
+
+
+@pytest.mark.parametrize(("name", "counted"), [("zaremba", [4 * 10, 59]), ("awd", [10 * 5, 59])])
+def test_a_protocol_stands_beside_our_definition(
+    tiny_recipe: Callable[..., Path], tmp_path: Path, name: Any, counted: list[int]
+) -> None:
+    recipe = tiny_recipe()
+    result, said = train(recipe, tmp_path / "run", f"evaluation.protocol={name}", "evaluation.train=true")
+    plain, _ = train(recipe, tmp_path / "plain")
+    for block in ("valid", "test", "best", "frequency"):
+        assert result[block] == plain[block]
+    trained = open_run(tmp_path / "run")
+    splits = trained.dataset(None).splits
+    countings = protocol(name, batch=4, steps=5)
+    assert countings is not None
+    expected = score_by_protocol(trained.model, splits, countings)
+    assert result["protocol"] == {"name": name, **expected}
+    assert [result["protocol"][split]["tokens"] for split in ("valid", "test")] == counted
+    assert result["protocol"]["test"]["perplexity"] != result["test"]["perplexity"]
+    assert "test text: one stream of 60 tokens" in result["protocol"]["definition"]
+    # The training text, without dropout, in as many streams as it is trained in.
+    text = score(trained.model, splits["train"], trained.vocabulary, streams=4)
+    assert result["train"] == text.summary()
+    assert math.exp(text.mean) == pytest.approx(result["train"]["perplexity"])
+    assert "4 contiguous streams" in result["train"]["definition"]
+    assert f"train {result['train']['perplexity']:,.2f}, counted as {name}: valid" in said
+
+
+def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    settings = ("evaluation.protocol=zaremba", "training.steps=20")
+    outcome = run_command(
+        "train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", "--device", "cpu", *settings
+    )
+    assert outcome.code == 3
+    assert "the valid text has 60 tokens, but 4 streams with a window of 20 need 84" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_headline_has_what_there_is() -> None:
+    test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "tokens": 20, "words": 10}
+    assert headline({"test": test | {"words": 20}}) == "test perplexity 90.00"
+    assert headline({"test": test}) == "test perplexity 90.00, 1,200.50 per word"
+    whole = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
+    assert headline({"test": test | {"words": 20}, "train": {"perplexity": 30.0}, "protocol": whole}) == (
+        "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
+    )

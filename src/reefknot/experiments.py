@@ -5,26 +5,25 @@ Also the way back: a run folder opened as a model with its words.
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from reefknot.durable import encode_tensors
 from reefknot.errors import DataError, ReefknotError, SettingsError
-from reefknot.evaluation.frequency import loss_by_frequency
-from reefknot.evaluation.generation import generate
-from reefknot.evaluation.neighbors import examples, nearest
-from reefknot.evaluation.perplexity import Score, score
-from reefknot.evaluation.search import tails_opened
+from reefknot.findings import check_protocol, headline, score_split, write_findings
 from reefknot.inputs.char_cnn import CharCNN
-from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
 from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder, config_hash
-from reefknot.text.corpora import BUILT_IN, KNOWN
+from reefknot.text.corpora import BUILT_IN, KNOWN, PREPARED
 from reefknot.text.dataset import Dataset, open_dataset
 from reefknot.text.streams import Streams
 from reefknot.text.vocabulary import Vocabulary
@@ -33,15 +32,19 @@ from reefknot.training.distributed import World
 from reefknot.training.generators import seed_everything, set_determinism
 from reefknot.training.loop import Trainer
 from reefknot.training.signals import stopping_at_once
-from reefknot.training.state import Progress, load_weights
+from reefknot.training.state import load_weights
 from reefknot.training.trackers import tensorboard
 
-RESULT_FORMAT = 1
+
+def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
+    """Where a row's run lies unless the user says otherwise; `root` is the folder of all runs of the recipe."""
+    return (root or Path("runs") / recipe.name) / row.slug / f"seed{seed}"
 
 
-def default_folder(recipe: Recipe, row: Row, seed: int) -> Path:
-    """Where a row's run lies unless the user says otherwise."""
-    return Path("runs") / recipe.name / row.slug / f"seed{seed}"
+def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path | None:
+    """Where the run lies whose weights a row begins with, unless the user says otherwise; None: it begins with none."""
+    start = recipe.experiments[row.name].training.start
+    return default_folder(recipe, Row(name=start.row), seed, root) if start else None
 
 
 def choose_device(name: str) -> str:
@@ -65,23 +68,35 @@ def train(
     world: World,
     display: Display,
     track: bool = False,
+    tell_test: bool = True,
+    start: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Train a row in its folder, or go on where it stands. Returns result.json (None but in the first process)."""
+    """Train a row in its folder, or go on where it stands. Returns result.json (None but in the first process).
+
+    `start` is the run to begin with, if the row begins with one and it does not lie beside this one.
+    """
     experiment = recipe.experiments[row.name]
     seed = experiment.training.seed
     out = out or default_folder(recipe, row, seed)
     name = f"{row.name}, seed {seed}" if seed else row.name
+    first = _find_start(recipe, row, seed, start)
     dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
     settings = experiment.training
     text = dataset.splits["train"]
-    streams = Streams(text.ids, settings.batch, settings.steps, text.inputs).slice(world.rank, world.size)
+    streams = Streams(
+        text.ids, settings.batch, settings.steps, text.inputs, random_steps=settings.random_steps, seed=seed
+    ).slice(world.rank, world.size)
     set_determinism(settings.determinism)
     seed_everything(seed)
     model = recipe.build(row, dataset.vocabulary)
     _check_parameters(model, recipe, row)
+    check_protocol(experiment, dataset)
+    if first:
+        first.begin(model, dataset.vocabulary)
     # Ranks build the same weights and drop other units.
     seed_everything(seed, world.rank)
-    with _enter(out, run_config(recipe, row, experiment, dataset), world) as run, _logging_errors(run, world):
+    config = run_config(recipe, row, experiment, dataset, first)
+    with _enter(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
             display.say(f"{name}  done already: {out}")
             return run.result
@@ -91,9 +106,11 @@ def train(
             dataset.vocabulary.save(run.vocabulary_path)
             _note_environment(run, display)
         display.say(f"{name}  {out}  {dataset.summary}")
+        if first:
+            display.say(f"{name}  begins with the best weights of {first.run.path}")
 
         def validate() -> float:
-            return _score(model, dataset, experiment, "valid").mean
+            return score_split(model, dataset, experiment, "valid").mean
 
         trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
         trainer = Trainer(
@@ -103,9 +120,9 @@ def train(
         if not world.first:
             return None
         display.update(f"{name}  scoring the best weights")
-        result = _finish(model, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
-        per_word = f", {result['test']['word_perplexity']:,.2f} per word" if dataset.vocabulary.bpe else ""
-        display.say(f"{name}  test perplexity {result['test']['perplexity']:,.2f}{per_word}")
+        load_weights(model, best_weights(run))
+        result = write_findings(model, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
+        display.say(f"{name}  {headline(result) if tell_test else 'finished'}")
         return result
 
 
@@ -126,23 +143,73 @@ def _check_parameters(model: LanguageModel, recipe: Recipe, row: Row) -> None:
         raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
 
 
-def run_config(recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
-    """What config.json holds: equal configs give equal runs, so the text is part of it."""
-    return {
+@dataclass(frozen=True)
+class Start:
+    """The finished run that another one begins with."""
+
+    run: RunFolder
+    weights: dict[str, torch.Tensor]
+
+    def record(self) -> dict[str, str]:
+        """What it is, wherever it lies."""
+        digest = hashlib.sha256(encode_tensors(self.weights)).hexdigest()
+        return {"config_hash": config_hash(self.run.config), "weights_sha256": digest}
+
+    def begin(self, model: LanguageModel, vocabulary: Vocabulary) -> None:
+        """Give a model the weights."""
+        if Vocabulary.load(self.run.vocabulary_path).fingerprint != vocabulary.fingerprint:
+            raise DataError(f"{self.run.path} knows other words, so its weights mean nothing here; begin with another")
+        try:
+            load_weights(model, self.weights)
+        except DataError as error:
+            raise DataError(f"cannot begin with {self.run.path}: {error}") from error
+
+
+def _find_start(recipe: Recipe, row: Row, seed: int, folder: Path | None) -> Start | None:
+    wanted = recipe.experiments[row.name].training.start
+    if wanted is None:
+        if folder is not None:
+            raise SettingsError(f'row "{row.name}" begins with no other run; --start needs training.start.row=NAME')
+        return None
+    usual = default_folder(recipe, Row(name=wanted.row), seed)
+    folder = folder or usual
+    if not (folder / "result.json").exists():
+        words = ["reefknot", "train", recipe.asked, "--row", wanted.row]
+        words += [f"training.seed={seed}"] if seed else []
+        words += ["--out", str(folder)] if folder != usual else []
+        raise DataError(
+            f'row "{row.name}" begins with the best weights of row "{wanted.row}", and {folder} is no finished run: '
+            f"first run {shlex.join(words)}, or say with --start where it is"
+        )
+    run = RunFolder.open(folder)
+    return Start(run, best_weights(run))
+
+
+def run_config(
+    recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset, start: Start | None = None
+) -> dict[str, Any]:
+    """What config.json holds: equal configs give equal runs, so the text is part of it, and what it begins with."""
+    config = {
         "recipe": recipe.name,
         "row": row.name,
         "corpus": dataset.fingerprint,
         "settings": experiment.model_dump(mode="json"),
     }
+    return config | ({"start": start.record()} if start else {})
 
 
-def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Dataset) -> bool:
-    """Whether `out` holds the result of this row and seed, with these very settings, on this very text."""
+def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Dataset, start: Path | None = None) -> bool:
+    """Whether `out` holds the result of this row and seed, with these very settings, on this very text, begun with the
+    run that is at `start` now."""
     if not (out / "result.json").exists():
         return False
     experiment = recipe.experiments[row.name]
     seeded = experiment.model_copy(update={"training": experiment.training.model_copy(update={"seed": seed})})
-    return RunFolder.open(out).config == run_config(recipe, row, seeded, dataset)
+    start = start or start_folder(recipe, row, seed)
+    if start is not None and not (start / "result.json").exists():
+        return False
+    first = _find_start(recipe, row, seed, start)
+    return RunFolder.open(out).config == run_config(recipe, row, seeded, dataset, first)
 
 
 def _note_environment(run: RunFolder, display: Display) -> None:
@@ -160,90 +227,6 @@ def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
     run = RunFolder.open_for_training(out, config) if world.first else None
     world.wait()
     return run or RunFolder.open(out)
-
-
-def _score(model: LanguageModel, dataset: Dataset, experiment: Experiment, split: str) -> Score:
-    return score(
-        model,
-        dataset.splits[split],
-        dataset.vocabulary,
-        streams=experiment.evaluation.streams,
-        precision=experiment.training.precision,
-    )
-
-
-def _finish(
-    model: LanguageModel,
-    dataset: Dataset,
-    experiment: Experiment,
-    run: RunFolder,
-    progress: Progress,
-    row: Row,
-    changed: list[str],
-    world: World,
-) -> dict[str, Any]:
-    """Score the best weights and write everything a report or a comparison reads."""
-    load_weights(model, best_weights(run))
-    scores = {split: _score(model, dataset, experiment, split) for split in ("valid", "test")}
-    run.write_scores({split: torch.from_numpy(each.nll) for split, each in scores.items()})
-    environment = run.environment or {}
-    gpus = environment.get("gpus") or ["GPU"]
-    result = {
-        "format": RESULT_FORMAT,
-        **{key: run.config[key] for key in ("recipe", "row")},
-        "seed": experiment.training.seed,
-        **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
-        "config_hash": config_hash(run.config),
-        "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
-        "parameters": {
-            "total": sum(model.parameter_counts().values()),
-            "parts": model.parameter_counts(),
-            "expected": row.parameters,
-        },
-        "paper": row.paper,
-        "changed": changed,
-        **{split: each.summary() for split, each in scores.items()},
-        "best": {"step": progress.best_step, "epoch": progress.best_epoch},
-        "training": {
-            "steps": progress.step,
-            "epochs": experiment.training.epochs,
-            "tokens": progress.tokens,
-            "seconds": progress.seconds,
-            "tokens_per_second": progress.tokens / progress.seconds,
-            "peak_memory_bytes": progress.peak_memory_bytes,
-            "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
-            "processes": world.size,
-        },
-        "frequency": loss_by_frequency(scores["test"], dataset.splits["test"], dataset.vocabulary),
-        **_look_inside(model, dataset.vocabulary),
-    }
-    opened = tails_opened(model, dataset.splits["test"])
-    if opened is not None:
-        result["tails_opened"] = asdict(opened)
-    run.write_result(result)
-    return result
-
-
-def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Neighbours and samples: what a person looks at first."""
-    words = examples(vocabulary, 8)
-    neighbors: dict[str, Any] = {
-        end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model).items()
-    }
-    start = [vocabulary.eos if vocabulary.eos is not None else 0]
-    never = () if vocabulary.unk is None else (vocabulary.unk,)
-    samples = []
-    for seed, temperature in enumerate((1.0, 0.8, 0.5)):
-        ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed)
-        text = vocabulary.text(ids).strip()
-        samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
-    return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}
-
-
-def word_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
-    """One vector per token at either end; an input end may have more, of words that are only spelled."""
-    with evaluating(model):
-        return {"input": model.input.vectors(), "labels": model.output.vectors()}
 
 
 def best_weights(run: RunFolder) -> dict[str, torch.Tensor]:
@@ -285,7 +268,7 @@ def open_texts(run: RunFolder, data: Path | None) -> Dataset:
     """
     experiment = _experiment(run)
     corpus = experiment.corpus
-    if corpus.name not in (BUILT_IN, *KNOWN) and not Path(corpus.name).expanduser().is_dir():
+    if corpus.name not in (BUILT_IN, *KNOWN, *PREPARED) and not Path(corpus.name).expanduser().is_dir():
         if data is None:
             raise DataError(
                 f"{run.path}: its text was in {corpus.name}, and there is no such folder here; "

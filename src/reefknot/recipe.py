@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+import torch
 from pydantic import AfterValidator, Field, model_validator
 
 from reefknot.errors import SettingsError
+from reefknot.evaluation.protocols import ProtocolName
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings
@@ -79,6 +81,11 @@ class EvaluationSettings(Settings):
         Count,
         Field(description="parts of a text scored side by side, each from an empty state; 1 loses no context"),
     ] = 1
+    train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
+    protocol: Annotated[
+        ProtocolName,
+        Field(description="count as a paper's program does too, for its figures; definition: ours alone"),
+    ] = "definition"
 
 
 class Experiment(Settings):
@@ -212,7 +219,50 @@ def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None
             rows[number] = each.model_copy(update={"parameters": None})
     if mistakes:
         raise complaint(mistakes)
+    _check_starts(parsed, experiments, name)
     return Recipe(known_as, name, parsed.title, parsed.paper, tuple(rows), experiments, changed)
+
+
+def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where: str) -> None:
+    """A row begins with the weights of another one that can be trained, by a way that has an end, with its shapes."""
+    starts = {row.name: _start(merge(file.base, row.set)) for row in file.rows if not row.quoted}
+    starts |= {name: each.training.start.row if each.training.start else None for name, each in experiments.items()}
+    wrong = []
+    for name, experiment in experiments.items():
+        way = [name]
+        while (start := starts.get(way[-1])) and start not in way:
+            way.append(start)
+        if len(way) > 1 and way[1] not in starts:
+            fault = f'no row "{shortened(way[1])}" can be trained; there are: ' + ", ".join(
+                f'"{row}"' for row in starts
+            )
+        elif start:
+            fault = "no row can begin with its own weights: " + " <- ".join(f'"{row}"' for row in (*way, start))
+        elif len(way) > 1 and way[1] in experiments and (odd := _misfits(experiment, experiments[way[1]])):
+            fault = f'row "{way[1]}" has another model: {", ".join(odd[:5])} do not fit'
+        else:
+            continue
+        wrong.append(f'{where}, row "{name}":\n  training.start.row: {fault}')
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+
+def _start(raw: Any) -> Any:
+    """The row that settings, which may be wrong, begin with."""
+    for key in ("training", "start", "row"):
+        raw = raw.get(key) if isinstance(raw, Mapping) else None
+    return raw if isinstance(raw, str) else None
+
+
+def _misfits(one: Experiment, other: Experiment) -> list[str]:
+    """Parameters that two models do not share, with as many words as a large text; none where one cannot be built."""
+    try:
+        with torch.device("meta"):
+            first, second = (dict(build_model(each, 300_000).named_parameters()) for each in (one, other))
+    except SettingsError:
+        return []  # told where the model is built for its own words
+    odd = [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
+    return sorted([*odd, *(first.keys() ^ second.keys())])
 
 
 def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[str]:

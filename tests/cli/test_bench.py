@@ -1,4 +1,4 @@
-"""`reefknot bench heads`: a table for people, a record for programs, mistakes in a sentence."""
+"""`reefknot bench`: a table for people, a record for programs, mistakes in a sentence."""
 
 from __future__ import annotations
 
@@ -25,16 +25,68 @@ def test_a_table_and_a_record(cli: Cli, tmp_path: Path) -> None:
     assert "CCE, CCE, unfiltered: not installed" in outcome.out
     assert "  reefknot, chunked" in outcome.err
     record = json.loads(path.read_text())
+    assert record["bench"] == "heads"
+    assert record["vocabulary"] is False
     assert record["machine"]["matrix_tflops"] > 0
     assert record["environment"]["torch"] == record["machine"]["torch"]
     assert {row["end"] for row in record["rows"]} == {"plain", "drill"}
     assert all(row["over_floor"] > 0 for row in record["rows"] if row["ms"] is not None)
 
 
+def test_encoders(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    shapes = ("--shape", "2,3,4-5-5", "--shape", "2,3,4-6-6-4")
+    outcome = cli("bench", "encoders", *shapes, "--seconds", "0", "--device", "cpu", "--json", path)
+    assert outcome.code == 0, outcome.err
+    assert "B = 2, T = 3, 4-6-6-4, float32" in outcome.out
+    assert all(title in outcome.out for title in ("ms", "x nn.LSTM", "worst error", "same bits", "plain loop"))
+    assert "graph ms" not in outcome.out
+    record = json.loads(path.read_text())
+    assert set(record) == {"bench", "machine", "environment", "rows"}
+    assert {"device", "torch", "triton", "cudnn"} <= set(record["machine"])
+    assert [row["competitor"] for row in record["rows"]].count("reefknot, AWD") == 1
+    assert all(row["over_lstm"] > 0 for row in record["rows"])
+
+
+def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "steps", recipe, "training.batch=2", "--row", "untied", "--row", "tied", *quick)
+    assert outcome.code == 0, outcome.err
+    assert "1,125 / 150 / 450 tokens" in outcome.out
+    assert "untied: 2 streams of 10 steps" in outcome.out
+    assert all(title in outcome.out for title in ("tokens/s", "s/epoch", "encoder", "end", "x loop", "x first"))
+    record = json.loads(path.read_text())
+    assert record["overrides"] == ["training.batch=2"]
+    assert [(row["row"], row["mode"]) for row in record["rows"]][::2] == [
+        ("untied", "plain loop"),
+        ("tied", "plain loop"),
+    ]
+    assert record["rows"][0]["over_first"] == 1.0
+
+
+def test_steps_of_a_corpus_that_is_not_here(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    small = ("encoder.hidden_dim=4", "tables.words.dim=4", "training.batch=2", "training.steps=2")
+    outcome = cli(
+        "bench", "steps", "press2017/table6", *small, "--row", "small + wt", "--seconds", "0", "--device", "cpu"
+    )
+    assert outcome.code == 0, outcome.err
+    assert "ptb is not here: random text of its 10,000 words; an epoch is its 929,589 tokens" in outcome.out
+    assert "Small + WT: 2 streams of 2 steps" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("tails",), "bench tails: must be heads"),
+        (("tails",), "bench tails: must be heads or encoders or steps"),
+        (("steps",), "bench steps: name a recipe, such as press2017/table6"),
+        (("steps", "demo", "--graph"), "bench steps takes no --graph; leave it out"),
+        (("steps", "demo", "--row", "tide"), 'demo: no row "tide"'),
+        (("heads", "demo"), "bench heads: takes no recipe; leave out demo"),
+        (("encoders", "--end", "plain"), "bench encoders takes no --end; leave it out"),
+        (("encoders", "--shape", "20,35"), "--shape 20,35: must be streams,steps,widths"),
+        (("encoders", "--weights", "bfloat16", "--device", "cpu"), "--weights bfloat16 needs a GPU"),
         (("heads", "--shape", "16,8"), "--shape 16,8: must be rows,width,classes, such as 700,200,10000"),
         (("heads", "--end", "planar"), "--end planar: must be plain or adaptive"),
         (("heads", "--competitor", "tiger"), "--competitor tiger: must be reefknot or eager"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -138,3 +139,24 @@ def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Pa
     outcome = cli("compare", moved, runs.untied, "--by", "documents")
     assert outcome.code == 3
     assert "its text has changed" in outcome.err
+
+
+def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
+    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
+    for bands in found["bands"].values():
+        tokens = sum(band["tokens"] for band in bands)
+        for side in "ab":
+            mean = sum(band["tokens"] * band[f"nll_{side}"] for band in bands) / tokens
+            assert math.exp(mean) == pytest.approx(found[f"perplexity_{side}"])
+    # Ten words of about ninety occurrences each, <eos> after 225 lines, and <unk> that no text has.
+    types = {(band["low"], band["high"]): band["types"] for band in found["bands"]["target"]}
+    assert sum(types.values()) == 11
+    assert types[100, 249] >= 1
+    assert "bands" not in cli("compare", runs.tied, runs.untied, "--json").json()[0]
+    text = cli("compare", runs.tied, runs.tied, "--bands").out
+    assert "100-249" in text
+    assert "+0.00%" in text
+    pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
+    refused = cli("compare", runs.tied, pieces, "--bands")
+    assert refused.code == 2
+    assert "these runs do not have the same tokens: leave out --bands" in refused.err

@@ -234,3 +234,14 @@ def test_the_browser_finds_nothing_to_complain_of(page: tuple[Path, Balance], tm
     seen = browse(path, tmp_path / "profile", "--dump-dom", "--enable-logging=stderr", "--v=0")
     assert "Small + WT + PR" in seen.stdout
     assert "CONSOLE" not in seen.stderr
+
+
+def test_the_papers_protocol_is_shown_and_defined(tmp_path: Path) -> None:
+    protocol = {"name": "awd", "definition": "divided by all rows", "test": {"perplexity": 111.25}}
+    write_run(tmp_path / "runs", "Small", 0, result("Small", 0, protocol=protocol, train=result("Small", 0)["valid"]))
+    _, parsed = write(tmp_path / "runs", tmp_path)
+    text = " ".join(" ".join(parsed.text).split())
+    assert "training perplexity validation perplexity test perplexity" in text
+    assert "111.2 114.5 −2.8 %" in text
+    assert "protocol awd divided by all rows" in text
+    assert "What each row cost row epochs seconds s/epoch tokens/s memory seeds Small 13 150 11.6" in text

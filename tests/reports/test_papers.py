@@ -48,13 +48,13 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
     assert update(root, [PRESS]) == [root / "PAPERS.md", root / "README.md"]
     written = (root / "PAPERS.md").read_text()
     assert (
-        "| weight tying (WT) | Press and Wolf 2017, Table 6 | [tables.py](src/reefknot/tables.py) "
+        "| weight tying (WT) | Press and Wolf 2017 | [tables.py](src/reefknot/tables.py) "
         "| `press2017/table6`, Small + WT | 112.6 | 112.4 |"
     ) in written
     assert "| `press2017/table6`, Small + PR | not run | 111.7 |" in written
     for text in (written, (root / "README.md").read_text()):
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in text  # nothing to beat
-        assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % |" in text
+        assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % | 13 | 11.6 | 1 |" in text
         assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
         assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in text
 
@@ -98,7 +98,26 @@ def test_check_writes_nothing_and_names_what_is_stale(root: Path) -> None:
 def test_no_records_yet(root: Path) -> None:
     other = Recipe("other/table1", "Other", [TableRow("a")])
     update(root, [PRESS, other])
-    assert "Not run yet." in (root / "README.md").read_text()
+    assert "## Other\n\n| row | test |\n|---|---:|\n| a | not run |\n\nNot run yet." in (root / "PAPERS.md").read_text()
+    assert "Other" not in (root / "README.md").read_text()
+
+
+def test_the_readme_has_the_rows_that_were_run_and_says_where_the_others_are(root: Path) -> None:
+    update(root, [PRESS])
+    papers, readme = ((root / name).read_text() for name in ("PAPERS.md", "README.md"))
+    assert "| Small + PR | 4,691,800 |  | 116.0 |  | not run | 111.7 |" in papers
+    assert "| KN 5-gram |" in papers
+    assert "Small + PR" not in readme
+    assert "Rows that are quoted or not run: 3, in [PAPERS.md](PAPERS.md)." in readme
+    assert "not run:" not in papers
+
+
+def test_an_idea_whose_runs_differ_is_shown_by_the_first_of_them(root: Path) -> None:
+    write_run(root / "results", "Small + WT", 1, result("Small + WT", 1), corpus={"name": "other"})
+    update(root, [PRESS])
+    written = (root / "PAPERS.md").read_text()
+    assert "| `press2017/table6`, Small + WT | 112.6 | 112.4 |" in written
+    assert "| Small + WT (corpus.name=other) |" in written
 
 
 @pytest.mark.parametrize(
@@ -160,3 +179,25 @@ def test_a_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> N
         other = write_run(tmp_path / str(number), "Small + WT", 0, result("Small + WT", 0) | traced | changed)
         with pytest.raises(DataError, match=said):
             record(root, [other])
+
+
+def test_a_record_keeps_the_curve_and_little_more(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "Small") / "metrics.jsonl"
+    whole = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [json.loads(line) for line in papers._by_epoch(path).splitlines()]
+    assert [line for line in kept if line["kind"] == "valid"] == [line for line in whole if line["kind"] == "valid"]
+    assert [line["kind"] for line in kept] == ["train", "valid"] * 13
+    path.write_text(
+        '{"kind": "train", "step": 5, "epoch": 1, "nll": 4.0, "tokens": 30, "wall": {"seconds": 1}}\n'
+        '{"kind": "train", "step": 9, "epoch": 1, "nll": 2.0, "tokens": 10, "wall": {"seconds": 2}}\n'
+    )
+    (line,) = map(json.loads, papers._by_epoch(path).splitlines())
+    assert line == {"kind": "train", "step": 9, "epoch": 1, "nll": 3.5, "tokens": 40, "wall": {"seconds": 2}}
+
+
+def test_two_runs_for_one_record_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "_refuse_other_code", lambda root, result: None)
+    runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
+    with pytest.raises(DataError, match="another run of its row and seed"):
+        record(tmp_path, runs)
+    assert not (tmp_path / "results").exists()

@@ -171,3 +171,44 @@ def test_a_row_of_pieces_that_stands_first_does_not_empty_the_figures(tmp_path: 
     assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
     assert "Small" in drawn_text(target)
     assert "Small + WT" not in drawn_text(target)
+
+
+def test_seeds_have_a_mean_as_far_as_all_of_them_go() -> None:
+    curves = [[(1.0, 10.0), (2.0, 6.0), (3.0, 5.0)], [(1.0, 20.0), (2.0, 8.0)]]
+    assert plots._mean(curves) == [(1.0, 15.0), (2.0, 7.0)]
+    assert plots._mean(curves[:1]) == curves[0]
+
+
+def test_seeds_are_thin_lines_around_their_mean(rows: list[TableRow]) -> None:
+    def lines(row: TableRow) -> list[str]:
+        (validation, _) = plots.curves([row])
+        assert ("Thin lines are seeds" in validation.caption) == (len(row.results) > 1)
+        return re.findall(r"stroke-width: 0\.6", validation.svg.partition("legend")[0])
+
+    # The grid has lines as thin, and as many of them in either figure.
+    assert len(lines(rows[0])) == len(lines(replace(rows[0], results=rows[0].results[:1]))) + 2
+
+
+def test_the_first_epochs_of_many_are_cut_off(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small")
+    falling = [(epoch, 4.0 + 4.0 * 0.5**epoch) for epoch in range(1, 41)]
+    text = '{{"kind": "valid", "step": {0}, "epoch": {0}, "nll": {1}}}\n'
+    (folder / "metrics.jsonl").write_text("".join(text.format(*each) for each in falling))
+    (plot,) = plots.curves(join([], [load(folder)]))
+    assert plot.caption == "Validation perplexity by epoch. The steep first epochs are cut off."
+    ticks = [float(text) for text in drawn_text(plot) if re.fullmatch(r"[\d.]+", text)]
+    assert 54 < max(ticks) < 70
+
+
+def test_bars() -> None:
+    labels = ["1–49", "50–99", "100+"]
+    heights = {"DRILL <b>": [-3.0, 0.5, 1.0], "mixture": [-2.0, 0.0, 0.5]}
+    words = {"along": "times seen", "measured": "% of the loss", "caption": "Relative loss by band."}
+    plot = plots.bars("bands", labels, heights, **words)
+    assert plot == plots.bars("bands", labels, heights, **words)
+    assert plot.caption == "Relative loss by band."
+    assert {*labels, *heights, "times seen", "% of the loss"} <= set(drawn_text(plot))
+    alone = plots.bars("bands", labels, {"DRILL": [-3.0, 0.5, 1.0]}, **words)
+    assert "DRILL" not in drawn_text(alone)  # the caption says what one series is
+    for colour, count in (("#0e83c4", 3), ("#d5641c", 0)):
+        assert len(re.findall(f"fill: {colour}", alone.svg)) == count

@@ -97,3 +97,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     text = " ".join(read(join([TableRow("Small"), TableRow("Other")], collect([tmp_path]))))
     assert text == "Not finished, shown with the last metrics: Small. Not run: Other."
     assert read([]) == []
+
+
+def test_the_paper_is_compared_with_what_was_scored_its_way(tmp_path: Path) -> None:
+    protocol = {"name": "awd", "test": {"perplexity": 114.5}}
+    write_run(tmp_path, "Small", 0, result("Small", 0, protocol=protocol))
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0))
+    text = reading(tmp_path)
+    assert "+0.2 % (Small + WT: 112.6 against 112.4)" in text

@@ -82,3 +82,17 @@ def test_a_row_scored_otherwise_does_not_decide_by_standing_first(tmp_path: Path
     marked, (note,) = mark(rows)
     assert [row.name for row in marked] == ["Small + WT †", first.name, last.name]
     assert note.endswith(f"77 in {first.name}")
+
+
+def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) -> None:
+    training = {"epochs": 13, "start": {"row": "Small"}, "stop": {"rule": "nonmonotone", "interval": 5}}
+    write_run(tmp_path, "Small", 0, result("Small", 0))
+    record = result("Small + WT", 0)
+    folder = write_run(tmp_path, "Small + WT", 0, record, training=training)
+    rows = join([], collect([tmp_path]))
+    assert mark(rows)[1] == ("† began with the best weights of Small",)
+    record["training"]["epochs"] = 20
+    (folder / "result.json").write_text(json.dumps(record))
+    rows = join([], collect([tmp_path]))
+    assert [row.name for row in mark(rows)[0]] == ["Small", "Small + WT †"]
+    assert mark(rows)[1] == ("† began with the best weights of Small; stopped early, by the nonmonotone rule",)

@@ -12,7 +12,7 @@ from reefknot.reports.results import collect, load
 from reefknot.reports.rows import TableRow, join
 from reefknot.reports.table import Table, build, from_recipe, number, print_table, to_markdown
 
-from .conftest import ROWS, result, write_run
+from .conftest import ROWS, result, score, write_run
 
 
 def recipe_rows() -> list[TableRow]:
@@ -41,6 +41,9 @@ def test_a_row_is_the_mean_over_its_seeds_beside_the_paper(runs: Path) -> None:
     assert row["test test"] == "117.2 ± 0.7"
     assert row["test paper"] == "114.5"
     assert row["test diff"] == "+2.4 %"
+    assert row["time epochs"] == "13"
+    assert row["time seconds"] == "150"
+    assert row["time s/epoch"] == "11.6"
     assert row["cost tokens/s"] == "80,000"
     assert row["cost memory"] == "700 MB"
     assert row["cost seeds"] == "2"
@@ -86,6 +89,9 @@ def test_empty_columns_are_dropped(tmp_path: Path) -> None:
         "parameters",
         "valid",
         "test",
+        "epochs",
+        "seconds",
+        "s/epoch",
         "tokens/s",
         "memory",
         "seeds",
@@ -93,9 +99,54 @@ def test_empty_columns_are_dropped(tmp_path: Path) -> None:
     assert table.best is None
 
 
+def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Path) -> None:
+    for seed, test in enumerate((114.0, 115.0)):
+        protocol = {"name": "zaremba", "valid": {"perplexity": 120.0}, "test": {"perplexity": test}}
+        write_run(tmp_path, "Small", seed, result("Small", seed, protocol=protocol))
+    table = build(join(recipe_rows(), collect([tmp_path])))
+    row = cells(table, "Small")
+    assert row["test test"] == "117.2 ± 0.7"
+    assert row["test protocol"] == "114.5 ± 0.7"
+    assert row["test diff"] == "+0.0 %"
+    assert row["validation protocol"] == "120.0 ± 0.0"
+    assert [note for note in table.notes if note.startswith("protocol: ") and "(zaremba)" in note]
+
+
+def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
+    paper = {"train": 40.0, "test": 114.5}
+    write_run(tmp_path, "Small", 0, result("Small", 0, train=score(38.0), paper=paper))
+    row = cells(build(join([], collect([tmp_path]))), "Small")
+    assert (row["training train"], row["training paper"], row["training diff"]) == ("38.0", "40.0", "−5.0 %")
+    unscored = join([], [load(write_run(tmp_path / "other", "Small", 0, result("Small", 0, paper=paper)))])
+    assert "training" not in {column.group for column in build(unscored).columns}
+
+
+def test_epochs_say_what_the_recipe_asks_for(tmp_path: Path) -> None:
+    changed = ["training.epochs: 1000 -> 13", "training.batch: 20 -> 40"]
+    write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
+    for seed, epochs in enumerate((13, 9)):
+        folder = write_run(tmp_path, "Small + WT", seed, result("Small + WT", seed))
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[: 4 * epochs]))
+    table = build(join([], collect([tmp_path])))
+    short = cells(table, "Small")
+    assert (short["time epochs"], short["time s/epoch"]) == ("13 of 1000", "11.6")
+    stopped = cells(table, "Small + WT †")
+    assert (stopped["time epochs"], stopped["time s/epoch"]) == ("9–13 of 13", "14.1")
+    assert table.notes[0] == "† stopped early"
+    assert table.notes[1].startswith("Small: not the recipe's settings (training.epochs: 1000 -> 13;")
+
+
+def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
+    for row in ("Small", "Small + WT"):
+        write_run(tmp_path, row, 0, result(row, 0, changed=["training.epochs: 20 -> 13"]))
+    notes = build(join(recipe_rows(), collect([tmp_path]))).notes
+    assert notes == ("Every row: not the recipe's settings (training.epochs: 20 -> 13)",)
+
+
 def test_nothing_run_is_a_table_too() -> None:
     table = build(recipe_rows())
-    assert [column.title for column in table.columns] == ["parameters", "paper", "test", "paper"]
+    assert [column.title for column in table.columns] == ["parameters", "valid", "paper", "test", "paper"]
 
 
 def test_runs_of_no_listed_row_follow(runs: Path) -> None:
@@ -140,7 +191,7 @@ def test_names_are_text_not_markup() -> None:
 
 def test_markdown(runs: Path) -> None:
     lines = to_markdown(join(recipe_rows(), collect([runs]))).splitlines()
-    assert lines[0].startswith("| row | parameters | valid | paper | diff | test | paper | diff |")
+    assert lines[0] == ("| row | parameters | valid | paper | diff | test | paper | diff | epochs | s/epoch | seeds |")
     assert len({line.count("|") for line in lines}) == 1
     assert sum("**102.7 ± 0.7**" in line for line in lines) == 1
     assert to_markdown([TableRow("a|b\n<i>*c*")]).splitlines()[2].startswith("| a\\|b \\<i\\>\\*c\\* |")

@@ -6,12 +6,10 @@ must exist, the worst gradient error against float64 on the same inputs, and whe
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -21,16 +19,19 @@ from reefknot.benchmarks import ours
 from reefknot.benchmarks.floors import floor
 from reefknot.benchmarks.measure import (
     MIB,
+    OUT_OF_MEMORY,
+    Competitor,
+    Measured,
     Step,
     equal_twice,
-    give_back,
-    graph_times,
+    measure_group,
     memory_over,
+    reason,
     relative_errors,
-    times,
+    version,
 )
 from reefknot.benchmarks.naive import reference
-from reefknot.benchmarks.peers import PACKAGES, Absent, peers
+from reefknot.benchmarks.peers import PACKAGES, peers
 from reefknot.benchmarks.problems import Problem, Shape, make_problem
 from reefknot.errors import ResourceError
 
@@ -38,7 +39,6 @@ FAMILIES = ("reefknot", "eager", "compile", "torch", *PACKAGES)
 LEAN = {"cuda": 256.0, "cpu": 32.0}
 """MiB of working memory of our lean row, where no budgets are named."""
 VOCABULARIES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
-OUT_OF_MEMORY = "out of memory"
 SWEPT = ("plain", "adaptive", "drill")
 """Ends that are measured against the size of the vocabulary."""
 _WIKITEXT103, _LARGE, _LARGER = Shape(8192, 1024, 267_735), Shape(8192, 2048, 128_256), Shape(16_384, 4096, 128_256)
@@ -54,32 +54,19 @@ _ON_GPU = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was measured of one competitor, or why nothing was."""
+class Row(Measured):
+    """A competitor at one end and shape."""
 
     end: str
     shape: Shape
-    competitor: str
     family: str
     weights: str
     floor_ms: float
-    ms: float | None = None
-    repeats: int = 0
-    graph_ms: float | None = None
     over_mib: float | None = None
-    errors: dict[str, float] | None = None
-    """Relative error of each gradient; None where one is not finite."""
-    deterministic: bool | None = None
-    note: str = ""
-    """Why something was not measured."""
 
     @property
     def over_floor(self) -> float | None:
         return None if self.ms is None else self.ms / self.floor_ms
-
-    @property
-    def worst_error(self) -> float | None:
-        return max(self.errors.values()) if self.errors else None
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -115,14 +102,6 @@ class Bench:
         return self.dtype if self.weights is None else getattr(torch, self.weights)
 
 
-@dataclass(frozen=True)
-class Competitor:
-    """One row to be: how to make its step."""
-
-    row: Row
-    make: Callable[[Problem], Step]
-
-
 def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary: bool) -> list[tuple[str, Shape]]:
     """Which ends to measure at which shapes, where the user leaves some of it open."""
     if vocabulary:
@@ -146,67 +125,36 @@ def measure_all(
             problem = make_problem(end, shape, bench.device, bench.dtype)
             exact = reference(problem)
         except (MemoryError, RuntimeError) as error:
-            if _reason(error) != OUT_OF_MEMORY:
+            if reason(error) != OUT_OF_MEMORY:
                 raise
             raise ResourceError(
                 f"{end}, {shape}: the reference does not fit this machine; name another --shape"
             ) from error
         field = competitors(bench, problem, 1e3 * floor(problem) / rate)
         groups = [[each] for each in field] if bench.device == "cuda" else [field]
-        yield [row for group in groups for row in _measure_group(bench, problem, exact, group, say)]
+        examine = partial(_examine, device=bench.device, exact=exact)
+        yield [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, say)]
 
 
-def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competitor]:
+def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competitor[Row]]:
     """Ours first, then everyone else's of the families asked for."""
     weights = str(bench.weight_dtype).removeprefix("torch.")
-    blank = Row(problem.end, problem.shape, "reefknot", "reefknot", weights, floor_ms)
-    found = []
+    blank = Row(problem.end, problem.shape, "reefknot", weights, floor_ms, competitor="reefknot")
+    found: list[tuple[Row, Callable[[], Step]]] = []
     if "reefknot" in bench.families:
-        make = partial(ours.make_step, dtype=bench.weight_dtype)
-        found.append(Competitor(blank, make))
+        make = partial(ours.make_step, problem, bench.weight_dtype)
+        found.append((blank, make))
         for memory in bench.memory:
-            lean = replace(blank, competitor=f"reefknot, {memory:g} MiB")
-            found.append(Competitor(lean, partial(make, memory=memory)))
-        found.append(Competitor(replace(blank, competitor="reefknot, chunked"), partial(make, impl="chunked")))
+            found.append((replace(blank, competitor=f"reefknot, {memory:g} MiB"), partial(make, memory=memory)))
+        found.append((replace(blank, competitor="reefknot, chunked"), partial(make, impl="chunked")))
         if bench.device == "cuda" and bench.weights is None:
             wide = replace(blank, competitor="reefknot, fp32 weights", weights="float32")
-            found.append(Competitor(wide, partial(ours.make_step, dtype=torch.float32)))
+            found.append((wide, partial(ours.make_step, problem, torch.float32)))
     for peer in peers(problem.end):
         if peer.family in bench.families:
             row = replace(blank, competitor=peer.label, family=peer.family)
-            found.append(Competitor(row, partial(peer.make_step, dtype=bench.weight_dtype)))
-    return found
-
-
-def _measure_group(
-    bench: Bench, problem: Problem, exact: dict[str, Tensor], group: Sequence[Competitor], say: Callable[[str], None]
-) -> list[Row]:
-    """What each of the group is like, then their times in turns."""
-    rows, steps = [], {}
-    for number, each in enumerate(group):
-        say(f"  {each.row.competitor}")
-        try:
-            if bench.device == "cuda":
-                give_back()
-            step = each.make(problem)
-            rows.append(_examine(each.row, step, bench.device, exact))
-            steps[number] = step
-        except Exception as error:  # whatever a competitor raises is its row, and the run goes on
-            rows.append(replace(each.row, note=_reason(error)))
-    try:
-        timed = times(list(steps.values()), bench.device, bench.seconds)
-        for number, spent in zip(steps, timed, strict=True):
-            rows[number] = replace(rows[number], ms=median(spent), repeats=len(spent))
-    except Exception as error:
-        rows = [replace(row, note=row.note or _reason(error)) for row in rows]
-    for number, step in steps.items() if bench.graph else ():
-        if not _can_be_captured(rows[number]):
-            continue
-        try:
-            rows[number] = replace(rows[number], graph_ms=median(graph_times(step, bench.seconds)))
-        except Exception as error:
-            rows[number] = replace(rows[number], note=f"no graph: {_reason(error)}")
-    return rows
+            found.append((row, partial(peer.make_step, problem, bench.weight_dtype)))
+    return [Competitor(row, make, bench.graph and _can_be_captured(row)) for row, make in found]
 
 
 def _can_be_captured(row: Row) -> bool:
@@ -226,31 +174,13 @@ def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row
     return replace(row, errors=errors if finite else None, deterministic=same, over_mib=over, note=note)
 
 
-def _reason(error: Exception) -> str:
-    """A few words for a table."""
-    told = str(error)
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY in told or "can't allocate memory" in told:
-        return OUT_OF_MEMORY
-    if isinstance(error, Absent):
-        return str(error)
-    first, *_ = [*told.strip().splitlines(), ""]
-    return f"{type(error).__name__}: {first[:100]}"
-
-
 def facts(bench: Bench, rate: float) -> dict[str, Any]:
     """What figures depend on beside the machine."""
     return {
         "torch": str(torch.__version__),
-        "triton": _version("triton"),
-        "liger_kernel": _version("liger-kernel"),
-        "cut_cross_entropy": _version("cut-cross-entropy"),
+        "triton": version("triton"),
+        "liger_kernel": version("liger-kernel"),
+        "cut_cross_entropy": version("cut-cross-entropy"),
         "dtype": str(bench.dtype).removeprefix("torch."),
         "matrix_tflops": rate / 1e12,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

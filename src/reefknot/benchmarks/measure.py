@@ -6,15 +6,17 @@ A step is one forward and backward pass. Its gradients are thrown away between r
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ REPEATS, FEWEST, WARM_UP = 30, 3, 3
 SUSTAINED = 0.5
 """Seconds after which a GPU's clock has fallen to what its power limit allows: shorter work is repeated so long."""
 MIB = 2**20
+OUT_OF_MEMORY = "out of memory"
 Work = tuple[Callable[[], object], Callable[[], None]]
 """What is timed, and what is done after it outside the time."""
 
@@ -51,6 +54,97 @@ class Step:
             leaf.grad = None
 
 
+class Absent(Exception):
+    """A competitor that does not take part, and why in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of one competitor, or why nothing was."""
+
+    competitor: str
+    ms: float | None = None
+    repeats: int = 0
+    graph_ms: float | None = None
+    errors: dict[str, float] | None = None
+    """Relative error of each gradient; None where one is not finite."""
+    deterministic: bool | None = None
+    note: str = ""
+    """Why something was not measured."""
+
+    @property
+    def worst_error(self) -> float | None:
+        return max(self.errors.values()) if self.errors else None
+
+
+Row = TypeVar("Row", bound=Measured)
+
+
+@dataclass(frozen=True)
+class Competitor(Generic[Row]):
+    """One row to be: how to make its step, and whether a captured graph of it is timed too."""
+
+    row: Row
+    make: Callable[[], Step]
+    capture: bool = False
+
+
+def measure_group(
+    group: Sequence[Competitor[Row]],
+    examine: Callable[[Row, Step], Row],
+    device: str,
+    seconds: float,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """What each of the group is like, as `examine` finds it; then their times in turns. Whatever a competitor raises is
+    the note of its row."""
+    rows: list[Row] = []
+    steps: dict[int, Step] = {}
+    for number, each in enumerate(group):
+        say(f"  {each.row.competitor}")
+        try:
+            if device == "cuda":
+                give_back()
+            step = each.make()
+            rows.append(examine(each.row, step))
+            steps[number] = step
+        except Exception as error:  # the run goes on
+            rows.append(replace(each.row, note=reason(error)))
+    try:
+        timed = times(list(steps.values()), device, seconds)
+        for number, spent in zip(steps, timed, strict=True):
+            rows[number] = replace(rows[number], ms=median(spent), repeats=len(spent))
+    except Exception as error:
+        rows = [replace(row, note=row.note or reason(error)) for row in rows]
+    for number, step in steps.items():
+        if not group[number].capture:
+            continue
+        try:
+            rows[number] = replace(rows[number], graph_ms=median(graph_times(step, seconds)))
+        except Exception as error:
+            rows[number] = replace(rows[number], note=f"no graph: {reason(error)}")
+    return rows
+
+
+def reason(error: Exception) -> str:
+    """A few words for a table."""
+    told = str(error)
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY in told or "can't allocate memory" in told:
+        return OUT_OF_MEMORY
+    if isinstance(error, Absent):
+        return told
+    first, *_ = [*told.strip().splitlines(), ""]
+    return f"{type(error).__name__}: {first[:100]}"
+
+
+def version(package: str) -> str | None:
+    """Of a package, where it is installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large square product, measured here and now.
 
@@ -60,13 +154,13 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
     size = 8192 if device == "cuda" else 1536
     one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(2 if device == "cuda" else 1):
-        (spent,) = _times(device, [(lambda: one @ other, lambda: None)], seconds=SUSTAINED)
+        (spent,) = work_times(device, [(lambda: one @ other, lambda: None)], seconds=SUSTAINED)
     return 2.0 * size**3 / (1e-3 * (median(spent) if device == "cuda" else min(spent)))
 
 
 def times(steps: Sequence[Step], device: str, seconds: float) -> list[list[float]]:
     """Milliseconds of every repeat of every step, `seconds` of repeats for each but at least three."""
-    return _times(device, [(step.run, step.clear) for step in steps], seconds)
+    return work_times(device, [(step.run, step.clear) for step in steps], seconds)
 
 
 def graph_times(step: Step, seconds: float) -> list[float]:
@@ -82,12 +176,13 @@ def graph_times(step: Step, seconds: float) -> list[float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.run()
-    (spent,) = _times("cuda", [(graph.replay, lambda: None)], seconds)
+    (spent,) = work_times("cuda", [(graph.replay, lambda: None)], seconds)
     step.clear()
     return spent
 
 
-def _times(device: str, works: Sequence[Work], seconds: float) -> list[list[float]]:
+def work_times(device: str, works: Sequence[Work], seconds: float) -> list[list[float]]:
+    """Milliseconds of every repeat of every work, after some to warm up."""
     for work, tidy in works:
         for _ in range(WARM_UP):
             work()

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.benchmarks.measure import Step
+from reefknot.benchmarks.measure import Absent, Step
 from reefknot.benchmarks.naive import LOSSES, Loss, experts, label_encoder
 from reefknot.benchmarks.ours import autocast
 from reefknot.benchmarks.problems import ALPHA, EXPERTS, TAU, Problem, Weights
@@ -31,10 +31,6 @@ PACKAGES = {"liger": "liger_kernel", "cce": "cut_cross_entropy"}
 """Families of competitors that need a package of their own."""
 Fused = Callable[..., Tensor]
 """(h_ND, w_VD, y_N, reduction="sum" or "none") -> loss."""
-
-
-class Absent(Exception):
-    """A competitor that does not take part, and why in a few words."""
 
 
 @dataclass(frozen=True)

@@ -1,83 +1,92 @@
-"""`reefknot bench`: our ends beside everyone else's, measured here."""
+"""`reefknot bench`: our ends, our encoders and whole training steps beside everyone else's, measured here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.cli.options import Device
+from reefknot.cli.options import Data, Device, Overrides
 
 if TYPE_CHECKING:
-    from reefknot.benchmarks.heads import Row
+    from reefknot.benchmarks import encoders, heads, steps
+    from reefknot.recipe import Experiment
+    from reefknot.text.vocabulary import Vocabulary
 
 EXAMPLES = """\b
 Examples:
-  reefknot bench heads                                    every end, at the sizes of this machine
   reefknot bench heads --end plain --shape 2048,256,50000 --competitor reefknot --competitor eager
   reefknot bench heads --vocabulary --json sweep.json     cost against the vocabulary, 10 K to 1 M words
+  reefknot bench encoders --shape 20,35,200-200-200       masked recurrences against nn.LSTM
+  reefknot bench steps press2017/table6 --data DIR        whole training steps of a recipe's rows
 """
+TAKES = {
+    "heads": {"end", "shape", "competitor", "vocabulary", "weights", "memory", "graph"},
+    "encoders": {"shape", "weights", "graph"},
+    "steps": {"row", "data"},
+}
+"""Options that not everything takes."""
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="What to measure: heads.")],
+    what: Annotated[str, typer.Argument(help="What to measure: heads, encoders or steps.")],
+    recipe: Annotated[str | None, typer.Argument(help="steps: a recipe.")] = None,
+    overrides: Overrides = None,
+    row: Annotated[list[str] | None, typer.Option(help="steps: a row; the first is compared with.")] = None,
     end: Annotated[
         list[str] | None, typer.Option(help="plain, adaptive, augmented, augmented-detached, mixture or drill.")
     ] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="N,D,V: rows, width, classes.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="heads: N,D,V (rows, width, classes); encoders: B,T,D-H-H.")
+    ] = None,
     competitor: Annotated[list[str] | None, typer.Option(help="reefknot, eager, compile, torch, liger or cce.")] = None,
     vocabulary: Annotated[bool, typer.Option("--vocabulary", help="Sweep the vocabulary instead.")] = False,
-    weights: Annotated[str | None, typer.Option(help="float32 or bfloat16; float32 on a GPU: autocast.")] = None,
+    weights: Annotated[str | None, typer.Option(help="float32 or bfloat16; ends: float32 is autocast.")] = None,
     memory: Annotated[list[float] | None, typer.Option(help="MiB of working memory for a row of ours.")] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing per competitor.")] = 2.0,
     graph: Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.", show_default=False)] = None,
+    data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure output ends against other implementations: time, memory, gradient error. Options can be repeated."""
-    from rich.console import Console
-
-    from reefknot.benchmarks.heads import FAMILIES, LEAN, SWEPT, Bench, cases, facts, measure_all
-    from reefknot.benchmarks.measure import matrix_rate
-    from reefknot.benchmarks.problems import ENDS, Shape
-    from reefknot.durable import write_json
+    """Measure output ends, encoders or training steps against other implementations. Options can be repeated."""
     from reefknot.errors import SettingsError
     from reefknot.experiments import choose_device
-    from reefknot.runs.environment import capture
 
-    _check_names("bench", [what], ["heads"])
-    _check_names("--end", end or [], ENDS)
-    _check_names("--competitor", competitor or [], FAMILIES)
+    _check_names("bench", [what], list(TAKES))
+    given: dict[str, object] = {
+        "end": end,
+        "shape": shape,
+        "competitor": competitor,
+        "vocabulary": vocabulary,
+        "weights": weights,
+    }
+    given |= {"memory": memory, "graph": graph, "row": row, "data": data}
+    for name, value in given.items():
+        if value and name not in TAKES[what]:
+            raise SettingsError(f"bench {what} takes no --{name}; leave it out")
+    if (recipe is None) == (what == "steps"):
+        advice = "name a recipe, such as press2017/table6" if recipe is None else f"takes no recipe; leave out {recipe}"
+        raise SettingsError(f"bench {what}: {advice}")
     _check_names("--weights", [weights] if weights else [], ("float32", "bfloat16"))
-    for budget in memory or ():
-        if not budget > 0:
-            raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
-    if vocabulary and shape:
-        raise SettingsError("--vocabulary chooses its own shapes; leave out --shape")
-    if vocabulary:
-        _check_names("--vocabulary --end", end or [], SWEPT)
     if json is not None and (json.is_dir() or not json.resolve().parent.is_dir()):
         fault = "is a folder; name a file" if json.is_dir() else f"there is no folder {json.resolve().parent}"
         raise SettingsError(f"--json {json}: {fault}")
     place = choose_device(device)
     if place == "cpu" and (weights == "bfloat16" or graph):
         raise SettingsError(f"--{'graph' if graph else 'weights bfloat16'} needs a GPU; torch sees none here")
-    setup = Bench(place, competitor or FAMILIES, weights, memory or (LEAN[place],), seconds, graph)
-    chosen = cases(place, end or (), [Shape.read(text) for text in shape or ()], vocabulary)
-    environment = capture()
-    rate = matrix_rate(place, setup.dtype)
-    machine = {"device": environment["cpu"] if place == "cpu" else environment["gpus"][0], **facts(setup, rate)}
-    console = Console()
-    console.print(_headline(machine), highlight=False, soft_wrap=True)
-    rows = []
-    for found in measure_all(setup, rate, chosen, lambda line: typer.echo(line, err=True)):
-        _print_case(found, console, graph)
-        rows += [row.record() for row in found]
-        if json is not None:
-            # After every case, so that a run which is stopped leaves what it measured.
-            write_json(json, {"machine": machine, "environment": environment, "vocabulary": vocabulary, "rows": rows})
+    report = _Report(what, place, json)
+    if what == "heads":
+        _bench_heads(
+            report, end or [], shape or [], competitor or [], vocabulary, weights, memory or [], seconds, graph
+        )
+    elif what == "encoders":
+        _bench_encoders(report, shape or [], weights, seconds, graph)
+    elif recipe is not None:
+        _bench_steps(report, recipe, overrides or [], row or [], data, seconds)
 
 
 def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
@@ -88,34 +97,184 @@ def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> Non
             raise SettingsError(f"{option} {name}: must be {' or '.join(known)}")
 
 
-def _headline(machine: dict[str, Any]) -> str:
-    triton = f"triton {machine['triton']}" if machine["triton"] else "no triton"
-    rate = f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"
-    return ", ".join([machine["device"], f"torch {machine['torch']}", triton, machine["dtype"], rate])
+@dataclass
+class _Report:
+    """Tables for people as they are measured, and a record of everything for programs."""
+
+    what: str
+    place: str
+    path: Path | None
+    head: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, facts: dict[str, Any], told: Sequence[str] = (), **more: Any) -> None:
+        """Say what figures depend on."""
+        from reefknot.runs.environment import capture
+
+        environment = capture()
+        device = environment["cpu"] if self.place == "cpu" else environment["gpus"][0]
+        self.head = {"bench": self.what, "machine": {"device": device, **facts}, "environment": environment, **more}
+        triton = f"triton {facts['triton']}" if facts["triton"] else "no triton"
+        self.line(", ".join([device, f"torch {facts['torch']}", triton, *told]))
+
+    def line(self, text: str) -> None:
+        typer.echo(text)
+
+    def progress(self, text: str) -> None:
+        typer.echo(text, err=True)
+
+    def add(self, records: Iterable[dict[str, Any]]) -> None:
+        """After every case, so that a run which is stopped leaves what it measured."""
+        from reefknot.durable import write_json
+
+        self.rows += records
+        if self.path is not None:
+            write_json(self.path, self.head | {"rows": self.rows})
+
+    def table(self, titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
+        """Names on the left, figures on the right; below, who did not take part and why: (name, note)."""
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(titles[0], no_wrap=True)
+        for title in titles[1:]:
+            table.add_column(title, justify="right", no_wrap=True)
+        for line in lines:
+            table.add_row(*line)
+        console = Console()
+        if lines:
+            console.print(table)
+        for note in dict.fromkeys(note for _, note in notes if note):
+            names = ", ".join(name for name, told in notes if told == note)
+            console.print(f"{names}: {note}", highlight=False, markup=False)
 
 
-def _print_case(rows: Sequence[Row], console: Any, graph: bool) -> None:
-    """One table for an end and a shape; below it, who did not take part and why."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _bench_heads(
+    report: _Report,
+    ends: Sequence[str],
+    shapes: Sequence[str],
+    families: Sequence[str],
+    vocabulary: bool,
+    weights: str | None,
+    memory: Sequence[float],
+    seconds: float,
+    graph: bool,
+) -> None:
+    from reefknot.benchmarks.heads import FAMILIES, LEAN, SWEPT, Bench, cases, facts, measure_all
+    from reefknot.benchmarks.measure import matrix_rate
+    from reefknot.benchmarks.problems import ENDS, Shape
+    from reefknot.errors import SettingsError
 
-    first = rows[0]
-    console.print(f"\n{first.end}, {first.shape}: floor {_figure(first.floor_ms)} ms", highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("competitor", no_wrap=True)
-    titles = ["ms", "x floor", "over MiB", "worst error", "same bits", *(["graph ms"] if graph else [])]
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        if row.ms is not None:
-            same = {True: "yes", False: "no", None: ""}[row.deterministic]
-            cells = [_figure(row.ms), _figure(row.over_floor), _figure(row.over_mib), _error(row.worst_error), same]
-            table.add_row(row.competitor, *cells, *([_figure(row.graph_ms)] if graph else []))
-    if table.row_count:
-        console.print(table)
-    for note in dict.fromkeys(row.note for row in rows if row.note):
-        names = ", ".join(row.competitor for row in rows if row.note == note)
-        console.print(f"{names}: {note}", highlight=False, markup=False)
+    _check_names("--end", ends, ENDS)
+    _check_names("--competitor", families, FAMILIES)
+    for budget in memory:
+        if not budget > 0:
+            raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
+    if vocabulary and shapes:
+        raise SettingsError("--vocabulary chooses its own shapes; leave out --shape")
+    if vocabulary:
+        _check_names("--vocabulary --end", ends, SWEPT)
+    place = report.place
+    setup = Bench(place, families or FAMILIES, weights, memory or (LEAN[place],), seconds, graph)
+    chosen = cases(place, ends, [Shape.read(text) for text in shapes], vocabulary)
+    rate = matrix_rate(place, setup.dtype)
+    found = facts(setup, rate)
+    told = [found["dtype"], f"{found['matrix_tflops']:,.3g} TFLOP/s in large products"]
+    report.begin(found, told, vocabulary=vocabulary)
+    for rows in measure_all(setup, rate, chosen, report.progress):
+        report.line(f"\n{rows[0].end}, {rows[0].shape}: floor {_figure(rows[0].floor_ms)} ms")
+        titles = [
+            "competitor",
+            "ms",
+            "x floor",
+            "over MiB",
+            "worst error",
+            "same bits",
+            *(["graph ms"] if graph else []),
+        ]
+        report.table(titles, [_head_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
+        report.add(row.record() for row in rows)
+
+
+def _head_line(row: heads.Row, graph: bool) -> list[str]:
+    cells = [row.competitor, _figure(row.ms), _figure(row.over_floor), _figure(row.over_mib)]
+    return [*cells, _error(row.worst_error), _yes(row.deterministic), *([_figure(row.graph_ms)] if graph else [])]
+
+
+def _bench_encoders(report: _Report, shapes: Sequence[str], weights: str | None, seconds: float, graph: bool) -> None:
+    from reefknot.benchmarks.encoders import DTYPES, SHAPES, Bench, Shape, facts, measure_all
+
+    setup = Bench(report.place, (weights,) if weights else DTYPES[report.place], seconds, graph)
+    chosen = [Shape.read(text) for text in shapes] or SHAPES[report.place]
+    report.begin(facts())
+    for rows in measure_all(setup, chosen, report.progress):
+        report.line(f"\n{rows[0].shape}, {rows[0].dtype}")
+        titles = ["competitor", "ms", *(["graph ms"] if graph else []), "x nn.LSTM", "worst error", "same bits"]
+        report.table(titles, [_encoder_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
+        report.add(row.record() for row in rows)
+
+
+def _encoder_line(row: encoders.Row, graph: bool) -> list[str]:
+    timed = [_figure(row.ms), *([_figure(row.graph_ms)] if graph else []), _figure(row.over_lstm)]
+    return [row.competitor, *timed, _error(row.worst_error), _yes(row.deterministic)]
+
+
+def _bench_steps(
+    report: _Report, name: str, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
+) -> None:
+    from functools import partial
+
+    from reefknot.benchmarks.encoders import facts
+    from reefknot.benchmarks.steps import Job, measure_all
+    from reefknot.recipe import load_recipe
+
+    loaded = load_recipe(name, overrides, rows[0] if len(rows) == 1 else None)
+    chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if not row.quoted]
+    jobs = []
+    for row in chosen:
+        experiment = loaded.experiments[row.name]
+        text, words = _text(experiment, data)
+        jobs.append(Job(row.name, experiment.training, partial(loaded.build, row, words), text))
+    report.begin(facts(), recipe=loaded.name, overrides=list(overrides))
+    for told in dict.fromkeys(job.text.told for job in jobs):
+        report.line(told)
+    titles = ["steps", "ms", "tokens/s", "s/epoch", "encoder", "end", "x loop", "x first"]
+    for found in measure_all(jobs, report.place, seconds, report.progress):
+        report.line(f"\n{found[0].row}: {found[0].batch} streams of {found[0].steps} steps")
+        report.table(
+            titles, [_step_line(row) for row in found if row.ms is not None], [(r.mode, r.note) for r in found]
+        )
+        report.add(row.record() for row in found)
+
+
+def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabulary | int]:
+    """The corpus and its words, or, where a published one is not here, random words, as many as it has."""
+    from reefknot.benchmarks.steps import Text
+    from reefknot.cli.sizes import vocabulary_size
+    from reefknot.errors import CorpusNotHere
+    from reefknot.text.corpora import KNOWN
+    from reefknot.text.dataset import open_dataset
+
+    try:
+        dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
+    except CorpusNotHere:
+        words = vocabulary_size(experiment, data)
+        return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
+    train = dataset.splits["train"]
+    return Text(train.ids, train.tokens, dataset.summary, train.inputs), dataset.vocabulary
+
+
+def _step_line(row: steps.Row) -> list[str]:
+    speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
+    shares = ("" if share is None else f"{share:.0%}" for share in (row.encoder_share, row.end_share))
+    ratios = (_figure(row.over_loop), _figure(row.over_first))
+    return [row.mode, _figure(row.ms), speed, _figure(row.epoch_seconds), *shares, *ratios]
+
+
+def _notes(rows: Sequence[heads.Row] | Sequence[encoders.Row]) -> list[tuple[str, str]]:
+    return [(row.competitor, row.note) for row in rows]
 
 
 def _figure(value: float | None) -> str:
@@ -126,3 +285,7 @@ def _figure(value: float | None) -> str:
 
 def _error(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
+
+
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: ""}[value]

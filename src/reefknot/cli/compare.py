@@ -11,6 +11,8 @@ import typer
 from reefknot.cli.options import AsJson, Data, emit
 
 if TYPE_CHECKING:
+    from reefknot.evaluation.comparison import Comparison
+    from reefknot.evaluation.frequency import BandComparison
     from reefknot.runs.folder import RunFolder
     from reefknot.text.dataset import Dataset
 
@@ -18,7 +20,7 @@ EXAMPLES = """\b
 Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
   reefknot compare runs/demo/untied runs/demo/tied --json          all their seeds
-  reefknot compare A B --by documents --data DIR
+  reefknot compare A B --by documents --bands --data DIR
 """
 
 
@@ -29,12 +31,16 @@ def compare(
         str, typer.Option(help="Unit of resampling: blocks, or documents (parted by empty lines).")
     ] = "blocks",
     block: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 500,
+    bands: Annotated[
+        bool, typer.Option("--bands", help="Also by how often the target, or the word before, was seen in training.")
+    ] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs with the first: paired over blocks or documents of the text, and over seeds."""
     from reefknot.errors import SettingsError
     from reefknot.evaluation import comparison
+    from reefknot.experiments import open_texts
 
     if by not in ("blocks", "documents"):
         raise SettingsError(f"--by {by}: must be blocks or documents")
@@ -43,9 +49,11 @@ def compare(
         raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
     _refuse_other_streams(systems)
     of, (scores_a, *scores_b) = _pair(systems, split, data)
-    if of == "word" and by == "documents":
-        raise SettingsError("--by documents: these runs do not have the same tokens; use --by blocks")
+    if of == "word" and (bands or by == "documents"):
+        advice = "leave out --bands" if bands else "use --by blocks"
+        raise SettingsError(f"these runs do not have the same tokens: {advice}")
     first, *others = systems
+    texts = open_texts(first.runs[0], data) if bands else None
     tokens = len(scores_a[0])
     if by == "blocks":
         boundaries = comparison.blocks(tokens, block)
@@ -60,25 +68,11 @@ def compare(
             f"  perplexity A {found.perplexity_a:.2f}, B {found.perplexity_b:.2f}",
             f"  {found.verdict}",
         ]
-        low, high = found.ratio_interval
-        told.append(
-            {
-                "a": str(first.path),
-                "b": str(system.path),
-                "perplexity_a": found.perplexity_a,
-                "perplexity_b": found.perplexity_b,
-                "difference": found.difference,
-                "interval": list(found.interval),
-                "ratio": found.ratio,
-                "ratio_interval": [low, high],
-                "seen": found.seen,
-                "units": found.units,
-                "by": by,
-                "of": of,
-                "seeds": [found.seeds_a, found.seeds_b],
-                "verdict": found.verdict,
-            }
-        )
+        told.append({"a": str(first.path), "b": str(system.path), "by": by, **_figures(found)})
+        if texts is not None:
+            by_band, shown = _bands(scores_a, scores_of_b, texts, split)
+            told[-1]["bands"] = by_band
+            lines += shown
     emit(told, "\n".join(lines), as_json)
 
 
@@ -206,6 +200,51 @@ def _unfair(a: Dataset, b: Dataset, split: str) -> str | None:
             "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
         )
     return None
+
+
+def _figures(found: Comparison) -> dict[str, Any]:
+    return {
+        "perplexity_a": found.perplexity_a,
+        "perplexity_b": found.perplexity_b,
+        "difference": found.difference,
+        "interval": list(found.interval),
+        "ratio": found.ratio,
+        "ratio_interval": list(found.ratio_interval),
+        "seen": found.seen,
+        "units": found.units,
+        "of": found.of,
+        "seeds": [found.seeds_a, found.seeds_b],
+        "verdict": found.verdict,
+    }
+
+
+def _bands(a: list[Any], b: list[Any], texts: Dataset, split: str) -> tuple[dict[str, Any], list[str]]:
+    """Two systems by bands of training counts, the runs of each averaged: for programs, and as lines."""
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from reefknot.evaluation.frequency import compare_by_previous, compare_by_target
+
+    mean_a, mean_b = (np.stack(losses).mean(axis=0, dtype=np.float64) for losses in (a, b))
+    targets = compare_by_target(mean_a, mean_b, texts.splits[split], texts.vocabulary)
+    previous = compare_by_previous(mean_a, mean_b, texts.splits[split], texts.vocabulary)
+    head = f"{'seen':>15} {'tokens':>11} {'A':>8} {'B':>8}"
+    lines = [
+        "  loss by how often the target was seen in training; B - A: percent of a type's loss, mean over types",
+        f"  {head} {'types':>8} {'B - A':>9}",
+        *(f"  {_line(each)} {each.types:>8,} {each.relative:>+8.2f}%" for each in targets),
+        "  loss by how often the token before was seen",
+        f"  {head}",
+        *(f"  {_line(each)}" for each in previous),
+    ]
+    return {"target": [asdict(each) for each in targets], "previous": [asdict(each) for each in previous]}, lines
+
+
+def _line(band: BandComparison) -> str:
+    upper = "+" if band.high is None else f"-{band.high:,}"
+    seen = f"{band.low:,}" + (upper if band.high != band.low else "")
+    return f"{seen:>15} {band.tokens:>11,} {band.nll_a:>8.4f} {band.nll_b:>8.4f}"
 
 
 def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Device, Run, emit, open_trained
+from reefknot.cli.options import AsJson, Device, Run, emit, open_trained, tell_unknown
 
 EXAMPLES = """\b
 Examples:
@@ -29,22 +29,17 @@ def generate(
 ) -> None:
     """Write text with a run's best weights."""
     from reefknot.evaluation.generation import generate as write
+    from reefknot.evaluation.generation import prompt_ids
     from reefknot.text.lines import words_in
 
     words = words_in(prompt, "the prompt")
     trained = open_trained(run, device).knowing(words)
     vocabulary = trained.vocabulary
-    ids = vocabulary.encode_inputs(words)
-    if vocabulary.eos is not None:
-        ids = [vocabulary.eos, *ids]
-    elif not ids:
-        ids = [0]
+    ids = prompt_ids(words, vocabulary)
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
     model = trained.model
     writer = write(model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed)
     written = list(writer)
-    strange = [word for word in words if not vocabulary.reads(word)]
-    if strange:
-        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
+    tell_unknown(words, vocabulary)
     text = " ".join([*words, vocabulary.text(written)])
     emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in written], "text": text}, text, as_json)

@@ -37,9 +37,11 @@ def ls(
 def _families() -> dict[str, dict[str, str]]:
     from reefknot.parts import FAMILIES
     from reefknot.recipes import shipped
-    from reefknot.text.corpora import BUILT_IN, KNOWN
+    from reefknot.text.corpora import BUILT_IN, KNOWN, PREPARED
 
     corpora = {BUILT_IN: "made from the documentation in this Python installation; needs no data"}
-    corpora |= {name: f"{corpus.title} (needs --data)" for name, corpus in KNOWN.items()}
+    titles = {name: corpus.title for name, corpus in KNOWN.items()}
+    titles |= {name: corpus.title for name, corpus in PREPARED.items()}
+    corpora |= {name: f"{title} (needs --data)" for name, title in titles.items()}
     parts = {family.family: {kind: family.summary(kind) for kind in family} for family in FAMILIES}
     return {"recipes": shipped(), "corpora": corpora, **parts}

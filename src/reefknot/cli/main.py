@@ -22,8 +22,11 @@ from reefknot.cli import (
     ls,
     neighbors,
     params,
+    predict,
+    rank,
     report,
     score,
+    sweep,
     table,
     train,
     validate,
@@ -69,7 +72,23 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for verb in (train, table, evaluate, compare, report, generate, score, neighbors, params, validate, ls, bench):
+for verb in (
+    train,
+    table,
+    sweep,
+    evaluate,
+    compare,
+    report,
+    generate,
+    score,
+    predict,
+    neighbors,
+    rank,
+    params,
+    validate,
+    ls,
+    bench,
+):
     name = verb.__name__.rpartition(".")[2]
     app.command(name, epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
 

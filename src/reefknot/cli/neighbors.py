@@ -24,7 +24,7 @@ def neighbors(
     """Nearest words by cosine: in the input table, and among the label vectors of the output."""
     from reefknot.errors import DataError
     from reefknot.evaluation.neighbors import nearest
-    from reefknot.experiments import word_vectors
+    from reefknot.findings import word_vectors
     from reefknot.text.lines import words_in
 
     words = words_in(" ".join(words), "the words")

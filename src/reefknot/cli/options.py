@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from reefknot.experiments import TrainedRun
+    from reefknot.text.vocabulary import Vocabulary
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
 Overrides = Annotated[
@@ -34,6 +36,13 @@ def open_trained(run: Path, device: str = "cpu") -> TrainedRun:
     if trained.run.result is None:
         typer.echo(f"{run}: training is not finished; these are its best weights so far", err=True)
     return trained
+
+
+def tell_unknown(words: Iterable[str], vocabulary: Vocabulary) -> None:
+    """Name the words of a prompt that the model cannot tell from <unk>."""
+    strange = dict.fromkeys(word for word in words if not vocabulary.reads(word))
+    if strange:
+        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:

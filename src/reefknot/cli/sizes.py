@@ -1,45 +1,56 @@
-"""How large an experiment's model is, found without building it in memory; so for every row of a recipe."""
+"""What is found out about an experiment before it is trained: its text, and how large its model is without building it
+in memory; so for every row of a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+import typer
 
 from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
 from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model
 from reefknot.text.corpora import KNOWN
-from reefknot.text.dataset import open_dataset
+from reefknot.text.dataset import Dataset, open_dataset
 from reefknot.text.vocabulary import VocabularySettings, fairseq_size
 
+Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
 def for_each_row(name: str, recipe: Recipe, find: Callable[[Row, Experiment], Found]) -> dict[str, Found]:
-    """What `find` gives for each row that can be trained, or one error with every mistake and the rows that have it.
+    """What `find` gives for each row that can be trained; `name` is what the user calls the recipe."""
+    trained = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
+    return for_each(name, "row", trained, lambda row: find(row, recipe.experiments[row.name]))
 
-    `name` is what the user calls the recipe.
-    """
+
+def for_each(name: str, kind: str, items: Mapping[str, Item], find: Callable[[Item], Found]) -> dict[str, Found]:
+    """What `find` gives for each item, or one error with every mistake and the items of that kind that have it."""
     found: dict[str, Found] = {}
     mistakes: dict[tuple[type[ReefknotError], str], list[str]] = {}
-    for row in recipe.rows:
-        if row.name not in recipe.experiments:
-            continue
+    for key, item in items.items():
         try:
-            found[row.name] = find(row, recipe.experiments[row.name])
+            found[key] = find(item)
         except ReefknotError as error:
-            mistakes.setdefault((type(error), str(error)), []).append(f'"{row.name}"')
+            mistakes.setdefault((type(error), str(error)), []).append(f'"{key}"')
     if mistakes:
-        kind, _ = next(iter(mistakes))
-        raise kind("\n".join(f"{name}, {_rows(rows)}: {mistake}" for (_, mistake), rows in mistakes.items()))
+        error_kind, _ = next(iter(mistakes))
+        lines = [
+            f"{name}, {kind}{'s' * (len(keys) > 1)} {', '.join(keys)}: {mistake}"
+            for (_, mistake), keys in mistakes.items()
+        ]
+        raise error_kind("\n".join(lines))
     return found
 
 
-def _rows(names: list[str]) -> str:
-    return f"row {names[0]}" if len(names) == 1 else f"rows {', '.join(names)}"
+def open_checked(row: Row, experiment: Experiment, data: Path | None) -> Dataset:
+    """The text of a row that can be trained: what cannot is told before others are trained for hours."""
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=typer.echo)
+    checked_size(row, experiment, data)
+    return dataset
 
 
 def checked_size(row: Row, experiment: Experiment, data: Path | None) -> int | None:

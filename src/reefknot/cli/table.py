@@ -10,8 +10,7 @@ import typer
 from reefknot.cli.options import Data, Device, Overrides, Recipe
 
 if TYPE_CHECKING:
-    from reefknot.recipe import Experiment, Row
-    from reefknot.text.dataset import Dataset
+    from reefknot.recipe import Recipe as LoadedRecipe
 
 EXAMPLES = """\b
 Examples:
@@ -31,50 +30,54 @@ def table(
     device: Device = "auto",
 ) -> None:
     """Train every row of a recipe, print one table and write report.html. Run again, it goes on where it stopped."""
-    from rich.console import Console
-
-    from reefknot.cli.jobs import Job, run_jobs
-    from reefknot.cli.sizes import checked_size, for_each_row
-    from reefknot.errors import ReefknotError
-    from reefknot.experiments import is_done
+    from reefknot.cli.jobs import Job, run_missing
+    from reefknot.cli.sizes import for_each_row, open_checked
+    from reefknot.experiments import default_folder, is_done, start_folder
     from reefknot.recipe import load_recipe
-    from reefknot.reports.page import write_report
-    from reefknot.reports.results import collect
-    from reefknot.reports.rows import join
-    from reefknot.reports.table import from_recipe, print_table
-    from reefknot.text.dataset import open_dataset
 
     loaded = load_recipe(recipe, overrides or [])
     root = out or Path("runs") / loaded.name
+    typer.echo(loaded.title)
+    datasets = for_each_row(recipe, loaded, lambda row, each: open_checked(row, each, data))
+    for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
+        typer.echo(description)
     planned = [
-        Job(recipe, row.name, seed, root / row.slug / f"seed{seed}", tuple(overrides or []), data, device)
+        Job(
+            recipe,
+            row.name,
+            seed,
+            default_folder(loaded, row, seed, root),
+            tuple(overrides or []),
+            data,
+            device,
+            start=start_folder(loaded, row, seed, root),
+        )
         for row in loaded.rows
         if not row.quoted
         for seed in range(seeds)
     ]
-    typer.echo(loaded.title)
-
-    def opened(row: Row, each: Experiment) -> Dataset:
-        """A row that cannot be trained is told before the others are trained for hours."""
-        dataset = open_dataset(each.corpus, each.vocabulary, data=data, say=typer.echo)
-        checked_size(row, each, data)
-        return dataset
-
-    datasets = for_each_row(recipe, loaded, opened)
-    for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
-        typer.echo(description)
-    waiting = [job for job in planned if not is_done(job.out, loaded, loaded.row(job.row), job.seed, datasets[job.row])]
-    typer.echo(f"{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
-    trouble: ReefknotError | None = None
+    finished = [
+        is_done(job.out, loaded, loaded.row(job.row), job.seed, datasets[job.row], job.start) for job in planned
+    ]
     try:
-        run_jobs(waiting, jobs)
-    except ReefknotError as error:
-        trouble = error
-    done = [job.out for job in planned if (job.out / "config.json").exists()]
-    if done:
-        rows = join(from_recipe(loaded.rows, loaded.name), collect(done))
-        print_table(rows, Console())
-        page = write_report(collect(done), root / "report.html", rows=rows, title=loaded.title)
-        typer.echo(f"report: {page.resolve()}")
-    if trouble:
-        raise trouble
+        run_missing(list(zip(planned, finished, strict=True)), jobs, root)
+    finally:
+        _show(loaded, [job.out for job in planned if (job.out / "config.json").exists()], root)
+
+
+def _show(recipe: LoadedRecipe, runs: list[Path], root: Path) -> None:
+    """What there is of the table, whatever has ended its runs."""
+    from rich.console import Console
+
+    from reefknot.reports.page import write_report
+    from reefknot.reports.results import collect
+    from reefknot.reports.rows import join
+    from reefknot.reports.table import from_recipe, print_table
+
+    if not runs:
+        return
+    results = collect(runs)
+    rows = join(from_recipe(recipe.rows, recipe.name), results)
+    print_table(rows, Console())
+    page = write_report(results, root / "report.html", rows=rows, title=recipe.title)
+    typer.echo(f"report: {page.resolve()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,14 +25,20 @@ def train(
     row: Annotated[str | None, typer.Option(help="Row to train; needed when there are several.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/RECIPE/ROW/seedN]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train seeds 0 to N-1, one run each.")] = 1,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Finished run to begin with, where training.start asks for one. [default: its row's]"),
+    ] = None,
     data: Data = None,
     device: Device = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    withhold_test: Annotated[
+        bool, typer.Option("--withhold-test", help="Do not say the test perplexity, while settings are being chosen.")
+    ] = False,
 ) -> None:
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
     from reefknot.cli.jobs import Job, run_jobs
     from reefknot.cli.sizes import checked_size, for_each_row
-    from reefknot.errors import SettingsError
     from reefknot.experiments import choose_device, default_folder
     from reefknot.experiments import train as train_row
     from reefknot.recipe import load_recipe
@@ -41,21 +48,38 @@ def train(
     loaded = load_recipe(recipe, overrides or [], row)
     chosen = loaded.row(row)
     if seeds > 1:
-        if any(text.startswith("training.seed=") for text in overrides or []):
-            raise SettingsError("--seeds trains seeds 0 to N-1; leave training.seed out, or leave --seeds out")
-        if out and (out / "config.json").exists():
-            raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
+        _refuse_seeds(overrides or [], out)
         folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]
-        jobs = [
-            Job(recipe, chosen.name, seed, folder, tuple(overrides or []), data, device, tensorboard)
-            for seed, folder in enumerate(folders)
-        ]
+        starts = [(start / f"seed{seed}" if start else None) for seed in range(seeds)]
+        same = (tuple(overrides or []), data, device, tensorboard)
         for_each_row(recipe, loaded, lambda row, experiment: checked_size(row, experiment, data))
+        jobs = [
+            Job(recipe, chosen.name, seed, folders[seed], *same, starts[seed], withhold_test) for seed in range(seeds)
+        ]
         run_jobs(jobs, at_once=1)
         return
     with join_world(choose_device(device)) as world:
         display = open_display() if world.first else Silent()
         try:
-            train_row(loaded, chosen, out, data=data, world=world, display=display, track=tensorboard)
+            train_row(
+                loaded,
+                chosen,
+                out,
+                data=data,
+                world=world,
+                display=display,
+                track=tensorboard,
+                start=start,
+                tell_test=not withhold_test,
+            )
         finally:
             display.close()
+
+
+def _refuse_seeds(overrides: Sequence[str], out: Path | None) -> None:
+    from reefknot.errors import SettingsError
+
+    if any(text.startswith("training.seed=") for text in overrides):
+        raise SettingsError("--seeds trains seeds 0 to N-1; leave training.seed out, or leave --seeds out")
+    if out and (out / "config.json").exists():
+        raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")

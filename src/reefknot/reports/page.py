@@ -71,13 +71,14 @@ def render(rows: Sequence[TableRow], title: str) -> str:
         facts=_facts(rows, runs),
         corpora=_unique(record.corpus for row in ran for record in row.records),
         table=build(rows),
+        cost=build(ran),
         reading=read(rows),
         sizes=plots.sizes(drawn),
         curves=plots.curves(drawn),
         frequency=plots.frequency(drawn),
         neighbors=[table for row in ran if (table := _neighbors(row))],
         samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
-        scores=[(row.name, record, record.test) for row in ran for record in row.records if record.test],
+        scores=[(row.name, record, score) for row in ran for record in row.records if (score := _shown(record))],
         definitions=_definitions(ran),
         changed=_changed(ran),
         ran=ran,
@@ -138,14 +139,25 @@ def _neighbors(row: TableRow) -> _NeighborTable | None:
     )
 
 
+def _shown(record: Record) -> Score | None:
+    """The score that is looked at: where the test is withheld, that of the validation text."""
+    return record.test or record.valid
+
+
 def _definitions(ran: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """Each distinct definition of perplexity with the rows it holds for; no names when it holds for all."""
-    holders: dict[str, list[str]] = {}
+    """Each distinct definition of perplexity under a heading: the rows that it holds for, if it is not for all."""
+    ours: dict[str, list[str]] = {}
+    papers: dict[tuple[str, str], list[str]] = {}
     for row in ran:
-        scores: list[Score] = [record.test for record in row.records if record.test]
+        scores = [score for record in row.records if (score := _shown(record))]
         for text in _unique(score.definition for score in scores if score.definition):
-            holders.setdefault(text, []).append(row.name)
-    return [("" if len(holders) == 1 else ", ".join(names), text) for text, names in holders.items()]
+            ours.setdefault(text, []).append(row.name)
+        for protocol in _unique((each.name, each.definition) for record in row.records if (each := record.protocol)):
+            papers.setdefault(protocol, []).append(row.name)
+    told = [("" if len(ours) == 1 else ", ".join(names), text) for text, names in ours.items()]
+    for (name, text), names in papers.items():
+        told.append((f"protocol {name}" + (f": {', '.join(names)}" if len(papers) > 1 else ""), text))
+    return told
 
 
 def _changed(ran: Sequence[TableRow]) -> list[_Setting]:

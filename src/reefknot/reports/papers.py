@@ -10,12 +10,15 @@ not say which code, command and settings made it is refused.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from reefknot.durable import write_text
 from reefknot.errors import DataError
@@ -36,37 +39,41 @@ class Idea:
     row: str
 
 
-_PRESS = "Press and Wolf 2017, Table 6"
+_PRESS = "Press and Wolf 2017"
 _INAN = "Inan et al. 2017"
 _BAEVSKI = "Baevski and Auli 2019"
 _PAPPAS = "Pappas and Henderson 2019"
-_OUTPUTS = "src/reefknot/outputs"
-_TOUR = "ends"
+_ENCODERS, _OUTPUTS = "src/reefknot/encoders", "src/reefknot/outputs"
+_LABELS = f"{_OUTPUTS}/labels"
+_LARGE, _SMALL = "press2017/table5", "press2017/table6"
+_VARIATIONAL = "inan2017/table1"
+_AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
+TOUR = "ends"
 """The recipe with every end on one encoder; its table stands in docs/ends.md."""
 
 IDEAS = (
-    Idea("LSTM as of Zaremba et al.", _PRESS, "src/reefknot/encoders/lstm.py", "press2017/table6", "Small model"),
-    Idea("weight tying (WT)", _PRESS, "src/reefknot/tables.py", "press2017/table6", "Small + WT"),
-    Idea(
-        "projection regularisation (PR)",
-        _PRESS,
-        f"{_OUTPUTS}/labels/projected.py",
-        "press2017/table6",
-        "Small + PR",
-    ),
-    Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _TOUR, "AL"),
-    Idea("reused embeddings with it (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _TOUR, "REAL"),
-    Idea("word dropout", f"{_INAN}; {_PAPPAS}", "src/reefknot/inputs/lookup.py", _TOUR, "tied, word dropout"),
-    Idea("fixed narrow input", _BAEVSKI, "src/reefknot/inputs/lookup.py", _TOUR, "narrow input"),
-    Idea("adaptive input", _BAEVSKI, "src/reefknot/inputs/adaptive.py", _TOUR, "adaptive ends, tied"),
-    Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TOUR, "adaptive softmax"),
-    Idea("char-CNN input", _BAEVSKI, "src/reefknot/inputs/char_cnn.py", _TOUR, "char-CNN"),
-    Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/text/bpe.py", _TOUR, "BPE, tied"),
-    Idea("bilinear mapping", _PAPPAS, f"{_OUTPUTS}/labels/bilinear.py", _TOUR, "bilinear"),
-    Idea("dual nonlinear mapping", _PAPPAS, f"{_OUTPUTS}/labels/dual.py", _TOUR, "dual"),
-    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_OUTPUTS}/labels/drill.py", _TOUR, "DRILL"),
-    Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _TOUR, "mixture"),
-    Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", _TOUR, "sampled"),
+    Idea("LSTM as of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
+    Idea("weight tying (WT)", _PRESS, "src/reefknot/tables.py", _SMALL, "Small + WT"),
+    Idea("projection regularisation (PR)", _PRESS, f"{_LABELS}/projected.py", _SMALL, "Small + PR"),
+    Idea("Bayesian dropout (Gal), tied", _PRESS, f"{_ENCODERS}/bayesian_lstm.py", _LARGE, "Large + BD + WT"),
+    Idea("recurrent highway network, tied", _PRESS, f"{_ENCODERS}/highway.py", _LARGE, "RHN + BD + WT"),
+    Idea("variational LSTM", _INAN, f"{_ENCODERS}/variational_lstm.py", _VARIATIONAL, "VD-LSTM small"),
+    Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+AL small"),
+    Idea("reused embeddings (RE)", _INAN, "src/reefknot/tables.py", _VARIATIONAL, "VD-LSTM+RE small"),
+    Idea("both (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+REAL small"),
+    Idea("word dropout", _PAPPAS, "src/reefknot/inputs/lookup.py", TOUR, "tied, word dropout"),
+    Idea("fixed narrow input", _BAEVSKI, "src/reefknot/inputs/lookup.py", TOUR, "narrow input"),
+    Idea("adaptive input", _BAEVSKI, "src/reefknot/inputs/adaptive.py", TOUR, "adaptive ends, tied"),
+    Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", TOUR, "adaptive softmax"),
+    Idea("char-CNN input", _BAEVSKI, "src/reefknot/inputs/char_cnn.py", TOUR, "char-CNN"),
+    Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/text/bpe.py", TOUR, "BPE, tied"),
+    Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
+    Idea("finetuned by averaging anew", _PAPPAS, "src/reefknot/training/averaging.py", _AWD, "AWD-LSTM"),
+    Idea("bilinear mapping", _PAPPAS, f"{_LABELS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
+    Idea("dual nonlinear mapping", _PAPPAS, f"{_LABELS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
+    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_LABELS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
+    Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
+    Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
 )
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -80,6 +87,8 @@ class Recipe:
     name: str
     title: str
     rows: Sequence[TableRow]
+    left_out: int = 0
+    """Rows that are shown elsewhere."""
 
 
 def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> list[Path]:
@@ -87,8 +96,8 @@ def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> lis
     tables = _tables(root / "results", recipes)
     wanted = {root / "PAPERS.md": _papers(tables)}
     for page, shown, level in (
-        (root / "README.md", [table for table in tables if table.name != _TOUR], 3),
-        (root / "docs" / "ends.md", [table for table in tables if table.name == _TOUR], 4),
+        (root / "README.md", [_run_part(table) for table in tables if table.name != TOUR and _records(table)], 3),
+        (root / "docs" / "ends.md", [table for table in tables if table.name == TOUR], 4),
     ):
         if shown:
             wanted[page] = _between_marks(page, _results(shown, level))
@@ -106,15 +115,35 @@ RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
 def record(root: Path, runs: Sequence[Path]) -> list[Path]:
     """Copy finished runs into results/, by recipe, row and seed, once the code that ran is known to be its commit's."""
     added = []
-    for result in collect(runs):
+    results = collect(runs)
+    for result in results:
         _refuse_untraceable(result)
         _refuse_other_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
+        if folder in added:
+            raise DataError(f"{result.folder}: another run of its row and seed was named too; name one of them")
+        added.append(folder)
+    for result, folder in zip(results, added, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
         for name in RECORDED:
             shutil.copyfile(result.folder / name, folder / name)
-        added.append(folder)
+        write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
     return added
+
+
+def _by_epoch(path: Path) -> str:
+    """Every validation, and one line of training per epoch with its mean loss: what curves are drawn from."""
+    epochs: dict[int, list[dict[str, Any]]] = {}
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        epochs.setdefault(line["epoch"], []).append(line)
+    kept: list[dict[str, Any]] = []
+    for lines in epochs.values():
+        if train := [line for line in lines if line["kind"] == "train"]:
+            tokens = [line.get("tokens", 1) for line in train]
+            mean = fmean((line["nll"] for line in train), weights=tokens)
+            kept.append(train[-1] | {"nll": mean, "tokens": sum(tokens)})
+        kept += [line for line in lines if line["kind"] != "train"]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
 
 
 def _refuse_other_code(root: Path, result: Result) -> None:
@@ -164,7 +193,11 @@ def _refuse_untraceable(result: Result) -> None:
 
 
 def _papers(tables: Sequence[Recipe]) -> str:
-    rows = {(table.name, row.name): row for table in tables for row in table.rows}
+    rows: dict[tuple[str, str], TableRow] = {}
+    for table in tables:
+        for each in table.rows:
+            # Runs of one row with different settings are several rows, named after both.
+            rows.setdefault((table.name, each.results[0].row if each.results else each.name), each)
     lines = [
         _NOTE,
         "",
@@ -192,10 +225,24 @@ def _results(tables: Sequence[Recipe], level: int) -> str:
     """A heading, a table and where it came from, for each recipe."""
     parts = []
     for table in tables:
-        records = [record for row in table.rows for record in row.records]
+        records = _records(table)
         origin = _origin(table, records) if records else "Not run yet.\n"
-        parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{origin}")
+        more = f"Rows that are quoted or not run: {table.left_out}, in [PAPERS.md](PAPERS.md).\n\n" * bool(
+            table.left_out
+        )
+        parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{more}{origin}")
     return "\n".join(parts)
+
+
+def _records(table: Recipe) -> list[Record]:
+    return [record for row in table.rows for record in row.records]
+
+
+def _run_part(table: Recipe) -> Recipe:
+    """The rows that were run, where there is no room for all."""
+    return replace(
+        table, rows=[row for row in table.rows if row.records], left_out=sum(not row.records for row in table.rows)
+    )
 
 
 def _origin(table: Recipe, records: Sequence[Record]) -> str:
@@ -221,7 +268,8 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     context = next((line for line in scored if line.startswith("context: ")), "")
     return (
         f"{'; '.join(told)}. Ours: at the epoch with the best validation perplexity; ± is the standard deviation over "
-        f"seeds; {context}.\n\n`{command}` runs them; each record has its own command and settings.\n"
+        f"seeds; s/epoch is training alone, whatever else ran on the device; {context}.\n\n"
+        f"`{command}` runs them; each record has its own command and settings.\n"
     )
 
 

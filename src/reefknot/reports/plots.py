@@ -10,7 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from statistics import fmean
@@ -19,6 +19,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reefknot.evaluation.units import perplexity
@@ -105,19 +106,32 @@ def _training(rows: Sequence[TableRow]) -> list[Plot]:
 def _by_epoch(kind: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
     if not drawn:
         return []
+    # Where there are many epochs, the first would leave no room for what sets the curves apart.
+    long = max(len(_curve(result, kind)) for row in drawn for result in row.results) > 16
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
+        means = []
         for row in drawn:
-            for result in row.results:
-                points = _curve(result, kind)
-                style = _line(rows.index(row)) | ({"marker": ""} if len(points) > 40 else {})
-                axes.plot([x for x, _ in points], [y for _, y in points], **style)
+            seeds = [points for result in row.results if (points := _curve(result, kind))]
+            mean = _mean(seeds)
+            means.append(mean)
+            style = _line(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
+            for points in seeds if len(seeds) > 1 else []:
+                axes.plot(*zip(*points, strict=True), color=style["color"], linewidth=0.6, alpha=0.45)
+            axes.plot(*zip(*mean, strict=True), **style)
+        if long:
+            lowest, early = min(y for mean in means for _, y in mean), max(mean[len(mean) // 8][1] for mean in means)
+            axes.set_ylim(0.97 * lowest, 1.03 * early)
         _log_scale(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="epoch", ylabel="perplexity, log scale")
         _legend(figure, rows, drawn)
 
+    if long:
+        caption += " The steep first epochs are cut off."
+    if any(len(row.results) > 1 for row in drawn):
+        caption += " Thin lines are seeds, thick lines their mean."
     return [Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
 
 
@@ -173,6 +187,29 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     return [Plot(_svg("sizes", 2.8, drawn, draw, caption), caption)]
 
 
+def bars(
+    name: str, labels: Sequence[str], heights: Mapping[str, Sequence[float]], *, along: str, measured: str, caption: str
+) -> Plot:
+    """A bar for each label and series, such as the loss by frequency band relative to another run's."""
+    series = [TableRow(title) for title in heights]
+
+    def draw(figure: Figure) -> None:
+        plane = figure.add_subplot()
+        width = 0.8 / len(series)
+        for n, values in enumerate(heights.values()):
+            places = [at + (n - (len(series) - 1) / 2) * width for at in range(len(labels))]
+            plane.bar(places, values, width=0.92 * width, color=_COLOURS[n % len(_COLOURS)])
+        plane.axhline(0, color="#888888", linewidth=0.8)
+        crowded = sum(map(len, labels)) > 40
+        plane.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
+        plane.set(xlabel=along, ylabel=measured)
+        if len(series) > 1:
+            handles = [Patch(color=_COLOURS[n % len(_COLOURS)]) for n in range(len(series))]
+            figure.legend(handles, list(heights), loc="outside lower center", ncols=_legend_columns(series))
+
+    return Plot(_svg(name, 2.8, series, draw, caption), caption)
+
+
 def _draw_frequency(figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]]) -> None:
     bands = sorted({(band.low, band.high or math.inf): band for one in losses.values() for band in one}.items())
     ends = [key for key, _ in bands]
@@ -225,6 +262,11 @@ def _curve(result: Result, kind: str) -> list[tuple[float, float]]:
     if not length or pieces is None:
         return []
     return [(metric.step / length, perplexity(metric.nll * pieces)) for metric in metrics]
+
+
+def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The mean curve of several seeds, as far as all of them go; the one there is."""
+    return [(at[0][0], fmean(y for _, y in at)) for at in zip(*curves, strict=False)]
 
 
 def _named_by_loss(row: TableRow) -> TableRow:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reefknot.reports.results import differing, without_seed
+from reefknot.reports.results import Spread, differing, without_seed
 from reefknot.reports.rows import TableRow, comparable
-from reefknot.reports.table import number, percent, spread
+from reefknot.reports.table import deciding, number, percent, spread
 
 
 def read(rows: Sequence[TableRow]) -> list[str]:
     """Sentences for people, in the order of interest; empty when nothing has been run."""
-    done = [row for row in rows if row.perplexity("test")]
+    split = deciding(rows)
+    done = [row for row in rows if row.perplexity(split)]
     fair = comparable(done)
-    sentences = [*_lowest(fair), *_sharing(done), *_paper(done, fair), *_sizes(done), *_seeds(done)]
+    sentences = [*_lowest(fair, split), *_sharing(done), *_paper(done, fair), *_sizes(done), *_seeds(done)]
     for names, text in (
         ([row.name for row in done if row not in fair], "Not compared, as scored in another way"),
         ([row.name for row in rows if row.state == "unfinished"], "Not finished, shown with the last metrics"),
@@ -30,25 +31,25 @@ def _unbroken(sentence: str) -> str:
     return sentence.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _test(row: TableRow) -> float:
-    score = row.perplexity("test")
-    assert score is not None
-    return score.mean
-
-
-def _lowest(done: Sequence[TableRow]) -> list[str]:
+def _lowest(done: Sequence[TableRow], split: str) -> list[str]:
     if not done:
         return []
-    best = min(done, key=_test)
-    figure = spread(best.perplexity("test"))
+    what = "validation perplexity" if split == "valid" else "test perplexity"
+    ordered = sorted(done, key=lambda row: _mean(row.perplexity(split)))
+    best, worst = ordered[0], ordered[-1]
+    figure = spread(best.perplexity(split))
     size = f" with {best.size:,} parameters" if best.size else ""
     if len(done) == 1:
-        return [f"{best.name} reaches a test perplexity of {figure}{size}."]
-    worst = max(done, key=_test)
+        return [f"{best.name} reaches a {what} of {figure}{size}."]
     return [
-        f"{best.name} has the lowest test perplexity, {figure}{size}; "
-        f"{worst.name} has the highest, {spread(worst.perplexity('test'))}."
+        f"{best.name} has the lowest {what}, {figure}{size}; "
+        f"{worst.name} has the highest, {spread(worst.perplexity(split))}."
     ]
+
+
+def _mean(figure: Spread | None) -> float:
+    assert figure is not None
+    return figure.mean
 
 
 def _sharing(done: Sequence[TableRow]) -> list[str]:
@@ -94,14 +95,14 @@ def _paper(done: Sequence[TableRow], fair: Sequence[TableRow]) -> list[str]:
     order = "is not the paper's" if swapped else "is the paper's"
     return [
         f"The largest difference to the paper's test figures is {percent(gap)} ({row.name}: "
-        f"{number(_test(row))} against {number(row.paper['test'])}). The order of the rows {order}."
+        f"{number(_mean(row.compared('test')))} against {number(row.paper['test'])}). The order of the rows {order}."
     ]
 
 
 def _above(a: TableRow, b: TableRow) -> bool:
     """Whether row a is worse than row b by more than their seeds spread."""
-    spreads = [score.sd or 0.0 for row in (a, b) if (score := row.perplexity("test"))]
-    return _test(a) - _test(b) > max(spreads)
+    spreads = [score.sd or 0.0 for row in (a, b) if (score := row.compared("test"))]
+    return _mean(a.compared("test")) - _mean(b.compared("test")) > max(spreads)
 
 
 def _sizes(done: Sequence[TableRow]) -> list[str]:

@@ -54,6 +54,21 @@ class Score(_Stored):
         return self.perplexity if self.word_perplexity is None else self.word_perplexity
 
 
+class Perplexity(_Stored):
+    """A figure alone: what it was counted over, its protocol says."""
+
+    perplexity: float
+
+
+class Protocol(_Stored):
+    """The same weights scored in a paper's own way, to be compared with the paper's figures."""
+
+    name: str
+    definition: str = ""
+    valid: Perplexity | None = None
+    test: Perplexity | None = None
+
+
 class Best(_Stored):
     step: int
     epoch: float
@@ -120,8 +135,10 @@ class Record(_Stored):
     corpus: Corpus
     parameters: Parameters
     paper: dict[str, float] = {}
+    train: Score | None = None
     valid: Score | None = None
     test: Score | None = None
+    protocol: Protocol | None = None
     best: Best | None = None
     changed: tuple[str, ...] = ()
     """Settings that differ from the recipe's row, which then is not the paper's any more."""
@@ -159,6 +176,17 @@ class Result:
     def last(self, kind: str) -> Metric | None:
         """The newest metrics of a kind: `train` or `valid`."""
         return next((metric for metric in reversed(self.metrics) if metric.kind == kind), None)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that were run: fewer than were planned where training has stopped early."""
+        last = self.last("valid")
+        return last.epoch if last else self.record.training.epochs if self.record else 0.0
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Of training alone, without validation."""
+        return self.record.training.seconds / self.epochs if self.record and self.epochs else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Also which rows can be compared with each other, and a sign for those that canno
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,8 +33,8 @@ class TableRow:
 
     @property
     def score(self) -> Score | None:
-        """What the test figures were counted over: the same in every run of the row."""
-        return next((record.test for record in self.records if record.test), None)
+        """What the figures were counted over, in the test text where there are any: the same in every run."""
+        return next((score for record in self.records if (score := record.test or record.valid)), None)
 
     @property
     def per_word(self) -> bool:
@@ -45,10 +46,32 @@ class TableRow:
         scores = (getattr(record, split) for record in self.records)
         return Spread.of(score.per_word for score in scores if score)
 
+    def by_protocol(self, split: str) -> Spread | None:
+        """As the paper scores, over the runs that were scored so too."""
+        protocols = (record.protocol for record in self.records)
+        scores = (getattr(protocol, split, None) for protocol in protocols)
+        return Spread.of(score.perplexity for score in scores if score)
+
+    def compared(self, split: str) -> Spread | None:
+        """What is held against the paper's figure: scored as the paper scores where that was done."""
+        return self.by_protocol(split) or self.perplexity(split)
+
     def difference(self, split: str) -> float | None:
         """Ours over the paper's, as a signed fraction."""
-        ours, paper = self.perplexity(split), self.paper.get(split)
+        ours, paper = self.compared(split), self.paper.get(split)
         return ours.mean / paper - 1 if ours and paper else None
+
+    @property
+    def epochs(self) -> list[float]:
+        """Epochs run, of each finished run."""
+        return [result.epochs for result in self.results if result.record]
+
+    @property
+    def recipe_epochs(self) -> float:
+        """Epochs that the recipe asks for: as many as were asked of the runs, but for an override."""
+        record = self.records[0]
+        told = (re.match(r"training\.epochs: (\d+) -> ", text) for text in record.changed)
+        return next((float(found[1]) for found in told if found), record.training.epochs)
 
     @property
     def size(self) -> int | None:
@@ -122,13 +145,25 @@ def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
 
 
 def _remark(row: TableRow, usual: TableRow | None) -> str:
-    remarks = []
+    remarks = _course(row)
     if row.score and row.per_word:
         mean = f"{pieces(row.score):.1f} on average"
         remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
     if usual and (found := _between(row, usual)):
         remarks.append(f"not comparable: {found}")
     return "; ".join(remarks)
+
+
+def _course(row: TableRow) -> list[str]:
+    """What set the training of a row apart from a plain number of epochs."""
+    settings = flatten(row.results[0].settings) if row.results else {}
+    remarks = []
+    if start := settings.get("training.start.row"):
+        remarks.append(f"began with the best weights of {start}")
+    if any(result.record and result.epochs < result.record.training.epochs for result in row.results):
+        rule = settings.get("training.stop.rule")
+        remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
+    return remarks
 
 
 def _between(row: TableRow, other: TableRow) -> str | None:

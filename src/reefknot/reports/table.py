@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
@@ -41,14 +41,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Names down the side, columns of text, and the index of the row with the lowest test perplexity.
+    """Names down the side, columns of text, and the index of the row with the lowest perplexity.
 
-    A name ends with the sign of its footnote, if it has one; `best` is among the rows that can be compared.
+    A name ends with the sign of its footnote, if it has one; `best` is among the rows that can be compared, on the
+    split that `decides`.
     """
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     best: int | None
+    decides: str = "test"
     notes: tuple[str, ...] = ()
     """What a reader must know to take the figures rightly."""
 
@@ -56,9 +58,13 @@ class Table:
     def groups(self) -> list[tuple[str, list[Column]]]:
         return [(name, list(columns)) for name, columns in groupby(self.columns, lambda column: column.group)]
 
+    def without(self, titles: Collection[str]) -> Table:
+        """The table without some of its columns."""
+        return replace(self, columns=tuple(column for column in self.columns if column.title not in titles))
+
     def is_best(self, column: Column, row: int) -> bool:
         """Whether a cell is the figure to print in bold."""
-        return row == self.best and column.title == "test"
+        return row == self.best and column.title == self.decides
 
 
 def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
@@ -68,17 +74,32 @@ def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
 
 def build(rows: Sequence[TableRow]) -> Table:
     """Lay the rows out; a column that is empty for all of them is left away."""
-    scores = {rows.index(row): score.mean for row in comparable(rows) if (score := row.perplexity("test"))}
+    split = deciding(rows)
+    scores = {rows.index(row): score.mean for row in comparable(rows) if (score := row.perplexity(split))}
     rows, footnotes = mark(rows)
-    columns = (Column(part, title, tuple(map(cell, rows))) for part, title, cell in _COLUMNS)
+    columns = [Column(part, title, tuple(map(cell, rows))) for part, title, cell in _COLUMNS]
+    # The paper's figure of the training text says nothing beside none of ours; others wait for ours, under its title.
+    hidden = {"training"} if not any(row.perplexity("train") for row in rows) else set()
+    kept = {(column.group, title) for column in columns if any(column.cells) for title in (column.title, "valid")}
     best = min(scores, key=scores.__getitem__) if len(scores) > 1 else None
-    notes = (*footnotes, *_notes(rows))
-    return Table(tuple(row.name for row in rows), tuple(c for c in columns if any(c.cells)), best, notes)
+    return Table(
+        tuple(row.name for row in rows),
+        tuple(each for each in columns if (each.group, each.title) in kept and each.group not in hidden),
+        best,
+        split,
+        (*footnotes, *_protocols(rows), *_notes(rows)),
+    )
 
 
-def print_table(rows: Sequence[TableRow], console: Console) -> None:
+def deciding(rows: Sequence[TableRow]) -> str:
+    """The split that rows are judged by: validation where test figures are withheld, as in a sweep."""
+    withheld = any(row.perplexity("valid") for row in rows) and not any(row.perplexity("test") for row in rows)
+    return "valid" if withheld else "test"
+
+
+def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
     """Print for a terminal or a pipe; groups of columns that do not fit side by side go below each other."""
-    table = build(rows)
+    table = build(rows).without(leave_out)
     name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
     gap = 2
     parts: list[list[Column]] = []
@@ -99,12 +120,8 @@ def print_table(rows: Sequence[TableRow], console: Console) -> None:
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
-    """A Markdown table, with the lowest test perplexity in bold.
-
-    Speed and memory are left out: a record does not say what else ran on its machine.
-    """
-    table = build(rows)
-    table = replace(table, columns=tuple(c for c in table.columns if c.title not in ("tokens/s", "memory")))
+    """A Markdown table, with the lowest test perplexity in bold; of the costs, epochs and seconds per epoch."""
+    table = build(rows).without(("seconds", "tokens/s", "memory"))
     lines = ["| " + " | ".join(["row", *(column.title for column in table.columns)]) + " |"]
     lines.append("|---" + "|---:" * len(table.columns) + "|")
     for n, name in enumerate(table.names):
@@ -114,9 +131,25 @@ def to_markdown(rows: Sequence[TableRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _notes(rows: Sequence[TableRow]) -> tuple[str, ...]:
-    changed = {row.name: dict.fromkeys(text for record in row.records for text in record.changed) for row in rows}
-    return tuple(f"{name}: not the recipe's settings ({'; '.join(texts)})" for name, texts in changed.items() if texts)
+def _protocols(rows: Sequence[TableRow]) -> list[str]:
+    """What the column `protocol` is."""
+    names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
+    if not names:
+        return []
+    return [f"protocol: counted as the papers' programs count ({', '.join(names)}); diff compares this with the paper"]
+
+
+def _notes(rows: Sequence[TableRow]) -> list[str]:
+    """Settings that are not the recipe's, with the rows that have them; no names where all rows have the same."""
+    holders: dict[str, list[str]] = {}
+    ran = [row for row in rows if row.records]
+    for row in ran:
+        if texts := dict.fromkeys(text for record in row.records for text in record.changed):
+            holders.setdefault("; ".join(texts), []).append(row.name)
+    return [
+        f"{', '.join(names) if len(names) < max(len(ran), 2) else 'Every row'}: not the recipe's settings ({texts})"
+        for texts, names in holders.items()
+    ]
 
 
 def number(value: float) -> str:
@@ -150,6 +183,30 @@ def _difference(split: str) -> Callable[[TableRow], str]:
     return lambda row: percent(value) if (value := row.difference(split)) is not None else ""
 
 
+def _epochs(row: TableRow) -> str:
+    """Epochs run, and the recipe's where it asks for more."""
+    if not row.epochs:
+        return ""
+    low, high = min(row.epochs), max(row.epochs)
+    ran = f"{low:g}" if low == high else f"{low:g}–{high:g}"
+    return ran if low >= row.recipe_epochs else f"{ran} of {row.recipe_epochs:g}"
+
+
+def _seconds(row: TableRow) -> str:
+    seconds = Spread.of(record.training.seconds for record in row.records)
+    return _duration(seconds.mean) if seconds else ""
+
+
+def _seconds_per_epoch(row: TableRow) -> str:
+    seconds = Spread.of(result.seconds_per_epoch for result in row.results)
+    return _duration(seconds.mean) if seconds else ""
+
+
+def _duration(seconds: float) -> str:
+    """To three digits: rows are told apart by it, and a clock knows no more."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}"
+
+
 def _speed(row: TableRow) -> str:
     speed = Spread.of(record.training.tokens_per_second for record in row.records)
     return f"{speed.mean:,.0f}" if speed else ""
@@ -169,12 +226,20 @@ def _seeds(row: TableRow) -> str:
 
 _COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("size", "parameters", lambda row: f"{row.size:,}" if row.size else ""),
+    ("training", "train", lambda row: spread(row.perplexity("train"))),
+    ("training", "paper", _paper("train")),
+    ("training", "diff", _difference("train")),
     ("validation", "valid", _valid),
+    ("validation", "protocol", lambda row: spread(row.by_protocol("valid"))),
     ("validation", "paper", _paper("valid")),
     ("validation", "diff", _difference("valid")),
     ("test", "test", lambda row: spread(row.perplexity("test")) or row.state),
+    ("test", "protocol", lambda row: spread(row.by_protocol("test"))),
     ("test", "paper", _paper("test")),
     ("test", "diff", _difference("test")),
+    ("time", "epochs", _epochs),
+    ("time", "seconds", _seconds),
+    ("time", "s/epoch", _seconds_per_epoch),
     ("cost", "tokens/s", _speed),
     ("cost", "memory", _memory),
     ("cost", "seeds", _seeds),

@@ -1,0 +1,73 @@
+"""`reefknot predict`: the most probable next words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained, tell_unknown
+
+if TYPE_CHECKING:
+    from reefknot.evaluation.predictions import Tendency
+
+EXAMPLES = """\b
+Examples:
+  reefknot predict runs/demo/tied/seed0 "returns a list of" "this function"
+  reefknot predict runs/demo/tied/seed0 --split test --neighbors 20 --json
+"""
+
+
+def predict(
+    run: Run,
+    phrases: Annotated[list[str] | None, typer.Argument(help="Beginnings of lines, each on its own.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Words to name after each phrase.")] = 10,
+    split: Annotated[str | None, typer.Option(help="Means over a text too: train, valid or test.")] = None,
+    neighbors: Annotated[int, typer.Option(min=1, help="Nearest words whose probability is added up.")] = 10,
+    data: Data = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Name the most probable next words, and the probability of <unk>, a, an and the."""
+    from itertools import chain
+
+    from reefknot.errors import SettingsError
+    from reefknot.evaluation.predictions import predict as guess
+    from reefknot.evaluation.predictions import tendency
+    from reefknot.text.lines import words_in
+
+    if not phrases and split is None:
+        raise SettingsError("nothing to predict: give phrases, or a text with --split")
+    trained = open_trained(run, device)
+    cut = [words_in(phrase, "the phrase") for phrase in phrases or []]
+    found: dict[str, Any] = {"run": str(run), "phrases": []}
+    told: list[str] = []
+    if split is not None:
+        texts = trained.dataset(data).splits
+        if split not in texts:
+            raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
+        means = tendency(trained.model, texts[split], trained.vocabulary, neighbors)
+        found["text"] = {"split": split, **asdict(means)}
+        told.append(_told(split, means))
+    trained = trained.knowing(chain.from_iterable(cut))
+    tell_unknown(chain.from_iterable(cut), trained.vocabulary)
+    for words in cut:
+        prediction = guess(trained.model, words, trained.vocabulary, top)
+        phrase = " ".join(words)
+        found["phrases"].append({"phrase": phrase, **asdict(prediction)})
+        told += [phrase, *(f"  {value:.4f}  {word}" for word, value in prediction.words)]
+        told.append(f"  of the safe guesses: {_listed(prediction.watched)}")
+    emit(found, "\n".join(told), as_json)
+
+
+def _told(split: str, means: Tendency) -> str:
+    return (
+        f"{split} text, mean probability over {means.contexts:,} contexts\n"
+        f"  the word that comes {means.target:.4f}, its {means.k} nearest by the input end {means.neighbors:.4f}\n"
+        f"  {_listed(means.watched)}"
+    )
+
+
+def _listed(watched: dict[str, float]) -> str:
+    return ", ".join(f"{word} {value:.4f}" for word, value in watched.items()) or "none of them is in the vocabulary"

@@ -1,0 +1,157 @@
+"""Whole training steps: what training does, timed; shares, ratios, and rows that say why they were not measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.benchmarks import steps
+from reefknot.benchmarks.steps import EAGER, LOOP, Course, Job, Looped, Row, Text, measure_all
+from reefknot.encoders.variational_lstm import VariationalLSTM
+from reefknot.inputs.lookup import Lookup
+from reefknot.kernels.choice import current
+from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.labels.plain import Plain
+from reefknot.outputs.softmax import Softmax
+from reefknot.tables import WordTable
+from reefknot.training.settings import TrainingSettings
+
+TRAINING = {
+    "epochs": 1,
+    "batch": 4,
+    "steps": 6,
+    "clip": 1.0,
+    "optimiser": {"kind": "sgd", "learning_rate": 1.0},
+    "schedule": {"kind": "constant"},
+}
+TEXT = Text.random(30, 2_000, "ptb")
+
+
+def _model() -> LanguageModel:
+    table = WordTable(30, 8)
+    return LanguageModel(Lookup(table), VariationalLSTM(8, 8, dropout=0.5), Softmax(Plain(table)))
+
+
+def _job(name: str = "tied", build: Callable[[], LanguageModel] = _model, **changes: object) -> Job:
+    return Job(name, TrainingSettings.model_validate(TRAINING | changes), build, TEXT)
+
+
+def _run(*jobs: Job) -> list[Row]:
+    said: list[str] = []
+    found = [row for rows in measure_all(jobs, "cpu", 0.0, said.append) for row in rows]
+    assert sum(line.startswith("  ") for line in said) == len(found)
+    return found
+
+
+def test_every_column_is_there() -> None:
+    rows = _run(_job("one"), _job("two"))
+    assert [(row.row, row.mode) for row in rows] == [("one", LOOP), ("one", EAGER), ("two", LOOP), ("two", EAGER)]
+    for row in rows:
+        record = json.loads(json.dumps(row.record(), allow_nan=False))
+        assert all(value is not None for value in record.values())
+        assert row.note == ""
+        assert row.ms is not None
+        assert row.tokens_per_second == pytest.approx(4 * 6 / (1e-3 * row.ms))
+        assert row.epoch_seconds == pytest.approx(2_000 / (4 * 6 / (1e-3 * row.ms)))
+        assert row.encoder_share is not None
+        assert row.encoder_share > 0
+    assert rows[0].over_loop == rows[0].over_first == rows[1].over_first == 1.0
+    assert rows[3].over_first == pytest.approx(rows[3].epoch_seconds / rows[1].epoch_seconds)  # type: ignore[operator]
+    assert rows[3].over_loop == pytest.approx(rows[3].epoch_seconds / rows[2].epoch_seconds)  # type: ignore[operator]
+
+
+def test_a_row_that_fails_says_so_and_the_others_go_on() -> None:
+    def refuse() -> LanguageModel:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 58 GiB")
+
+    rows = _run(_job("large", refuse), _job("small"))
+    assert [row.note for row in rows] == ["out of memory"] * 2 + [""] * 2
+    assert rows[0].ms is None
+    assert all(row.over_first is None for row in rows), "there is no first row to compare with"
+    assert rows[3].over_loop is not None
+
+
+def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Course, "parts", lambda self: 1 / 0)
+    row, *_ = _run(_job())
+    assert row.ms is not None
+    assert row.encoder_share is None
+    assert row.note == "ZeroDivisionError: division by zero"
+
+
+def test_a_pass_trains_on_each_window_as_training_does() -> None:
+    course = Course(_job(averaging={"start": "at_once"}), EAGER, "cpu")
+    before = [parameter.clone() for parameter in course.model.parameters()]
+    course.run()
+    assert course.model.training
+    assert course.tokens == len(course.windows) * 4 * 6
+    report = course.update.tally.report()
+    assert report.sums["nll"] > 0
+    assert report.gradient_norm > 0
+    averages = course.update.state.averages
+    assert averages is not None
+    assert int(averages.count) == len(course.windows)
+    assert all(torch.equal(one, other) for one, other in zip(before, course.model.parameters(), strict=True))
+
+
+def test_windows_have_random_lengths_where_the_row_has() -> None:
+    course = Course(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
+    lengths = {x_BT.shape[1] for x_BT, _ in course.windows}
+    assert len(lengths) > 1
+    assert course.tokens == sum(4 * x_BT.shape[1] for x_BT, _ in course.windows)
+
+
+def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
+    course = Course(_job(accumulate=2), EAGER, "cpu")
+    assert course.piece[0].shape == (2, 6)
+    encoder, end = course.parts()
+    assert encoder.leaves[0].shape == (2, 6, 8)
+    assert end.leaves[0].shape == (12, 8)
+    for part in (encoder, end):
+        part.run()
+        assert all(leaf.grad is not None for leaf in part.leaves)
+        part.clear()
+
+
+def test_the_loop_is_the_encoder_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Course(_job(), LOOP, "cpu").model
+    assert isinstance(model.encoder, Looped)
+    seen: list[str] = []
+
+    def noting(call: Callable[..., object]) -> Callable[..., object]:
+        def note(*args: object) -> object:
+            seen.append(current().impl)
+            return call(*args)
+
+        return note
+
+    monkeypatch.setattr(model.encoder.encoder, "forward", noting(model.encoder.encoder.forward))
+    monkeypatch.setattr(model.output, "loss", noting(model.output.loss))
+    model.loss(torch.zeros(4, 6, dtype=torch.long))
+    assert seen == ["reference", "auto"]
+
+
+def test_the_loop_computes_the_same() -> None:
+    courses = [Course(_job(), mode, "cpu") for mode in (LOOP, EAGER)]
+    found = []
+    for course in courses:
+        torch.manual_seed(3)
+        course.run()
+        found.append(course.update.tally.report())
+    assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
+    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
+
+
+def test_random_text_is_zipf_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TEXT.told == "ptb is not here: random text of its 30 words; an epoch is its 2,000 tokens"
+    counts = np.bincount(TEXT.ids, minlength=30)
+    assert len(TEXT.ids) == TEXT.tokens == 2_000
+    assert counts[0] > counts[3] > counts[25] > 0
+    assert np.array_equal(TEXT.ids, Text.random(30, 2_000, "ptb").ids)
+    monkeypatch.setattr(steps, "LONGEST", 100)
+    long = Text.random(30, 10**9, "wikitext-103")
+    assert (len(long.ids), long.tokens) == (100, 10**9)

@@ -1,0 +1,147 @@
+"""`reefknot evaluate`: the ways to score beside the plain one, and options that do not go together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reefknot.evaluation import dynamic
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def plain(cli: Cli, runs: Runs) -> float:
+    return float(cli("evaluate", runs.tied, "--json").json()["perplexity"])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_dynamic(cli: Cli, runs: Runs, plain: float) -> None:
+    before = files(runs.tied)
+    found = cli("evaluate", runs.tied, "--dynamic", "--eta", 0.001, "--lambda", 0.01, "--segment", 4, "--json").json()
+    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
+    assert found["perplexity"] != pytest.approx(plain, rel=1e-5)
+    assert "every 4 tokens are scored, then learned from" in found["definition"]
+    assert "eta 0.001, lambda 0.01, epsilon 2e-05 on the scale 'mean'" in found["definition"]
+    assert "search" not in found
+    older = cli("evaluate", runs.tied, "--dynamic", "--scale", "sum", "--limit", 40)
+    assert "eta 0.002, lambda 0.02, epsilon 0.001 on the scale 'sum'" in older.out
+    assert files(runs.tied) == before
+
+
+def test_cache(cli: Cli, runs: Runs, plain: float) -> None:
+    options = ("--weight", 0.2, "--theta", 0.5, "--window", 30, "--fill", "full")
+    outcome = cli("evaluate", runs.tied, "--cache", *options)
+    assert outcome.out.startswith("test perplexity ")
+    assert "weight 0.2, theta 0.5, over the last 30 positions, only once more than these are stored" in outcome.out
+    assert f"without it: perplexity {plain:,.2f}" in outcome.out
+
+
+def test_monte_carlo(cli: Cli, runs: Runs, plain: float) -> None:
+    first, again, other = (
+        cli("evaluate", runs.tied, "--mc", 3, "--limit", 50, "--seed", seed, "--json").json() for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first["perplexity"] != other["perplexity"]
+    assert len(first["passes"]) == 3
+    # Masks hold for a window of training.
+    assert "mean probability of 3 passes, masks drawn for every 10 tokens (seed 1)" in first["definition"]
+
+
+def test_search_for_the_cache(cli: Cli, runs: Runs) -> None:
+    words = ("evaluate", runs.tied, "--cache", "--search", "--window", 20)
+    found = cli(*words, "--json").json()
+    points = found["search"]["points"]
+    assert {point["window"] for point in points} == {20}
+    assert len(points) == 30
+    least = min(points, key=lambda point: point["nll"])
+    best = found["search"]["best"]
+    assert best == {name: least[name] for name in ("window", "theta", "weight")}
+    assert f"weight {best['weight']:.4g}, theta {best['theta']:.4g}, over the last 20" in found["definition"]
+    table, _, rest = cli(*words).out.partition("test perplexity")
+    title, header, *rows = table.splitlines()
+    assert re.fullmatch(r"perplexity of the valid text, \d+ tokens \(\* the best\)", title)
+    assert header.split()[:4] == ["window", "theta", "weight", "0.05"]
+    assert sum(row.count("*") for row in rows) == 1
+    assert f"{math.exp(least['nll']):,.2f}*" in table
+    assert "continuous cache" in rest
+
+
+def test_search_for_dynamic_rates(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "ETA_FACTORS", (1.0, 10.0))
+    monkeypatch.setattr(dynamic, "LAMBDA_FACTORS", (1.0, 2.0))
+    words = ("evaluate", runs.tied, "--dynamic", "--search", "--search-tokens", 30, "--limit", 40)
+    found = cli(*words, "--json").json()
+    assert [(point["eta"], point["lambda"]) for point in found["search"]["points"]] == [
+        (5e-5, 0.002),
+        (5e-5, 0.004),
+        (5e-4, 0.002),
+        (5e-4, 0.004),
+    ]
+    assert found["search"]["text"] == "the shortened valid text, 30 tokens"
+    assert found["search"]["edges"] == ["eta", "lambda"]
+    text = cli(*words).out
+    assert "the best eta and lambda tried lies at the edge" in text
+    assert text.index("perplexity of the shortened valid text") < text.index("test perplexity")
+
+
+def test_limit(cli: Cli, runs: Runs) -> None:
+    outcome = cli("evaluate", runs.tied, "--limit", 50)
+    assert re.search(r"limit: the first 50 of \d+ tokens only", outcome.out)
+    assert "tokens: 50 scored once each, of 50 in the shortened test text" in outcome.out
+    found = cli("evaluate", runs.tied, "--limit", 50, "--json").json()
+    assert (found["tokens"], found["limit"]) == (50, 50)
+    assert found["bits_per_byte"] == pytest.approx(
+        cli("evaluate", runs.tied, "--json").json()["bits_per_byte"], rel=0.2
+    )
+    whole = cli("evaluate", runs.tied, "--limit", 10**6, "--json").json()
+    assert "limit" not in whole
+
+
+def test_progress_never_mixes_with_the_result(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stderr is no terminal, plain lines come every few seconds: here, all of them."""
+    monkeypatch.setattr("reefknot.training.display.Lines.update", lambda _, line: print(line))
+    outcome = cli("evaluate", runs.tied, "--dynamic", "--limit", 1000, "--json")
+    assert outcome.json()["tokens"] > 0
+    assert "scoring and learning  " in outcome.err
+    assert "left" in outcome.err
+
+
+MISTAKES = [
+    ("--dynamic --cache", "--dynamic and --cache: a text is scored in one of these ways at a time; choose one"),
+    ("--cache --mc 3", "--cache and --mc: a text is scored in one of"),
+    ("--eta 1", "--eta goes with --dynamic; add that or leave --eta out"),
+    ("--mc 3 --lambda 1", "--lambda goes with --dynamic"),
+    ("--dynamic --theta 1", "--theta goes with --cache"),
+    ("--cache --seed 1", "--seed goes with --mc"),
+    ("--dynamic --streams 1", "--streams: --dynamic reads the text in one stream; leave --streams out"),
+    ("--search", "--search goes with --dynamic or --cache; add one of them"),
+    ("--mc 2 --search", "--search goes with --dynamic or --cache"),
+    ("--dynamic --search-tokens 9", "--search-tokens goes with --search; add that"),
+    ("--dynamic --search --eta 1 --lambda 1", "--search has nothing to look for: --eta, --lambda are all given"),
+    ("--dynamic --eta -1", "eta: must be greater than 0 .it is -1.0."),
+    ("--dynamic --lambda nan", "lambda: must be a finite number"),
+    ("--dynamic --scale max", "scale: must be 'mean' or 'sum'"),
+    ("--cache --weight 1.5", "weight: must be less than 1 .it is 1.5."),
+    ("--cache --fill never", "fill: must be 'partial' or 'full'"),
+    ("--mc 0", "--mc"),
+    ("--limit 0", "--limit"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), MISTAKES, ids=[options for options, _ in MISTAKES])
+def test_a_mistake_is_a_sentence(cli: Cli, runs: Runs, options: str, sentence: str) -> None:
+    outcome = cli("evaluate", runs.tied, *options.split())
+    assert outcome.code == 2
+    assert re.search(sentence, outcome.err), outcome.err
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err

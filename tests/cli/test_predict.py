@@ -1,0 +1,66 @@
+"""`reefknot predict`: phrases, words outside the vocabulary, means over a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+def test_next_words(cli: Cli, runs: Runs) -> None:
+    found = cli("predict", runs.tied, "green river", "", "--top", 3, "--json").json()
+    assert [each["phrase"] for each in found["phrases"]] == ["green river", ""]
+    for each in found["phrases"]:
+        values = [value for _, value in each["words"]]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 3
+        assert list(each["watched"]) == ["<unk>"]  # no articles in this text
+    text = cli("predict", runs.tied, "green river", "--top", 3).out.splitlines()
+    word, value = found["phrases"][0]["words"][0]
+    assert text[:2] == ["green river", f"  {value:.4f}  {word}"]
+    assert text[-1].startswith("  of the safe guesses: <unk> 0.")
+
+
+def test_the_first_guess_is_what_the_score_says(cli: Cli, runs: Runs) -> None:
+    found = cli("predict", runs.tied, "green river", "--top", 12, "--json").json()
+    word, value = next(each for each in found["phrases"][0]["words"] if each[0] == "house")
+    (scored,) = cli("score", runs.tied, f"green river {word}", "--json").json()
+    assert 2.718281828 ** scored["words"][2]["log_prob"] == pytest.approx(value, rel=1e-4)
+
+
+def test_unknown_words_are_named(cli: Cli, runs: Runs) -> None:
+    outcome = cli("predict", runs.tied, "green zebra", "zebra", "--json")
+    assert outcome.code == 0
+    assert outcome.err == "not in the vocabulary, read as <unk>: zebra\n"
+    unknown = cli("predict", runs.tied, "green <unk>", "--json").json()["phrases"][0]
+    assert outcome.json()["phrases"][0]["words"] == unknown["words"]
+
+
+def test_means_over_a_text(cli: Cli, runs: Runs) -> None:
+    found = cli("predict", runs.tied, "--split", "test", "--neighbors", 11, "--json").json()
+    assert found["phrases"] == []
+    text = found["text"]
+    # Sixty lines of six words, their ends, thirty empty lines; the first token is context only.
+    assert (text["split"], text["contexts"], text["k"]) == ("test", 60 * 7 + 30 - 1, 11)
+    assert text["target"] + text["neighbors"] == pytest.approx(1.0, abs=1e-5)
+    told = cli("predict", runs.tied, "green", "--split", "valid", "--neighbors", 2).out
+    assert "valid text, mean probability over 149 contexts" in told
+    assert "its 2 nearest by the input end" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing to predict: give phrases, or a text with --split"),
+        (["--split", "nope"], "--split nope: must be one of train, valid, test"),
+        (["--split", "test", "--neighbors", "12"], "12 of 11 other words were asked for"),
+    ],
+)
+def test_mistakes(cli: Cli, runs: Runs, words: list[str], said: str) -> None:
+    outcome = cli("predict", runs.tied, *words)
+    assert outcome.code == 2
+    assert said in outcome.err

@@ -1,0 +1,32 @@
+"""`reefknot rank` on a softmax of width 8 over 12 words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+def test_rank(cli: Cli, runs: Runs) -> None:
+    found = cli("rank", runs.untied, "--tolerance", 1e6, "--json").json()
+    assert (found["contexts"], found["classes"], found["width"]) == (449, 12, 8)
+    ranks = {each["whose"]: each for each in found["ranks"]}
+    assert ranks["numpy's"]["rank"] <= 10
+    assert ranks["numpy's"]["tolerance"] > 0
+    assert ranks["the paper's"] == {"whose": "the paper's", "tolerance": 1.0, "rank": ranks["the paper's"]["rank"]}
+    assert ranks["the paper's"]["rank"] <= ranks["numpy's"]["rank"]
+    assert ranks["yours"]["rank"] == 0
+    assert found["memory_bytes"] == 4 * 8 * 24 * 12
+    text = cli("rank", runs.untied).out
+    assert text.startswith("log-probabilities of 12 words after 449 contexts of the test text\n")
+    assert f"rank {ranks['numpy' + chr(39) + 's']['rank']} with numpy's tolerance" in text
+    assert "with yours" not in text
+    assert "width of the hidden state 8" in text
+
+
+def test_few_contexts_say_so(cli: Cli, runs: Runs) -> None:
+    text = cli("rank", runs.tied, "--contexts", 5, "--split", "train").out
+    assert "only 5 contexts: the rank cannot be larger" in text
+    assert cli("rank", runs.tied, "--split", "nope").code == 2

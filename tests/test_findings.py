@@ -66,7 +66,8 @@ def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callab
 
 
 def test_the_headline_has_what_there_is() -> None:
-    test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "tokens": 20, "words": 10}
+    test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "tokens": 20, "words": 10, "streams": 1}
+    assert headline({"test": test | {"words": 20, "streams": 20}}) == "test perplexity 90.00 in 20 streams"
     assert headline({"test": test | {"words": 20}}) == "test perplexity 90.00"
     assert headline({"test": test}) == "test perplexity 90.00, 1,200.50 per word"
     whole = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}

@@ -13,7 +13,7 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.parts import ENCODERS
-from reefknot.recipe import Experiment, Row, build_model, check_experiment, load_recipe, merge, parse_override
+from reefknot.recipe import Experiment, Row, build_model, check_experiment, load_recipe
 from reefknot.recipes import FOLDER, find_recipe, shipped
 from reefknot.text.corpora import KNOWN, CorpusSettings
 from reefknot.text.dataset import open_dataset
@@ -67,37 +67,6 @@ def complaint(folder: Path, text: str, *overrides: str) -> str:
     return said
 
 
-# -- merging -------------------------------------------------------------------------------------------------------
-
-
-def test_a_change_is_laid_over_the_base() -> None:
-    base = {"a": {"b": 1, "c": 2}, "d": [1, 2]}
-    assert merge(base, {"a": {"c": 3}, "d": [9]}) == {"a": {"b": 1, "c": 3}, "d": [9]}
-    assert merge(base, {"a": 5}) == {"a": 5, "d": [1, 2]}
-    assert merge(base, {"e": {"f": 1}})["e"] == {"f": 1}
-    assert base == {"a": {"b": 1, "c": 2}, "d": [1, 2]}
-
-
-def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None:
-    base = {"labels": {"kind": "plain", "table": "words", "bias": False}}
-    assert merge(base, {"labels": {"kind": "projected", "table": "words"}}) == {
-        "labels": {"kind": "projected", "table": "words"}
-    }
-    assert merge(base, {"labels": {"kind": "plain", "table": "classes"}}) == {
-        "labels": {"kind": "plain", "table": "classes"}
-    }
-    merged = {"labels": {"kind": "plain", "table": "classes", "bias": False}}
-    assert merge(base, {"labels": {"table": "classes"}}) == merged
-
-
-def test_the_value_default_takes_a_setting_away() -> None:
-    base = {"vocabulary": {"min_count": 3, "max_size": 100}, "seed": 1}
-    assert merge(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
-    assert merge(base, {"vocabulary": "default"}) == {"seed": 1}
-    assert merge(base, {"nothing": "default"})["nothing"] == "default"  # to be refused like a misspelt key
-    assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # tables are drawn in this order
-
-
 def test_rows_and_overrides_reach_the_experiment(tmp_path: Path) -> None:
     rows = """
 [[rows]]
@@ -126,32 +95,6 @@ training.epochs = 7
 
 
 # -- overrides -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("training.epochs=3", {"training": {"epochs": 3}}),
-        ("a=1.5", {"a": 1.5}),
-        ("a = true ", {"a": True}),
-        ("corpus.name=ptb", {"corpus": {"name": "ptb"}}),
-        ('corpus.name="ptb"', {"corpus": {"name": "ptb"}}),
-        ("corpus.name=/data/my text", {"corpus": {"name": "/data/my text"}}),
-        ("corpus.part=1/2", {"corpus": {"part": "1/2"}}),
-        ("a={ kind = 'x', b = [1, 2] }", {"a": {"kind": "x", "b": [1, 2]}}),
-        ("a=b=c", {"a": "b=c"}),
-        ("a=", {"a": ""}),
-        ("a=1\nb=2", {"a": "1\nb=2"}),
-    ],
-)
-def test_overrides_are_toml_or_a_word(text: str, expected: dict[str, Any]) -> None:
-    assert parse_override(text) == expected
-
-
-@pytest.mark.parametrize("text", ["epochs", "=3", "a..b=1", ".=1", ""])
-def test_what_is_no_override(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"is not key=value, such as training\.epochs=3"):
-        parse_override(text)
 
 
 @pytest.mark.parametrize(
@@ -355,10 +298,59 @@ def test_rows_are_found_by_name_in_any_case_or_by_slug() -> None:
     recipe = load_recipe("press2017/table6")
     for name in ("Small + WT", "small + wt", "small-wt"):
         assert recipe.row(name).name == "Small + WT"
-    with pytest.raises(SettingsError, match='no row "Deep RNN"; there are: "Small model"'):
-        recipe.row("Deep RNN")
+    with pytest.raises(SettingsError, match=r'no row "VD-LSTM"; there are: "Small model", "Small'):
+        recipe.row("VD-LSTM")
+    with pytest.raises(SettingsError, match=r'no row "smal \+ WT"; did you mean "Small \+ WT"\?'):
+        recipe.row("smal + WT")
+    with pytest.raises(SettingsError, match=r'row "Deep RNN.*" is quoted: there is nothing to train'):
+        recipe.row(next(row.name for row in recipe.rows if row.quoted and "Deep RNN" in row.name))
+    with pytest.raises(SettingsError, match=r'no row "qqq"; `reefknot ls inan2017/table1` lists the 24 that there are'):
+        load_recipe("inan2017/table1", row="qqq")
+    with pytest.raises(SettingsError, match=r'scores the model of row "AWD-LSTM"; train that'):
+        load_recipe("pappas2019/table1", row="AWD-LSTM + dynamic evaluation")
     with pytest.raises(SettingsError, match="say which row with --row"):
         recipe.row(None)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["B*"], ["a", "b", "bb"]),
+        (["*"], ["a", "b", "bb", "quoted [b]", "other"]),
+        (["QUOTED*", "a"], None),
+        (["*b]*", "A"], None),
+        (["b", "A"], ["a", "b"]),
+        (["OTHER"], ["other"]),
+        (["*t*r"], ["other"]),
+        (["c*"], None),
+        (["o"], None),
+    ],
+)
+def test_rows_are_chosen_by_patterns_with_what_they_start_from(
+    tmp_path: Path, patterns: list[str], names: list[str] | None
+) -> None:
+    rows = """
+[[rows]]
+name = "a"
+[[rows]]
+name = "b"
+set.training.start.row = "a"
+[[rows]]
+name = "bb"
+set.training.start.row = "b"
+[[rows]]
+name = "quoted [b]"
+quoted = true
+[[rows]]
+name = "other"
+"""
+    name = write(tmp_path, BASE + rows)
+    if names is None:
+        with pytest.raises(SettingsError, match=r'no row to train fits|no row "o"'):
+            load_recipe(name, row=patterns)
+        return
+    assert [row.name for row in load_recipe(name, row=patterns).rows] == names
+    assert [row.name for row in load_recipe(name, ["training.start=default"], ["bb"]).rows] == ["bb"]
 
 
 def test_the_only_row_needs_no_name(tmp_path: Path) -> None:
@@ -404,7 +396,7 @@ def types(experiment: Experiment) -> int | None:
 def test_the_size_of_every_row_of_a_papers_table_is_exact(name: str) -> None:
     recipe = load_recipe(name)
     for row in recipe.rows:
-        number = None if row.quoted else types(recipe.experiments[row.name])
+        number = None if not row.trained else types(recipe.experiments[row.name])
         if number is None:
             assert row.parameters is None, row.name
             continue
@@ -459,11 +451,34 @@ def test_names_that_lead_nowhere(changes: list[str], sentence: str) -> None:
 
 
 def test_the_order_of_overrides_does_not_matter() -> None:
-    changes = ["encoder.hidden_dim=200", "encoder.layers=1", "encoder.kind=lstm"]
+    changes = ["encoder.hidden_dim=200", "encoder.layers=1", "encoder.kind=gru"]
     one, other = (load_recipe("ends", each, "tied").experiments["tied"] for each in (changes, changes[::-1]))
     assert one == other
     assert one.encoder.layers == 1  # type: ignore[attr-defined]
-    assert one.encoder.dropout == 0.0  # type: ignore[attr-defined]  # a stated kind starts anew
+    base = load_recipe("ends", row="tied").experiments["tied"].encoder
+    assert one.encoder.dropout == base.dropout > 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [
+        ("encoder.kind=gru", {"hidden_dim": 4, "layers": 3, "dropout": 0.3}),
+        ("encoder.kind=awd_lstm", {"hidden_dim": 4, "layers": 3, "weight_drop": 0.0}),
+        ('encoder={kind = "gru", hidden_dim = 4}', {"layers": 2, "dropout": 0.0}),
+        ("encoder.dropout=default", {"layers": 3, "dropout": 0.0}),
+    ],
+)
+def test_a_kind_alone_keeps_what_the_new_part_has_too(tmp_path: Path, override: str, kept: dict[str, Any]) -> None:
+    text = BASE.replace("hidden_dim = 4", "hidden_dim = 4\nlayers = 3\ndropout = 0.3") + ROW
+    recipe = load_recipe(write(tmp_path, text), [override])
+    encoder = recipe.experiments["only"].encoder.model_dump()
+    assert {name: encoder[name] for name in kept} == kept
+    assert recipe.overrides == (override,)
+
+
+def test_a_row_that_states_a_kind_starts_anew(tmp_path: Path) -> None:
+    rows = '\n[[rows]]\nname = "only"\nset.encoder = { kind = "gru" }\n'
+    assert "encoder.hidden_dim: must be set" in complaint(tmp_path, BASE + rows)
 
 
 @pytest.mark.parametrize(

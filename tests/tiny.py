@@ -30,3 +30,19 @@ name = "untied"
 tables.classes = { kind = "word", dim = 8 }
 output.labels.table = "classes"
 """
+
+DROPPING = {
+    "lstm": "hidden_dim = 8, dropout = 0.3",
+    "gru": "hidden_dim = 8, dropout = 0.3",
+    "rnn": "hidden_dim = 8, dropout = 0.3",
+    "variational_lstm": "hidden_dim = 8, dropout = 0.3, dropout_input = 0.2",
+    "bayesian_lstm": "hidden_dim = 8, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4",
+    "awd_lstm": "hidden_dim = 12, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4, weight_drop = 0.5",
+    "highway": "hidden_dim = 8, depth = 2, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4",
+}
+"""Every encoder at the width of the recipe above, with all that it can drop dropped."""
+
+
+def encoder(kind: str) -> str:
+    """The override that puts it into the recipe."""
+    return f'encoder={{kind = "{kind}", {DROPPING[kind]}}}'

@@ -9,7 +9,7 @@ import hashlib
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +73,20 @@ def train(
 ) -> dict[str, Any] | None:
     """Train a row in its folder, or go on where it stands. Returns result.json (None but in the first process).
 
-    `start` is the run to begin with, if the row begins with one and it does not lie beside this one.
+    `start` is the finished run to begin with, where the row begins with one; left out, the other row's, beside `out` or
+    in its default folder.
     """
     experiment = recipe.experiments[row.name]
-    seed = experiment.training.seed
+    settings, seed = experiment.training, experiment.training.seed
     out = out or default_folder(recipe, row, seed)
     name = f"{row.name}, seed {seed}" if seed else row.name
-    first = _find_start(recipe, row, seed, start)
+    first = _begin(recipe, row, seed, start, out, data)
     dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
-    settings = experiment.training
     text = dataset.splits["train"]
-    streams = Streams(
-        text.ids, settings.batch, settings.steps, text.inputs, random_steps=settings.random_steps, seed=seed
-    ).slice(world.rank, world.size)
-    set_determinism(settings.determinism)
-    seed_everything(seed)
-    model = recipe.build(row, dataset.vocabulary)
-    _check_parameters(model, recipe, row)
+    streams = Streams.of(settings, text.ids, text.inputs).slice(world.rank, world.size)
     check_protocol(experiment, dataset)
-    if first:
-        first.begin(model, dataset.vocabulary)
+    set_determinism(settings.determinism)
+    model = _first_model(recipe, row, seed, dataset.vocabulary, first)
     # Ranks build the same weights and drop other units.
     seed_everything(seed, world.rank)
     config = run_config(recipe, row, experiment, dataset, first)
@@ -106,7 +100,7 @@ def train(
             dataset.vocabulary.save(run.vocabulary_path)
             _note_environment(run, display)
         display.say(f"{name}  {out}  {dataset.summary}")
-        if first:
+        if first and first.run:
             display.say(f"{name}  begins with the best weights of {first.run.path}")
 
         def validate() -> float:
@@ -137,26 +131,32 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
         raise
 
 
-def _check_parameters(model: LanguageModel, recipe: Recipe, row: Row) -> None:
+def _first_model(recipe: Recipe, row: Row, seed: int, vocabulary: Vocabulary, first: Start | None) -> LanguageModel:
+    """The model that the first update finds: drawn from the seed, or with the weights it begins with."""
+    seed_everything(seed)
+    model = recipe.build(row, vocabulary)
     total = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
         raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
+    if first:
+        first.begin(model, vocabulary)
+    return model
 
 
 @dataclass(frozen=True)
 class Start:
     """The finished run that another one begins with."""
 
-    run: RunFolder
-    weights: dict[str, torch.Tensor]
-
-    def record(self) -> dict[str, str]:
-        """What it is, wherever it lies."""
-        digest = hashlib.sha256(encode_tensors(self.weights)).hexdigest()
-        return {"config_hash": config_hash(self.run.config), "weights_sha256": digest}
+    record: dict[str, str]
+    """What it is, wherever it lies."""
+    run: RunFolder | None = None
+    """None: it is gone, but the other one has weights of its own by now."""
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def begin(self, model: LanguageModel, vocabulary: Vocabulary) -> None:
-        """Give a model the weights."""
+        """Give a model the weights, if they are there."""
+        if self.run is None:
+            return
         if Vocabulary.load(self.run.vocabulary_path).fingerprint != vocabulary.fingerprint:
             raise DataError(f"{self.run.path} knows other words, so its weights mean nothing here; begin with another")
         try:
@@ -165,24 +165,61 @@ class Start:
             raise DataError(f"cannot begin with {self.run.path}: {error}") from error
 
 
-def _find_start(recipe: Recipe, row: Row, seed: int, folder: Path | None) -> Start | None:
+def find_start(
+    recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
+) -> Path | None:
+    """The finished run that a row begins with: in `folder`, or else beside `out`, or else where it lies by default.
+
+    None: it begins with none, or the run in `out` has begun and needs it no more. Refuses to begin without.
+    """
     wanted = recipe.experiments[row.name].training.start
     if wanted is None:
         if folder is not None:
             raise SettingsError(f'row "{row.name}" begins with no other run; --start needs training.start.row=NAME')
         return None
-    usual = default_folder(recipe, Row(name=wanted.row), seed)
-    folder = folder or usual
-    if not (folder / "result.json").exists():
-        words = ["reefknot", "train", recipe.asked, "--row", wanted.row]
-        words += [f"training.seed={seed}"] if seed else []
-        words += ["--out", str(folder)] if folder != usual else []
-        raise DataError(
-            f'row "{row.name}" begins with the best weights of row "{wanted.row}", and {folder} is no finished run: '
-            f"first run {shlex.join(words)}, or say with --start where it is"
-        )
-    run = RunFolder.open(folder)
-    return Start(run, best_weights(run))
+    first = Row(name=wanted.row)
+    alone = out.name != f"seed{seed}"
+    beside = out.parent / first.slug if alone else out.parent.parent / first.slug / out.name
+    usual = default_folder(recipe, first, seed)
+    ours = {"recipe": recipe.name, "row": first.name}
+    for place in (folder,) if folder else (beside, usual):
+        if (place / "result.json").exists() and (folder or ours.items() <= RunFolder.open(place).config.items()):
+            return place
+    if _begun_with(out):
+        return None
+    place = folder or (usual if out == default_folder(recipe, row, seed) else beside)
+    words = ["reefknot", "train", recipe.asked, "--row", first.name]
+    words += [text for text in recipe.overrides if not text.startswith(("training.seed=", "training.start"))]
+    words += [f"training.seed={seed}"] if seed else []
+    words += ["--data", str(data)] if data else []
+    words += ["--out", str(place)] if place != usual else []
+    raise SettingsError(
+        f'row "{row.name}" starts from row "{first.name}", which has no finished run in {place.absolute()}. '
+        f"Train it: `{shlex.join(words)}`, or name it with --start"
+    )
+
+
+def _begin(
+    recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
+) -> Start | None:
+    """What a row begins with, or, where that is gone, what the run in `out` says it began with."""
+    place = find_start(recipe, row, seed, folder, out, data)
+    if place is None:
+        record = _begun_with(out) if recipe.experiments[row.name].training.start else None
+        return Start(record) if record else None
+    run = RunFolder.open(place)
+    weights = best_weights(run)
+    digest = hashlib.sha256(encode_tensors(weights)).hexdigest()
+    return Start({"config_hash": config_hash(run.config), "weights_sha256": digest}, run, weights)
+
+
+def _begun_with(out: Path) -> dict[str, str] | None:
+    """What a run says it began with; None where there is none, or none yet that has weights of its own."""
+    if not (out / "config.json").exists():
+        return None
+    run = RunFolder.open(out)
+    begun = run.result is not None or run.checkpoints.latest(lambda _: None) is not None
+    return run.config.get("start") if begun else None
 
 
 def run_config(
@@ -195,20 +232,17 @@ def run_config(
         "corpus": dataset.fingerprint,
         "settings": experiment.model_dump(mode="json"),
     }
-    return config | ({"start": start.record()} if start else {})
+    return config | ({"start": start.record} if start else {})
 
 
 def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Dataset, start: Path | None = None) -> bool:
     """Whether `out` holds the result of this row and seed, with these very settings, on this very text, begun with the
-    run that is at `start` now."""
+    run that is at `start` now, if one is."""
     if not (out / "result.json").exists():
         return False
     experiment = recipe.experiments[row.name]
     seeded = experiment.model_copy(update={"training": experiment.training.model_copy(update={"seed": seed})})
-    start = start or start_folder(recipe, row, seed)
-    if start is not None and not (start / "result.json").exists():
-        return False
-    first = _find_start(recipe, row, seed, start)
+    first = _begin(recipe, row, seed, start, out)
     return RunFolder.open(out).config == run_config(recipe, row, seeded, dataset, first)
 
 

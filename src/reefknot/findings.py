@@ -14,6 +14,7 @@ from reefknot.evaluation.neighbors import examples, nearest
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
 from reefknot.evaluation.search import tails_opened
+from reefknot.evaluation.units import shown
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.recipe import Experiment, Row
 from reefknot.runs.folder import RunFolder, config_hash
@@ -87,14 +88,15 @@ def write_findings(
 def headline(result: dict[str, Any]) -> str:
     """The perplexities of a result in one line."""
     test = result["test"]
-    told = [f"test perplexity {test['perplexity']:,.2f}"]
+    streams = f" in {test['streams']} streams" if test["streams"] > 1 else ""
+    told = [f"test perplexity {shown(test['perplexity'])}{streams}"]
     if test["words"] != test["tokens"]:
-        told.append(f"{test['word_perplexity']:,.2f} per word")
+        told.append(f"{shown(test['word_perplexity'])} per word")
     if "train" in result:
-        told.append(f"train {result['train']['perplexity']:,.2f}")
+        told.append(f"train {shown(result['train']['perplexity'])}")
     if "protocol" in result:
         name, valid, test = (result["protocol"][key] for key in ("name", "valid", "test"))
-        told.append(f"counted as {name}: valid {valid['perplexity']:,.2f}, test {test['perplexity']:,.2f}")
+        told.append(f"counted as {name}: valid {shown(valid['perplexity'])}, test {shown(test['perplexity'])}")
     return ", ".join(told)
 
 

@@ -5,34 +5,37 @@
 
 An experiment is one row with the base and any `key=value` overrides merged in: everything that a run depends on. What a
 row or an override sets is laid over the base. A table that states its `kind` replaces the one of that name, because its
-settings are other settings; the value "default" takes a setting of the base away.
+settings are other settings; the value "default" takes a setting of the base away. An override that names a kind alone,
+encoder.kind=gru, keeps those settings of the old part that the new one has too (see `overrides.py`).
 """
 
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
 from reefknot.evaluation.protocols import ProtocolName
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings
+from reefknot.overrides import merge, override
 from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES
 from reefknot.recipes import find_recipe
-from reefknot.runs.folder import differences, folder_name
+from reefknot.recipes.file import OneLine, RecipeFile, read_file, setting
+from reefknot.recipes.file import Row as Row
+from reefknot.runs.folder import differences
 from reefknot.settings import (
     Count,
     Mistake,
-    Positive,
     Settings,
     check,
     complaint,
@@ -40,15 +43,15 @@ from reefknot.settings import (
     shortened,
     validate,
 )
-from reefknot.text.corpora import SPLITS, CorpusSettings
+from reefknot.text.corpora import CorpusSettings
 from reefknot.text.spelling import spell
 from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 from reefknot.training.settings import TrainingSettings
 
 MODEL = ("corpus", "vocabulary", "tables", "projections", "input", "encoder", "output")
 """Sections of an experiment that decide how many parameters there are."""
-DEFAULT = "default"
-"""The value that takes a setting of the base away."""
+ROWS_LISTED = 6
+"""Rows that a sentence names; of more, it says where they are listed."""
 WITHOUT_EFFECT = ("training.seed:", "training.log_every:", "training.save_every:", "training.keep:")
 """Settings that make no experiment another one."""
 
@@ -58,20 +61,9 @@ if TYPE_CHECKING:
     InputSettings = Settings
     EncoderSettings = Settings
     OutputSettings = Settings
-    SplitName = str
 else:
     TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
-    SplitName = Literal[SPLITS]
-
-
-def _one_line(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be one line of printable characters")
-    return text
-
-
-OneLine = Annotated[str, AfterValidator(_one_line)]
 
 
 class EvaluationSettings(Settings):
@@ -134,30 +126,6 @@ class Experiment(Settings):
         return self
 
 
-class Row(Settings):
-    """One row of a paper's table."""
-
-    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="as the paper writes it")]
-    quoted: Annotated[bool, Field(description="a figure the paper quotes from others; never trained here")] = False
-    parameters: Annotated[Count | None, Field(description="exact number of parameters, checked before training")] = None
-    paper: dict[SplitName, Positive] = Field({}, description="the paper's perplexities by split")
-    set: dict[str, Any] = Field({}, description="what differs from the base")
-
-    @property
-    def slug(self) -> str:
-        """The row's name as a folder."""
-        return folder_name(self.name)
-
-
-class RecipeFile(Settings):
-    """What stands in the file."""
-
-    title: OneLine
-    paper: Annotated[OneLine | None, Field(description="the paper's short name, such as press2017")] = None
-    base: dict[str, Any]
-    rows: Annotated[list[Row], Field(min_length=1)]
-
-
 @dataclass(frozen=True)
 class Recipe:
     """A recipe that was read and checked: each of these rows can be built."""
@@ -170,6 +138,7 @@ class Recipe:
     rows: tuple[Row, ...]
     experiments: Mapping[str, Experiment]
     """One per row that can be trained."""
+    overrides: tuple[str, ...]
     changed: Mapping[str, list[str]]
     """What the overrides changed in each row, but for settings without effect on its figures."""
 
@@ -185,29 +154,28 @@ class Recipe:
         return _choose(self.rows, name, self.asked)
 
 
-def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None) -> Recipe:
+def load_recipe(name: str, overrides: Iterable[str] = (), row: str | Collection[str] | None = None) -> Recipe:
     """Read a recipe by its shipped name or its path, with `key=value` overrides.
 
-    Every row is checked, or the one that is asked for: an override may suit one row and not another.
+    Every row is checked, or those that are asked for: an override may suit one row and not another. One row is asked
+    for by its name; several by names in which * stands for anything, and they bring along the rows they build on.
     """
     path, known_as = find_recipe(name)
-    parsed = check(RecipeFile, _read_toml(path), name)
-    _refuse_twins(parsed.rows, name)
-    # Overrides are one change, whatever their order: first laid over each other, then over the row.
-    changes: dict[str, Any] = {}
-    for text in overrides:
-        changes = _lay_over(changes, parse_override(text))
-    rows = list(parsed.rows) if row is None else [_choose(parsed.rows, row, name)]
+    parsed, changes = read_file(path, name), tuple(overrides)
+    if row is None:
+        rows = list(parsed.rows)
+    else:
+        rows = [_choose(parsed.rows, row, name)] if isinstance(row, str) else _select(parsed, row, changes, name)
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[str]] = {}
     mistakes: list[Mistake] = []
     for number, each in enumerate(rows):
-        if each.quoted:
+        if not each.trained:
             continue
         where = f'{name}, row "{each.name}"'
         with not_too_deep(where):
             plain = merge(parsed.base, each.set)
-            wanted = merge(plain, changes)
+            wanted = override(plain, changes)
             found = validate(Experiment, wanted, where)
             if isinstance(found, list):
                 mistakes += found
@@ -220,12 +188,14 @@ def load_recipe(name: str, overrides: Iterable[str] = (), row: str | None = None
     if mistakes:
         raise complaint(mistakes)
     _check_starts(parsed, experiments, name)
-    return Recipe(known_as, name, parsed.title, parsed.paper, tuple(rows), experiments, changed)
+    return Recipe(known_as, name, parsed.title, parsed.paper, tuple(rows), experiments, changes, changed)
 
 
 def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where: str) -> None:
     """A row begins with the weights of another one that can be trained, by a way that has an end, with its shapes."""
-    starts = {row.name: _start(merge(file.base, row.set)) for row in file.rows if not row.quoted}
+    starts = {
+        row.name: setting(merge(file.base, row.set), "training", "start", "row") for row in file.rows if row.trained
+    }
     starts |= {name: each.training.start.row if each.training.start else None for name, each in experiments.items()}
     wrong = []
     for name, experiment in experiments.items():
@@ -245,13 +215,6 @@ def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where
         wrong.append(f'{where}, row "{name}":\n  training.start.row: {fault}')
     if wrong:
         raise SettingsError("\n".join(wrong))
-
-
-def _start(raw: Any) -> Any:
-    """The row that settings, which may be wrong, begin with."""
-    for key in ("training", "start", "row"):
-        raw = raw.get(key) if isinstance(raw, Mapping) else None
-    return raw if isinstance(raw, str) else None
 
 
 def _misfits(one: Experiment, other: Experiment) -> list[str]:
@@ -287,77 +250,52 @@ def _as_json(raw: Any) -> Any:
 
 
 def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
-    """The row called `name`, in any case; without a name, the only one there is."""
-    trained = [row for row in rows if not row.quoted]
+    """The trained row called `name`, in any case; without a name, the only one there is."""
+    rows = list(rows)
+    trained = [row for row in rows if row.trained]
     if name is None and len(trained) == 1:
         return trained[0]
-    for row in trained:
-        if name is not None and name.lower() in (row.name.lower(), row.slug):
-            return row
-    names = ", ".join(f'"{row.name}"' for row in trained)
-    asked = "say which row with --row" if name is None else f'no row "{shortened(name)}"'
-    raise SettingsError(f"{recipe}: {asked}; there are: {names}")
+    if name is None:
+        raise SettingsError(f"{recipe}: say which row with --row; {_there_are(trained, recipe)}")
+    found = next((row for row in rows if name.lower() in (row.name.lower(), row.slug)), None)
+    if found is None:
+        names = {row.name.lower(): row.name for row in trained}
+        near = get_close_matches(name[:100].lower(), names, n=1)
+        hint = f'did you mean "{names[near[0]]}"?' if near else _there_are(trained, recipe)
+        raise SettingsError(f'{recipe}: no row "{shortened(name)}"; {hint}')
+    if not found.trained:
+        why = (
+            f'scores the model of row "{found.of}"; train that' if found.of else "is quoted: there is nothing to train"
+        )
+        raise SettingsError(f'{recipe}: row "{found.name}" {why}')
+    return found
 
 
-def _refuse_twins(rows: list[Row], where: str) -> None:
-    seen: dict[str, str] = {}
-    for row in rows:
-        if row.slug in seen:
-            raise SettingsError(f'{where}: rows "{seen[row.slug]}" and "{row.name}" would share a folder; rename one')
-        seen[row.slug] = row.name
+def _there_are(rows: list[Row], recipe: str) -> str:
+    if len(rows) > ROWS_LISTED:
+        return f"`reefknot ls {recipe}` lists the {len(rows)} that there are"
+    return "there are: " + ", ".join(f'"{row.name}"' for row in rows)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except (OSError, RecursionError, ValueError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
-
-
-def parse_override(text: str) -> dict[str, Any]:
-    """`training.epochs=3` -> {"training": {"epochs": 3}}. The value is TOML; a bare word is a string."""
-    key, equals, value = text.partition("=")
-    names = key.strip().split(".")
-    if not equals or not all(names):
-        raise SettingsError(f"'{shortened(text)}' is not key=value, such as training.epochs=3")
-    parsed: Any
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
-    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
-        parsed = value
-    for name in reversed(names):
-        parsed = {name: parsed}
-    return cast(dict[str, Any], parsed)
-
-
-def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two changes as one."""
-    together = dict(below)
-    for key, value in above.items():
-        old = together.get(key)
-        together[key] = _lay_over(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-    return together
-
-
-def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`: a table that states its `kind` replaces the old one, `DEFAULT` takes a value away.
-
-    Where there is nothing to take away it stays, and is refused like any other wrong value.
-    """
-    merged = dict(base)
-    for key, value in change.items():
-        old = merged.get(key)
-        if value == DEFAULT and key in merged:
-            del merged[key]
-        elif isinstance(value, Mapping):
-            merged[key] = merge(old if isinstance(old, Mapping) and "kind" not in value else {}, value)
-        else:
-            merged[key] = value
-    return merged
+def _select(file: RecipeFile, patterns: Iterable[str], overrides: tuple[str, ...], recipe: str) -> list[Row]:
+    """The rows that any pattern fits, and those whose weights they need, in the recipe's order."""
+    chosen: list[str] = []
+    for pattern in patterns:
+        fits = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
+        found = [row for row in file.rows if fits.fullmatch(row.name.lower())]
+        if "*" not in pattern:
+            found = [_choose(file.rows, pattern, recipe)]
+        elif all(row.quoted for row in found):
+            there = _there_are([row for row in file.rows if row.trained], recipe)
+            raise SettingsError(f'{recipe}: no row to train fits "{shortened(pattern)}"; {there}')
+        chosen += [row.name for row in found]
+    rows = {row.name: row for row in file.rows}
+    for name in chosen:  # which grows meanwhile
+        settings = override(merge(file.base, rows[name].set), overrides) if rows[name].trained else {}
+        needed = rows[name].of or setting(settings, "training", "start", "row")
+        if needed in rows and needed not in chosen:
+            chosen.append(needed)
+    return [row for row in file.rows if row.name in chosen]
 
 
 def build_model(experiment: Experiment, vocabulary: Vocabulary | int) -> LanguageModel:

@@ -112,6 +112,10 @@ class Registry:
             return raw
         raise PydanticCustomError(WRONG_KIND, "{fault}", {"fault": fault})
 
+    def names(self, kind: str) -> frozenset[str]:
+        """The settings that a part of this kind has."""
+        return frozenset(_settings(self, kind).model_fields)
+
     def build(self, settings: Settings, given: Mapping[str, Any]) -> Any:
         """Make the part that `settings` describes; `given` has the values of `GIVEN` and the shared objects."""
         kind: str = settings.kind  # type: ignore[attr-defined]

@@ -143,7 +143,7 @@ def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Pa
 
 def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
     (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
-    for bands in found["bands"].values():
+    for bands in (found["bands"][side] for side in ("target", "previous")):
         tokens = sum(band["tokens"] for band in bands)
         for side in "ab":
             mean = sum(band["tokens"] * band[f"nll_{side}"] for band in bands) / tokens
@@ -156,6 +156,13 @@ def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_pat
     text = cli("compare", runs.tied, runs.tied, "--bands").out
     assert "100-249" in text
     assert "+0.00%" in text
+    assert list(found["bands"]["symbols"]) == ["<eos>"]
+    for band in (*found["bands"]["target"], *found["bands"]["symbols"].values()):
+        low, high = band["interval"]
+        assert low < band["difference"] < high
+        assert band["difference"] == pytest.approx(band["nll_b"] - band["nll_a"])
+    assert re.search(r"<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000", text)
+    assert max(map(len, text.splitlines()[5:])) <= 85
     pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
     refused = cli("compare", runs.tied, pieces, "--bands")
     assert refused.code == 2

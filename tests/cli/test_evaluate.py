@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +45,9 @@ def test_cache(cli: Cli, runs: Runs, plain: float) -> None:
     options = ("--weight", 0.2, "--theta", 0.5, "--window", 30, "--fill", "full")
     outcome = cli("evaluate", runs.tied, "--cache", *options)
     assert outcome.out.startswith("test perplexity ")
-    assert "weight 0.2, theta 0.5, over the last 30 positions, only once more than these are stored" in outcome.out
+    assert (
+        "weight 0.2, theta 0.5, over the last 30 positions, used only once there are more than so many" in outcome.out
+    )
     assert f"without it: perplexity {plain:,.2f}" in outcome.out
 
 
@@ -90,7 +95,7 @@ def test_search_for_dynamic_rates(cli: Cli, runs: Runs, monkeypatch: pytest.Monk
     assert found["search"]["text"] == "the shortened valid text, 30 tokens"
     assert found["search"]["edges"] == ["eta", "lambda"]
     text = cli(*words).out
-    assert "the best eta and lambda tried lies at the edge" in text
+    assert "lie at the edge of the grid" in text
     assert text.index("perplexity of the shortened valid text") < text.index("test perplexity")
 
 
@@ -116,6 +121,83 @@ def test_progress_never_mixes_with_the_result(cli: Cli, runs: Runs, monkeypatch:
     assert "left" in outcome.err
 
 
+@pytest.fixture
+def run(runs: Runs, tmp_path: Path) -> Path:
+    """One that may be written to."""
+    return Path(shutil.copytree(runs.tied, tmp_path / "run", symlinks=True))
+
+
+def saved(run: Path, kind: str) -> Any:
+    return json.loads((run / "evaluations" / f"{kind}.json").read_text(encoding="utf-8"))
+
+
+def test_save_scores_both_texts(cli: Cli, run: Path) -> None:
+    outcome = cli("evaluate", run, "--cache", "--search", "--window", 20, "--save", "--json")
+    assert outcome.err == f"saved to {run}/evaluations/cache.json\n"
+    valid, test = outcome.json()
+    assert (valid["split"], test["split"]) == ("valid", "test")
+    record = saved(run, "cache")
+    assert (record["format"], record["kind"]) == (1, "cache")
+    assert record["search"] == test["search"]
+    assert record["settings"] == {"fill": "partial", **record["search"]["best"]}
+    for split, found in (("valid", valid), ("test", test)):
+        assert record[split] == {key: found[key] for key in ("perplexity", "nll", "tokens", "definition")}
+    best = min(point["nll"] for point in record["search"]["points"])
+    assert record["valid"]["nll"] == pytest.approx(best, abs=1e-6)
+    assert record["command"] == f"reefknot evaluate {run} --cache --search --window 20 --save --json"
+    assert {"commit", "dirty", "source_sha256"} < set(record)
+    assert [path.name for path in (run / "evaluations").iterdir()] == ["cache.json"]
+
+
+def test_save_of_one_text_joins_or_replaces(cli: Cli, run: Path) -> None:
+    rates = ("--dynamic", "--eta", 0.001, "--save")
+    cli("evaluate", run, *rates, "--split", "valid")
+    first = saved(run, "dynamic")
+    assert "test" not in first
+    assert first["settings"] == {"scale": "mean", "eta": 0.001, "lambda": 0.002, "epsilon": 2e-5, "segment": 5}
+    outcome = cli("evaluate", run, *rates, "--split", "test")
+    assert outcome.err.endswith("dynamic.json, beside the valid figure that was there\n")
+    both = saved(run, "dynamic")
+    assert both["valid"] == first["valid"]
+    assert both["test"]["tokens"] > both["valid"]["tokens"]
+    outcome = cli("evaluate", run, *rates, "--split", "test", "--segment", 10)
+    assert "dynamic.json, in place of another evaluation (settings.lambda: 0.002 -> 0.004; " in outcome.err
+    assert "valid" not in saved(run, "dynamic")
+    cli("evaluate", run, "--mc", 2, "--split", "test", "--save")
+    assert saved(run, "mc")["settings"] == {"passes": 2, "window": 10, "seed": 0}
+    assert "valid" not in saved(run, "dynamic")
+    (run / "result.json").unlink()
+    assert "finished runs" in cli("evaluate", run, "--mc", 2, "--save").err
+
+
+def test_the_figure_of_the_paper_and_that_of_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = ("training.epochs=1", "evaluation.streams=3", "evaluation.protocol=zaremba")
+    trained = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", *settings)
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert f"test perplexity {result['test']['perplexity']:,.2f} in 3 streams, counted as zaremba: " in trained.out
+    for split in ("valid", "test"):
+        found = cli("evaluate", out, "--split", split, "--json").json()
+        assert found["protocol"]["name"] == "zaremba"
+        assert found["protocol"][split] == pytest.approx(result["protocol"][split])
+        assert found["recorded"] == {"perplexity": result[split]["perplexity"], "streams": 3}
+    text = cli("evaluate", out).out
+    assert f"counted as zaremba: test perplexity {result['protocol']['test']['perplexity']:,.2f}\n" in text
+    assert f"training recorded {result['test']['perplexity']:,.2f}, in 3 streams, each of which begins" in text
+    same = cli("evaluate", out, "--streams", 3, "--protocol", "awd", "--json").json()
+    assert same["protocol"]["name"] == "awd"
+    assert same["perplexity"] == pytest.approx(result["test"]["perplexity"])
+    assert "recorded" not in same
+    assert "protocol" not in cli("evaluate", out, "--protocol", "definition", "--json").json()
+    assert "counted as" not in cli("evaluate", out, "--limit", 50).out
+
+
+def test_rates_that_lead_astray_are_short_and_seen(cli: Cli, runs: Runs, plain: float) -> None:
+    text = cli("evaluate", runs.tied, "--dynamic", "--eta", 100).out
+    assert max(map(len, text.splitlines())) < 500
+    assert f"without it: perplexity {plain:,.2f}, which is better" in text
+
+
 MISTAKES = [
     ("--dynamic --cache", "--dynamic and --cache: a text is scored in one of these ways at a time; choose one"),
     ("--cache --mc 3", "--cache and --mc: a text is scored in one of"),
@@ -134,6 +216,12 @@ MISTAKES = [
     ("--cache --weight 1.5", "weight: must be less than 1 .it is 1.5."),
     ("--cache --fill never", "fill: must be 'partial' or 'full'"),
     ("--mc 0", "--mc"),
+    ("--save", "--save goes with --dynamic, --cache or --mc: training has saved the plain figures"),
+    ("--cache --save --limit 9", "--save keeps figures of the whole valid and test texts; leave --limit out"),
+    ("--cache --save --split train", "leave --split train out"),
+    ("--protocol inan", "--protocol inan: must be one of definition, zaremba, awd"),
+    ("--protocol awd --cache", "--protocol: .* leave --cache out"),
+    ("--protocol awd --split train", "--protocol: .* leave --split train out"),
     ("--limit 0", "--limit"),
 ]
 

@@ -19,10 +19,11 @@ def test_next_words(cli: Cli, runs: Runs) -> None:
         assert values == sorted(values, reverse=True)
         assert len(values) == 3
         assert list(each["watched"]) == ["<unk>"]  # no articles in this text
+    assert cli("predict", runs.tied, "").out.startswith("(start of line)\n")
     text = cli("predict", runs.tied, "green river", "--top", 3).out.splitlines()
     word, value = found["phrases"][0]["words"][0]
     assert text[:2] == ["green river", f"  {value:.4f}  {word}"]
-    assert text[-1].startswith("  of the safe guesses: <unk> 0.")
+    assert text[-1].startswith("  safe guesses, whatever comes: <unk> 0.")
 
 
 def test_the_first_guess_is_what_the_score_says(cli: Cli, runs: Runs) -> None:
@@ -48,7 +49,7 @@ def test_means_over_a_text(cli: Cli, runs: Runs) -> None:
     assert (text["split"], text["contexts"], text["k"]) == ("test", 60 * 7 + 30 - 1, 11)
     assert text["target"] + text["neighbors"] == pytest.approx(1.0, abs=1e-5)
     told = cli("predict", runs.tied, "green", "--split", "valid", "--neighbors", 2).out
-    assert "valid text, mean probability over 149 contexts" in told
+    assert "valid text, mean probability over 149 contexts, one before every token but the first" in told
     assert "its 2 nearest by the input end" in told
 
 

@@ -20,13 +20,22 @@ def test_rank(cli: Cli, runs: Runs) -> None:
     assert ranks["yours"]["rank"] == 0
     assert found["memory_bytes"] == 4 * 8 * 24 * 12
     text = cli("rank", runs.untied).out
-    assert text.startswith("log-probabilities of 12 words after 449 contexts of the test text\n")
+    assert text.startswith(
+        "log-probabilities of 12 words after all 449 contexts of the test text (every token but the last"
+    )
     assert f"rank {ranks['numpy' + chr(39) + 's']['rank']} with numpy's tolerance" in text
     assert "with yours" not in text
-    assert "width of the hidden state 8" in text
+    assert found["bound"] == 10
+    assert "width of the hidden state 8; the rank of this end is at most 10\n" in text
+    assert "MiB" in text
 
 
 def test_few_contexts_say_so(cli: Cli, runs: Runs) -> None:
     text = cli("rank", runs.tied, "--contexts", 5, "--split", "train").out
-    assert "only 5 contexts: the rank cannot be larger" in text
+    assert "after the first 5 contexts of the train text" in text
+    assert "the rank of this end is at most 10, and 5 with so few contexts\n" in text
+    enough = cli("rank", runs.tied, "--contexts", 11).out
+    assert "so few contexts" not in enough
+    assert "after all 449 contexts" in (more := cli("rank", runs.tied, "--contexts", 10**6).out)
+    assert "; 1,000,000 were asked for" in more
     assert cli("rank", runs.tied, "--split", "nope").code == 2

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from reefknot.cli.combinations import combine, parse
-from reefknot.cli.jobs import Job
+from reefknot.cli.jobs import Job, run_jobs
 from reefknot.errors import SettingsError, Stopped
 
-from .conftest import Outcome, run_command
+from .conftest import Outcome, Runs, run_command
 
 Cli = Callable[..., Outcome]
 RATE = "training.optimiser.learning_rate"
@@ -89,6 +89,50 @@ def test_what_cannot_be_trained_is_told_before_anything_is(
     assert 'combinations "dropout=2, dim=8", "dropout=2, dim=9"' in found.err
     assert trained == []
     assert "say which row with --row" in cli("sweep", recipe, "training.clip=1,2").err
+
+
+def test_a_second_stage_is_swept_from_its_first(
+    cli: Cli, recipe: Path, runs: Runs, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    staged = tmp_path / "tiny.toml"
+    second = '\n[[rows]]\nname = "second"\nset.training.start.row = "tied"\n'
+    staged.write_text(recipe.read_text("utf-8") + second, encoding="utf-8")
+    words = ("sweep", staged, "training.clip=1,5", "training.epochs=1", "--row", "second", "--device", "cpu")
+    found = cli(*words)
+    assert (found.code, trained) == (2, [])
+    assert found.err.count("starts from row") == 1
+    command = f"`reefknot train {staged} --row tied training.epochs=1`"
+    assert f"no finished run in {tmp_path}/runs/tiny/tied/seed0. Train it: {command}, or" in found.err
+    assert cli(*words, "--seeds", 2, "--start", runs.tied.parent).err.count("/seed1. Train it") == 1
+    found = cli(*words, "--start", runs.tied)
+    assert found.code == 0, found.err
+    assert [job.start for job in trained] == [runs.tied, runs.tied]
+    assert "2 of them done" in cli(*words, "--start", runs.tied).out
+
+
+def test_an_encoder_is_swept_by_its_kind(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
+    words = ("--row", "tied", "--device", "cpu", "--out", tmp_path, "training.epochs=1")
+    found = cli("sweep", recipe, "encoder.kind=gru,rnn", *words)
+    assert found.code == 0, found.err
+    assert [job.label for job in trained] == ["kind=gru", "kind=rnn"]
+    config = json.loads((trained[0].out / "config.json").read_text("utf-8"))
+    assert config["settings"]["encoder"] == {"kind": "gru", "hidden_dim": 8, "layers": 1, "dropout": 0.2, "biases": 1}
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_runs_side_by_side_are_told_apart(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(Job, "command", lambda job: ["ls", "schedules"])
+    run_jobs([Job("demo", "tied", 0, Path(name), label=name) for name in ("clip=1", "clip=5")], at_once)
+    lines = capfd.readouterr().out.splitlines()
+    if at_once == 1:
+        assert [lines[0], lines[4]] == ["clip=1", "clip=5"]
+        assert lines[1] == lines[5] == "schedules"
+    else:
+        assert {"clip=1  schedules", "clip=5  schedules"} <= set(lines)
+        assert all(line.startswith("clip=") for line in lines)
 
 
 def test_a_stopped_sweep_shows_what_there_is(

@@ -10,9 +10,13 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import pytest
+
+from reefknot.evaluation.protocols import ProtocolName
+from reefknot.training.averaging import AveragingSettings
+from reefknot.training.stopping import StoppingSettings
 
 from .conftest import Outcome, Runs
 
@@ -48,6 +52,28 @@ def test_ls(cli: Cli) -> None:
     assert set(cli("ls", "labels", "--json").json()) == {"labels"}
 
 
+def test_ls_knows_every_rule(cli: Cli) -> None:
+    found = cli("ls", "--json").json()
+    rules = {
+        "evaluation.protocol": get_args(ProtocolName),
+        "training.averaging.start": get_args(AveragingSettings.model_fields["start"].annotation),
+        "training.stop.rule": get_args(StoppingSettings.model_fields["rule"].annotation),
+    }
+    assert {setting: tuple(found[setting]) for setting in rules} == rules
+
+
+def test_ls_of_a_recipe(cli: Cli, recipe: Path) -> None:
+    assert cli("ls", recipe).out.splitlines()[1:3] == [
+        "  quoted  paper: test 12.5; quoted",
+        "  tied    paper: test 14.5",
+    ]
+    lines = cli("ls", "pappas2019/table1").out.splitlines()
+    assert any(line.endswith('test 57.3; starts from "AWD-LSTM w/o finetune"') for line in lines)
+    rows = {row["name"]: row for row in cli("ls", "press2017/table7", "--json").json()}
+    assert rows["Small, text8"]["corpus"] == "text8"
+    assert rows["Small, text8"]["paper"].keys() >= {"test"}
+
+
 def test_validate(cli: Cli, recipe: Path) -> None:
     found = cli("validate", recipe, "press2017/table6", "--json").json()
     sizes = {(Path(each["recipe"]).stem, each["row"]): each["parameters"] for each in found}
@@ -55,7 +81,12 @@ def test_validate(cli: Cli, recipe: Path) -> None:
     # 12 words of width 8, an LSTM of 4 * 8 * (8 + 8 + 1), and a bias per word.
     assert sizes["tiny", "tied"] == 12 * 8 + 544 + 12
     assert ("tiny", "quoted") not in sizes
-    assert "tied: valid, 652 parameters" in cli("validate", recipe).out
+    assert cli("validate", recipe).out.splitlines() == [
+        f"{recipe}  tied: valid, 652 parameters",
+        f"{recipe}  untied: valid, 748 parameters",
+        f"{recipe}  nothing to train in 1 other row",
+    ]
+    assert "Small + WT: valid, 2,651,600 parameters, as the recipe says\n" in cli("validate", "press2017/table6").out
 
 
 def test_validate_does_without_a_known_corpus_only(
@@ -239,6 +270,58 @@ def test_table_trains_compares_and_reports(cli: Cli, recipe: Path, runs: Runs, t
     assert "2 of them done" in again.out
 
 
+ELSEWHERE = """
+[[rows]]
+name = "over PTB"
+set.corpus = { name = "ptb" }
+
+[[rows]]
+name = "second"
+set.training.start.row = "tied"
+"""
+
+
+@pytest.fixture
+def mixed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with a row whose corpus is not here, and one that starts from another."""
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    path = tmp_path / recipe.name
+    path.write_text(recipe.read_text("utf-8") + ELSEWHERE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The jobs that would be run."""
+    found: list[Any] = []
+    monkeypatch.setattr("reefknot.cli.jobs.run_jobs", lambda jobs, at_once: found.extend(jobs))
+    return found
+
+
+def test_table_runs_what_it_has_the_text_of(
+    cli: Cli, mixed: Path, runs: Runs, tmp_path: Path, planned: list[Any]
+) -> None:
+    root = tmp_path / "table"
+    shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
+    outcome = cli("table", mixed, "--out", root)
+    assert (outcome.code, [job.row for job in planned]) == (0, ["untied", "second"])
+    assert outcome.err.startswith('not run: "over PTB": the corpus ptb has to be found')
+    assert len(outcome.err.splitlines()) == 1
+    assert re.search(r"^over PTB +not run", outcome.out, re.MULTILINE)
+    for words in (("--row", "over ptb", "--row", "tied"), ("--row", "over*")):
+        outcome = cli("table", mixed, "--out", root, *words)
+        assert (outcome.code, len(planned)) == (3, 2)
+        assert "the corpus ptb has to be found" in outcome.err
+
+
+def test_table_takes_the_rows_that_are_asked_for(cli: Cli, mixed: Path, tmp_path: Path, planned: list[Any]) -> None:
+    assert cli("table", mixed, "--out", tmp_path, "--row", "SECOND").code == 0
+    assert [job.row for job in planned] == ["tied", "second"]
+    assert planned[1].start == planned[0].out
+    assert cli("table", mixed, "--out", tmp_path, "--row", "*TIED", "--seeds", 2).code == 0
+    assert [(job.row, job.seed) for job in planned[2:]] == [("tied", 0), ("tied", 1), ("untied", 0), ("untied", 1)]
+
+
 def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     root = tmp_path / "table"
     shutil.copytree(runs.root, root, symlinks=True)
@@ -248,9 +331,17 @@ def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: R
     assert "these runs failed" in outcome.err
 
 
-def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[Any] = []
-    monkeypatch.setattr("reefknot.cli.jobs.run_jobs", lambda jobs, at_once: planned.extend(jobs))
+def test_train_warns_of_a_model_that_is_worse_than_none(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    wild = ("training.optimiser.learning_rate=300", "training.epochs=1", "--row", "tied", "--device", "cpu")
+    said = cli("train", recipe, *wild, "--out", tmp_path / "run").out
+    assert (
+        said.count("tied  warning: worse than 12, which is the perplexity of taking all words for equally likely") == 1
+    )
+    assert "losses of the output end" not in said
+    assert "losses of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
+
+
+def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, planned: list[Any]) -> None:
     assert cli("train", recipe, "--row", "tied", "--seeds", 3, "--out", tmp_path / "runs").code == 0
     assert [job.seed for job in planned] == [0, 1, 2]
     assert [job.out for job in planned] == [tmp_path / "runs" / f"seed{seed}" for seed in range(3)]

@@ -52,6 +52,9 @@ def test_every_mask_is_where_gal_puts_it(gates: Gates, rates: tuple[float, float
     ):
         expected, _ = plain_loop(layer, expected, h_BH, c_BH, by_gate(below), by_gate(before))
     torch.testing.assert_close(found.output, expected)
+    for rate, drawn in zip(rates, (masks[::2], masks[1::2]), strict=True):
+        assert all((mask is None) == (rate == 0.0) for mask in drawn)
+        assert {kept for mask in drawn if mask is not None for kept in mask.unique().tolist()} <= {0.0, 1 / (1 - rate)}
     torch.testing.assert_close(found.state["h"][-1], expected[:, -1])
 
 

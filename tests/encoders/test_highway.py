@@ -75,17 +75,20 @@ def test_one_mask_holds_for_the_window_and_for_all_layers(monkeypatch: pytest.Mo
     torch.testing.assert_close(found.output, equations(encoder, vectors(), start[0], mask[:, 0]))
 
 
-@pytest.mark.parametrize("place", ["dropout_input", "dropout_output"])
-def test_masks_on_what_goes_in_and_comes_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rates", [(0.5, 0.0), (0.0, 0.5), (0.5, 0.75)])
+def test_masks_on_what_goes_in_and_comes_out(rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(highway.locked_dropout)
     monkeypatch.setattr(highway, "locked_dropout", recorder)
-    encoder = build(**{place: 0.5})
+    encoder = build(dropout_input=rates[0], dropout_output=rates[1])
     found = encoder(vectors(), encoder.initial_state(STREAMS))
     dropped, output = recorder.drawn
     start = torch.zeros(STREAMS, HIDDEN, dtype=torch.float64)
     torch.testing.assert_close(found.raw, equations(encoder, dropped, start))
     assert found.output is output
-    assert torch.equal(found.output, found.raw) == (place == "dropout_input")
+    for rate, before, after in zip(rates, (vectors(), found.raw), (dropped, output), strict=True):
+        kept = after != 0
+        assert kept.all() == (rate == 0.0)
+        torch.testing.assert_close(after[kept], before[kept] / (1 - rate))
     assert torch.equal(found.state["h"][0], found.raw[:, -1])
 
 

@@ -97,6 +97,21 @@ def test_dropout_at_the_output_is_the_difference_to_raw() -> None:
     torch.testing.assert_close(found.output[~dropped], found.raw[~dropped] / 0.6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
+def test_gradients_in_evaluation_mode_on_a_gpu(kind: type[Stacked]) -> None:
+    """cuDNN gives them in its training mode only."""
+    torch.manual_seed(0)
+    encoder = kind(IN, HIDDEN).double().cuda().eval()
+    found = []
+    for enabled in (True, False):
+        with torch.backends.cudnn.flags(enabled=enabled):
+            state = encoder.initial_state(3, torch.device("cuda"))
+            loss = encoder(vectors().cuda(), state).output.square().sum()
+            found.append(torch.autograd.grad(loss, list(encoder.parameters())))
+    torch.testing.assert_close(*found)
+
+
 def silent(width: int, layers: int) -> tuple[LSTM, dict[str, torch.nn.Parameter]]:
     """An LSTM that says nothing until one of its weights is set."""
     torch.manual_seed(0)

@@ -81,9 +81,10 @@ def test_score_mixes_both(opened: Open, model_for: Build, fill: Fill, end_of_lin
     expected[used] = 0.7 * expected[used] + 0.3 * from_cache[used]
     np.testing.assert_allclose(found.nll, -np.log(expected), rtol=1e-6)
     assert (found.first, found.words, found.bytes) == (plain.first, plain.words, plain.bytes)
-    assert "weight 0.3, theta 0.4, over the last 20 positions" in found.definition
+    assert "independent of how the text is cut into windows" in found.definition
+    assert "weight 0.3, theta 0.4, over the last 20 positions, used " in found.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in found.definition
-    assert ("only once more than these are stored" in found.definition) == (fill == "full")
+    assert ("only once there are more than so many" in found.definition) == (fill == "full")
     assert model.training
 
 

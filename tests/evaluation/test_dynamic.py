@@ -164,6 +164,7 @@ def test_a_text_that_repeats_itself_is_learned(opened: Open, model_for: Build) -
     assert not np.allclose(found.nll[5:10], plain.nll[5:10], atol=1e-4)
     assert (found.first, found.words, found.bytes) == (plain.first, plain.words, plain.bytes)
     assert "every 5 tokens are scored, then learned from" in found.definition
+    assert "independent" not in found.definition
     assert "eta 0.02, lambda 0.001, epsilon 0.01 on the scale 'mean'" in found.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in found.definition
     assert unharmed(model, before)

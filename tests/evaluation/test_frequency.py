@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
+from reefknot.evaluation.comparison import blocks, compare
 from reefknot.evaluation.frequency import (
     EDGES,
     FIGURE_3,
+    Pair,
     compare_by_previous,
     compare_by_target,
+    compare_on_symbols,
     loss_by_frequency,
 )
 from reefknot.evaluation.perplexity import Score, score
@@ -64,6 +67,27 @@ def test_edges_rise_from_zero() -> None:
         assert list(edges) == sorted(set(edges))
 
 
+def pair_of(a: Sequence[float], b: Sequence[float]) -> Pair:
+    """One run of each, every token a unit."""
+    return Pair([np.array(a)], [np.array(b)], np.arange(len(a) + 1))
+
+
+def test_an_interval_is_that_of_the_tokens_alone() -> None:
+    """As though the text had no others; runs of a system count as training it again."""
+    random = np.random.default_rng(0)
+    runs = [random.normal(4.0, 1.0, 600) for _ in range(4)]
+    inside_N = random.random(600) < 0.3
+    pair = Pair(runs[:2], runs[2:], blocks(600, 20))
+    found = pair.on(inside_N)
+    kept = [run[inside_N] for run in runs]
+    ends = np.cumsum([0, *(int(part.sum()) for part in np.split(inside_N, 30))])
+    expected = compare(kept[:2], kept[2:], ends)
+    assert (found.tokens, found.interval) == (inside_N.sum(), expected.interval)
+    assert found.difference == pytest.approx(expected.difference)
+    one_block = np.arange(600) < 20
+    assert pair.on(one_block).interval is None
+
+
 def test_two_systems_by_hand() -> None:
     words = ("<eos>", "the", "often", "some", "rare", "<unk>")
     vocabulary = Vocabulary(words, (6_000, 5_000, 99, 50, 49, 0))
@@ -71,7 +95,8 @@ def test_two_systems_by_hand() -> None:
     split = Split("test", ids, words=6, lines=1, bytes=20, unknown=1)
     a = np.array([2.0, 1.0, 6.0, 4.0, 1.0, 3.0, 1.0])
     b = np.array([1.0, 1.0, 3.0, 6.0, 3.0, 3.0, 2.0])
-    found = compare_by_target(a, b, split, vocabulary)
+    pair = pair_of(a, b)
+    found = compare_by_target(pair, split, vocabulary)
     assert [(band.low, band.high, band.tokens, band.types) for band in found] == [
         (0, 0, 1, 1),
         (1, 49, 2, 1),
@@ -82,7 +107,14 @@ def test_two_systems_by_hand() -> None:
     # rare: 8 -> 4 in all; often +0 % and some +50 %; the +200 % and <eos> +100 %: a mean over types, not tokens.
     assert [band.relative for band in found] == pytest.approx([0.0, -50.0, 25.0, 150.0])
     # Before each token: <eos>, rare, often, rare, some, the, <unk>.
-    before = compare_by_previous(a, b, split, vocabulary)
+    before = compare_by_previous(pair, split, vocabulary)
+    assert [band.difference for band in found] == [0.0, -2.0, 1.0, 1.5]
+    assert {band.interval for band in found} == {None}, "seven units are too few to resample"
+    symbols = compare_on_symbols(pair, split, vocabulary)
+    assert {name: (each.tokens, each.nll_a, each.nll_b) for name, each in symbols.items()} == {
+        "<unk>": (1, 3.0, 3.0),
+        "<eos>": (1, 1.0, 2.0),
+    }
     assert [(band.low, band.tokens, band.nll_a, band.nll_b) for band in before] == [
         (0, 1, 1.0, 2.0),
         (1, 2, 2.5, 3.5),
@@ -94,10 +126,10 @@ def test_two_systems_by_hand() -> None:
 def test_a_type_without_loss_has_no_relative_difference() -> None:
     vocabulary = Vocabulary(("a", "b"), (9, 5))
     split = Split("test", np.array([0, 0, 1], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
-    (band,) = compare_by_target(np.array([0.0, 2.0]), np.array([1.0, 3.0]), split, vocabulary)
+    (band,) = compare_by_target(pair_of([0.0, 2.0], [1.0, 3.0]), split, vocabulary)
     assert (band.types, band.relative) == (2, 50.0)
     split = Split("test", np.array([0, 0], dtype=np.int32), words=2, lines=1, bytes=4, unknown=0)
-    (band,) = compare_by_target(np.array([0.0]), np.array([1.0]), split, vocabulary)
+    (band,) = compare_by_target(pair_of([0.0], [1.0]), split, vocabulary)
     assert (band.types, band.relative) == (1, 0.0)
 
 
@@ -106,7 +138,8 @@ def test_systems_add_up_to_the_whole(opened: Callable[..., Dataset], model_for: 
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     a = score(model_for(len(vocabulary)), split, vocabulary).nll
     b = a[::-1].copy()
-    for bands in (compare_by_target(a, b, split, vocabulary), compare_by_previous(a, b, split, vocabulary)):
+    pair = Pair([a, b], [b, b], blocks(len(a), 5))
+    for bands in (compare_by_target(pair, split, vocabulary), compare_by_previous(pair, split, vocabulary)):
         assert sum(band.tokens for band in bands) == len(a)
         for side in ("nll_a", "nll_b"):
             total = sum(band.tokens * getattr(band, side) for band in bands)

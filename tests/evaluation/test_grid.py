@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from reefknot.errors import DataError, NonFiniteError, SettingsError
-from reefknot.evaluation.grid import Point, Progress, beginning, one_stream, search
+from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.evaluation.grid import Point, Progress, beginning, search
 from reefknot.evaluation.perplexity import score
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset, Split
@@ -46,8 +46,13 @@ def test_table() -> None:
         "1   3.49   4.48",
         "2   1.28*  1.65",
         "3   3.49   4.48",
-        "the best b tried lies at the edge; there may be better beyond it",
+        "the best values tried (b 0.25) lie at the edge of the grid; there may be better beyond it",
     ]
+
+
+def test_a_perplexity_without_end_is_short() -> None:
+    grid = search({"a": [1, 2]}, lambda point, progress: 1e3 * point["a"] - 1e3, SPLIT)
+    assert grid.table().splitlines()[2] == "1.00*  1.0e+304"
 
 
 def test_one_axis_fits_a_table_too() -> None:
@@ -83,16 +88,3 @@ def test_spellings_are_cut_too(opened: Open) -> None:
     cut = beginning(split, 7, dataset.vocabulary)
     assert cut.inputs.tolist() == split.inputs[:7].tolist()
     assert cut.inputs.tolist() != cut.ids.tolist()
-
-
-@pytest.mark.parametrize("end_of_line", [True, False])
-def test_one_stream(opened: Open, end_of_line: bool) -> None:
-    dataset = opened(end_of_line=end_of_line)
-    split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    x_1T, y_1T = one_stream(split, vocabulary)
-    ids = split.ids.tolist()
-    assert y_1T[0].tolist() == (ids if end_of_line else ids[1:])
-    assert x_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
-    if not end_of_line:
-        with pytest.raises(DataError, match="nothing can be scored"):
-            one_stream(beginning(split, 1, vocabulary), vocabulary)

@@ -11,8 +11,9 @@ import torch
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.evaluation import perplexity as module
-from reefknot.evaluation.perplexity import score, word_losses
-from reefknot.evaluation.units import perplexity
+from reefknot.evaluation.grid import beginning
+from reefknot.evaluation.perplexity import one_stream, score, score_otherwise, word_losses
+from reefknot.evaluation.units import perplexity, shown
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset, Split
 from reefknot.text.vocabulary import Vocabulary, VocabularySettings
@@ -128,7 +129,8 @@ def test_definition_says_what_was_measured(opened: Open, model_for: Build) -> No
     text = score(model, dataset.splits["test"], dataset.vocabulary).definition
     assert "tokens: 228 scored once each, of 228 in the test text" in text
     assert "one stream from an empty state" in text
-    assert "nothing is dropped" in text
+    assert "no token is left out" in text
+    assert text.endswith("computed in float32; independent of how the text is cut into windows")
     assert "unknown words: 24 here, scored as the token <unk>" in text
     assert "over 228 words and line ends; bits per byte: over 708 bytes" in text
     assert "20 contiguous streams, each from an empty state" in (
@@ -269,3 +271,35 @@ def test_a_window_is_reckoned_by_rows_of_scores(
     monkeypatch.setattr(model, "target_log_probs", lambda x, *rest: widths.append(x.shape[1]) or own(x, *rest))
     score(model, dataset.splits["test"], dataset.vocabulary)
     assert max(widths) == longest
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+def test_one_stream(opened: Open, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    x_1T, y_1T = one_stream(split, vocabulary)
+    ids = split.ids.tolist()
+    assert y_1T[0].tolist() == (ids if end_of_line else ids[1:])
+    assert x_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
+    if not end_of_line:
+        with pytest.raises(DataError, match="nothing can be scored"):
+            one_stream(beginning(split, 1, vocabulary), vocabulary)
+
+
+def test_another_way_to_score_says_so_and_warns(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    plain = score(model_for(len(vocabulary)), split, vocabulary)
+    *lines, last = plain.definition.splitlines()
+    for shift, warning in ((-0.1, ""), (0.1, ", which is better")):
+        found = score_otherwise(plain, plain.nll + np.float32(shift), "by guessing", split, vocabulary)
+        assert found.definition.splitlines()[:-1] == lines
+        assert found.definition.splitlines()[-1] == (
+            f"computed in float32; by guessing; without it: perplexity {math.exp(plain.mean):,.2f}{warning}"
+        )
+        assert found.mean == pytest.approx(plain.mean + shift)
+    assert "independent" in last
+
+
+def test_perplexities_are_short() -> None:
+    assert [shown(each) for each in (58.7, 12_345.678, perplexity(1e9))] == ["58.70", "12,345.68", "1.0e+304"]

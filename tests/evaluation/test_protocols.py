@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from reefknot.errors import DataError
-from reefknot.evaluation import protocols as module
-from reefknot.evaluation.protocols import Counting, losses, protocol, score_by_protocol
+from reefknot.evaluation import perplexity as module
+from reefknot.evaluation.perplexity import losses
+from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset, Split
 
@@ -112,17 +113,22 @@ def test_a_text_that_is_too_short_is_refused(counting: Counting, tokens: int) ->
     assert counting.targets(text_of(tokens + 1)) == counting.window
 
 
+def cut_losses(model: LanguageModel, split: Split, counting: Counting) -> np.ndarray:
+    return losses(model, *counting.cut(split))
+
+
 def test_windows_change_nothing(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).train()
-    reference = losses(model, dataset.splits["test"], 4)
+    reference = cut_losses(model, dataset.splits["test"], Counting(4))
+    assert reference.shape == (4, 56)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 12)
-    np.testing.assert_allclose(losses(model, dataset.splits["test"], 4), reference, atol=1e-5)
+    np.testing.assert_allclose(cut_losses(model, dataset.splits["test"], Counting(4)), reference, atol=1e-5)
     assert model.training
 
 
 def test_inputs_may_have_ids_of_their_own(opened: Open, model_for: Build) -> None:
     dataset = opened(keep_spellings=True)
     model = model_for(len(dataset.vocabulary) + 2)
-    spelled = losses(model, dataset.splits["test"], 1)
-    assert abs(spelled.mean() - losses(model, opened().splits["test"], 1).mean()) > 1e-3
+    spelled = cut_losses(model, dataset.splits["test"], Counting(1))
+    assert abs(spelled.mean() - cut_losses(model, opened().splits["test"], Counting(1)).mean()) > 1e-3

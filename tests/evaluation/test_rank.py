@@ -9,7 +9,7 @@ import torch
 from reefknot.encoders.stacked import LSTM
 from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsError
 from reefknot.evaluation import rank as module
-from reefknot.evaluation.rank import Spectrum, TriangularFactor, memory, spectrum
+from reefknot.evaluation.rank import Spectrum, TriangularFactor, bound, memory, spectrum
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.plain import Plain
@@ -86,7 +86,7 @@ def test_one_softmax_has_a_rank_of_its_width_and_two(text: Split) -> None:
     found = spectrum(model, text)
     expected = log_probabilities(model, text)
     assert (found.contexts, found.classes) == expected.shape == (300, WORDS)
-    assert found.rank() == np.linalg.matrix_rank(expected) == WIDTH + 2
+    assert found.rank() == np.linalg.matrix_rank(expected) == bound(model.output) == WIDTH + 2
     assert found.rank(1.0) == np.linalg.matrix_rank(expected, tol=1.0)
     np.testing.assert_allclose(
         found.values[: WIDTH + 2].numpy(), np.linalg.svd(expected, compute_uv=False)[: WIDTH + 2], rtol=1e-10
@@ -96,7 +96,7 @@ def test_one_softmax_has_a_rank_of_its_width_and_two(text: Split) -> None:
 def test_a_mixture_has_full_rank(text: Split) -> None:
     model = model_of(4)
     found = spectrum(model, text)
-    assert found.rank() == np.linalg.matrix_rank(log_probabilities(model, text)) == WORDS
+    assert found.rank() == np.linalg.matrix_rank(log_probabilities(model, text)) == bound(model.output) == WORDS
 
 
 def test_blocks_change_nothing_and_the_model_stays_as_it_is(text: Split, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,9 +81,9 @@ def run(program: str, source: Path = PACKAGE.parent) -> str:
 @pytest.fixture
 def said_again() -> Iterator[None]:
     """What was logged before may be logged once more."""
-    choice._say_once.cache_clear()
+    choice.say_once.cache_clear()
     yield
-    choice._say_once.cache_clear()
+    choice.say_once.cache_clear()
 
 
 # -- using ---------------------------------------------------------------------------------------------------------

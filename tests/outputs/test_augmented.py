@@ -5,6 +5,7 @@ Shapes: N rows, D width, V classes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,6 +172,24 @@ def test_the_plan_has_each_target_once_whatever_the_shape() -> None:
     assert plan.rows.tolist() == [0, 1, 3, 4, 6, 7]
     assert torch.equal(plan.targets[plan.places], TARGETS[SCORED])
     assert plan.count == 6
+
+
+@pytest.mark.parametrize(("distinct", "length"), [(0, 0), (1, 32), (31, 32), (32, 32), (33, 64)])
+def test_targets_come_in_few_numbers(distinct: int, length: int) -> None:
+    table = WordTable(40, CONTEXT)
+    plan = Augmented(Plain(table), table, gamma=0.5).prepare(torch.arange(distinct))
+    assert len(plan.targets) == length
+
+
+@pytest.mark.parametrize("make", [tied, untied])
+def test_what_fills_up_the_targets_changes_nothing(make: Any) -> None:
+    output, h_ND = make(), hidden()
+    plan = output.prepare(TARGETS)
+    found = []
+    for each in (plan, replace(plan, targets=plan.targets[:4])):
+        loss = output.loss(h_ND, TARGETS, each)["augmented"].sum
+        found.append([loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()], materialize_grads=True)])
+    torch.testing.assert_close(*found)
 
 
 def test_ignored_rows_send_nothing_and_all_may_be_ignored() -> None:

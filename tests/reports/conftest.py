@@ -176,6 +176,27 @@ def write_run(
     return folder
 
 
+def write_evaluation(run: Path, kind: str, test: float, valid: float = 100.0, **changes: Any) -> None:
+    """What `reefknot evaluate RUN --save` leaves in a run."""
+    splits = {"valid": (valid, 73_760), "test": (test, 82_430)}
+    record = {
+        "format": 1,
+        "kind": kind,
+        "settings": {"eta": 5e-5},
+        "search": None,
+        **{
+            split: {"perplexity": ppl, "nll": math.log(ppl), "tokens": tokens, "definition": f"{kind}: as it reads"}
+            for split, (ppl, tokens) in splits.items()
+        },
+        "command": f"reefknot evaluate RUN --{kind} --save",
+        "commit": "fedcba98" * 5,
+        "dirty": False,
+        "source_sha256": "ab" * 32,
+    }
+    (run / "evaluations").mkdir(exist_ok=True)
+    (run / "evaluations" / f"{kind}.json").write_text(json.dumps(record | changes))
+
+
 def write_runs(root: Path) -> Path:
     """Five finished runs: two seeds of the first and of the last row, one of the second."""
     for row, seeds in (("Small", 2), ("Small + WT", 1), ("Small + WT + PR", 2)):

@@ -17,7 +17,7 @@ from reefknot.reports.page import write_report
 from reefknot.reports.results import collect
 from reefknot.reports.rows import TableRow
 
-from .conftest import ROWS, result, write_run, write_runs
+from .conftest import ROWS, result, write_evaluation, write_run, write_runs
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = "</pre></style><script>alert('x')</script><img src=x onerror=alert(1)>\"'&amp;"
@@ -245,3 +245,23 @@ def test_the_papers_protocol_is_shown_and_defined(tmp_path: Path) -> None:
     assert "111.2 114.5 −2.8 %" in text
     assert "protocol awd divided by all rows" in text
     assert "What each row cost row epochs seconds s/epoch tokens/s memory seeds Small 13 150 11.6" in text
+
+
+def test_a_saved_evaluation_is_a_row_with_its_definition(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", "Small", 0, result("Small", 0))
+    write_evaluation(run, "dynamic", test=91.25)
+    _, parsed = write(tmp_path / "runs", tmp_path)
+    text = " ".join(" ".join(parsed.text).split())
+    assert "Small + dynamic evaluation 0 91.2" in text  # among the scores, with its seed
+    assert "Small + dynamic evaluation dynamic: as it reads" in text
+    assert "What each row cost row epochs seconds s/epoch tokens/s memory seeds Small 13 150 11.6" in text
+
+
+def test_a_table_of_seconds_has_no_perplexities(tmp_path: Path) -> None:
+    for row in ("Small", "Small + WT"):
+        write_run(tmp_path / "runs", row, 0, result(row, 0))
+    rows = [TableRow("Small", {"seconds": 20.0}), TableRow("Small + WT", {"seconds": 22.0})]
+    _, parsed = write(tmp_path / "runs", tmp_path, rows=rows)
+    text = " ".join(" ".join(parsed.text).split())
+    assert "seconds per epoch times the first row row parameters ours paper ours paper Small 4,651,600 11.6" in text
+    assert "test perplexity" not in text

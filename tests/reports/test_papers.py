@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, record,
 from reefknot.reports.rows import TableRow
 from reefknot.runs.environment import source_sha256
 
-from .conftest import ROWS, result, scored, write_run
+from .conftest import ROWS, result, scored, write_evaluation, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESS = Recipe(
@@ -137,6 +138,24 @@ def test_a_record_that_cannot_be_traced_is_refused(root: Path, values: dict[str,
     assert not (root / "PAPERS.md").exists()
 
 
+def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
+    run = root / "results" / "press2017" / "table6" / "small-wt" / "seed0"
+    write_evaluation(run, "dynamic", test=90.0)
+    adapting = TableRow("Small + WT, adapting", {"test": 88.0}, recipe="", of="Small + WT", by="dynamic")
+    update(root, [replace(PRESS, rows=[*PRESS.rows, adapting])])
+    for name in ("PAPERS.md", "README.md"):
+        text = (root / name).read_text()
+        assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in text
+        assert "commit `0123456789ab`, `fedcba98fedc`" in text
+        assert "and `reefknot evaluate RUN --dynamic --save` scores them by dynamic evaluation" in text
+    write_evaluation(run, "dynamic", test=90.0, command=None)
+    with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
+        update(root, [PRESS])
+    write_evaluation(run, "dynamic", test=90.0, dirty=True)
+    with pytest.raises(DataError, match=r"dynamic\.json: was made with uncommitted changes"):
+        update(root, [PRESS])
+
+
 def test_an_unfinished_record_is_refused(root: Path) -> None:
     write_run(root / "results", "Small")
     with pytest.raises(DataError, match="only finished runs"):
@@ -173,6 +192,13 @@ def test_a_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> N
 
     assert record(root, [run]) == [root / "results" / "press2017" / "table6" / "small-wt" / "seed0"]
     assert sorted(path.name for path in record(root, [run])[0].iterdir()) == sorted(RECORDED)
+    write_evaluation(run, "cache", test=90.0, **traced)
+    (folder,) = record(root, [run])
+    assert [path.name for path in (folder / "evaluations").iterdir()] == ["cache.json"]
+    write_evaluation(run, "mc", test=90.0, **traced | {"source_sha256": "0" * 64})
+    with pytest.raises(DataError, match="is not that of commit"):
+        record(root, [run])
+    (run / "evaluations" / "mc.json").unlink()
 
     wrong = {"is not that of commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
     for number, (said, changed) in enumerate(wrong.items()):

@@ -13,7 +13,7 @@ import pytest
 
 from reefknot.reports import plots
 from reefknot.reports.results import collect, load
-from reefknot.reports.rows import TableRow, join
+from reefknot.reports.rows import TableRow, join, mark
 
 from .conftest import bands, in_pieces, result, scored, write_run, write_runs
 
@@ -145,7 +145,7 @@ def test_validation_is_drawn_per_word(tmp_path: Path) -> None:
 def test_rows_scored_in_another_way_are_left_out_and_named(tmp_path: Path) -> None:
     rows = mixed_rows(tmp_path, unknown=0)
     for plot in (*plots.sizes(rows), plots.curves(rows)[0]):
-        assert plot.caption.endswith("Left out, as they were scored in another way: Small + WT.")
+        assert plot.caption.endswith("Left out, as they were scored in another way or on another text: Small + WT.")
         assert "Small + WT" not in drawn_text(plot)
 
 
@@ -212,3 +212,34 @@ def test_bars() -> None:
     assert "DRILL" not in drawn_text(alone)  # the caption says what one series is
     for colour, count in (("#0e83c4", 3), ("#d5641c", 0)):
         assert len(re.findall(f"fill: {colour}", alone.svg)) == count
+
+
+def test_rows_left_out_are_named_by_the_sign_of_their_footnote(tmp_path: Path) -> None:
+    marked = mark(mixed_rows(tmp_path, unknown=0))[0]
+    (sizes,) = plots.sizes(marked)
+    assert sizes.caption.endswith("Left out, as they were scored in another way or on another text: rows with †.")
+
+
+def test_only_the_difference_is_drawn_of_previous_words(rows: list[TableRow]) -> None:
+    target, previous = plots.frequency(rows)
+    assert "nats per token" in drawn_text(target)
+    assert "nats per token" not in drawn_text(previous)
+    assert "difference, nats per token" in drawn_text(previous)
+    assert previous.caption.endswith("of the previous token, as a difference to Small; lower is better.")
+    assert "nats per token" in drawn_text(plots.frequency(rows[:1])[1])
+
+
+def test_small_models_are_counted_in_thousands(rows: list[TableRow], tmp_path: Path) -> None:
+    assert "parameters, millions" in drawn_text(plots.sizes(rows)[0])
+    for row in ("Small", "Small + WT"):
+        write_run(tmp_path, row, 0, result(row, 0, parameters={"total": 99_846}))
+    assert "parameters, thousands" in drawn_text(plots.sizes(join([], collect([tmp_path])))[0])
+
+
+def test_a_second_session_is_drawn_from_where_it_began(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small")
+    path = folder / "metrics.jsonl"
+    path.write_text('{"kind": "valid", "step": 0, "epoch": 0, "nll": 4.9}\n' + path.read_text())
+    points = plots._curve(load(folder), "valid")
+    assert points[0] == (0.0, pytest.approx(math.exp(4.9)))
+    assert [x for x, _ in points] == pytest.approx(range(14))

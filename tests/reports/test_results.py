@@ -83,11 +83,13 @@ def test_a_record_may_stand_alone(tmp_path: Path) -> None:
         ("config.json", "[1]", "config.json"),
         ("config.json", '{"settings": 3}', "settings"),
         ("metrics.jsonl", '{"kind": "valid"}\n', "metrics.jsonl, line 1"),
+        ("evaluations/dynamic.json", '{"format": 2, "kind": "dynamic"}', "evaluations/dynamic.json"),
         ("metrics.jsonl", '\n\n{"kind": "valid", "step": 1, "epoch": 1, "nll": NaN}\n', "line 3"),
     ],
 )
 def test_a_damaged_file_is_named(runs: Path, name: str, content: str, says: str) -> None:
     folder = runs / "press2017" / "table6" / "small" / "seed0"
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(content)
     with pytest.raises(DataError, match=says) as caught:
         collect([runs])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from reefknot.reports.results import collect
+import pytest
+
+from reefknot.reports.results import Spread, collect
 from reefknot.reports.rows import TableRow, comparable, group, join, mark
 from reefknot.reports.table import build, to_markdown
 
-from .conftest import in_pieces, result, scored, write_run
+from .conftest import in_pieces, result, scored, write_evaluation, write_run
 
 
 def test_seeds_of_a_row_belong_together(runs: Path) -> None:
@@ -50,14 +53,14 @@ def test_pieces_are_marked_and_compare_by_words(tmp_path: Path) -> None:
     marked, notes = mark(rows)
     assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
     assert notes == ("† per word: a word's probability is the product over its pieces, 2.0 on average",)
-    assert build(rows).best == 1  # 10 per piece, 100 per word
+    assert build(rows).best == {1}  # 10 per piece, 100 per word
 
 
 def test_other_unknown_words_are_no_fair_comparison(tmp_path: Path) -> None:
     rows = three_rows(tmp_path, unknown=0)
     assert [row.name for row in comparable(rows)] == ["Small", "Small + WT + PR"]
     table = build(rows)
-    assert table.best == 2
+    assert table.best == {2}
     (note,) = table.notes
     assert note.endswith("not comparable: no unknown words scored as <unk> here, 77 in Small")
     assert "| Small + WT † |" in to_markdown(rows)
@@ -96,3 +99,84 @@ def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) 
     rows = join([], collect([tmp_path]))
     assert [row.name for row in mark(rows)[0]] == ["Small", "Small + WT †"]
     assert mark(rows)[1] == ("† began with the best weights of Small; stopped early, by the nonmonotone rule",)
+
+
+def test_streams_that_are_long_enough_are_only_remarked_on(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams="20 contiguous streams")))
+    rows = join([], collect([tmp_path]))
+    assert build(rows).best == {1}
+    assert mark(rows)[1] == ("† scored in 20 contiguous streams here, in one stream in Small",)
+
+
+def test_every_text_has_its_best_row(tmp_path: Path) -> None:
+    other = {"name": "wikitext-2"}
+    for row, corpus, test in (("Small", {}, 120.0), ("Small + WT", {}, 110.0), ("Small + WT + PR", other, 90.0)):
+        record = result(row, 0, test=scored(test) | ({"bytes": 1} if corpus else {}))
+        write_run(tmp_path, row, 0, record | {"corpus": record["corpus"] | corpus})
+    rows = join([], collect([tmp_path]))
+    assert build(rows).best == {1}  # alone on its text, the last has beaten nothing
+    assert mark(rows)[1] == ()
+    (*_, last) = rows
+    assert build([*rows, replace(last, name="again")]).best == {1, 2}
+
+
+def test_first_sessions_do_not_compete(tmp_path: Path) -> None:
+    for row in ("Small", "Small + WT"):
+        write_run(tmp_path, row, 0, result(row, 0))
+    names = ("Small", "Small + WT", "Small + WT + PR")
+    listed = [TableRow(name, start="Small + WT" if name == names[2] else None) for name in names]
+    assert build(join(listed, collect([tmp_path]))).best == set()  # its second session has not run
+    assert build(join(listed[:2], collect([tmp_path]))).best == {1}
+
+
+def evaluated(root: Path, seeds: int = 2) -> list[TableRow]:
+    """A row that ran, and what its recipe lists of its model scored in other ways."""
+    for seed in range(seeds):
+        write_evaluation(write_run(root, "Small", seed, result("Small", seed)), "dynamic", test=90.0 + 2 * seed)
+    return [
+        TableRow("Small", {"test": 114.5}),
+        TableRow("Small, adapting", {"test": 80.0}, of="Small", by="dynamic"),
+        TableRow("Small, remembering", {"test": 85.0}, of="Small", by="cache"),
+    ]
+
+
+def test_a_row_may_be_anothers_model_scored_in_another_way(tmp_path: Path) -> None:
+    listed = evaluated(tmp_path)
+    results = collect([tmp_path])
+    rows = join(listed, results)
+    static, adapting, remembering = rows
+    assert join(rows, results) == rows
+    assert adapting.perplexity("test") == Spread(91.0, pytest.approx(2**0.5), 2)
+    assert adapting.difference("test") == 91.0 / 80.0 - 1
+    assert (adapting.size, adapting.results, adapting.state) == (static.size, (), "")
+    assert (remembering.state, remembering.models) == ("not run", ())
+    assert build(rows).best == set()  # nothing adapts but the one row
+    lines = to_markdown(rows).splitlines()
+    assert lines[3] == "| Small, adapting | 4,651,600 | 100.0 ± 0.0 | 91.0 ± 1.4 | 80.0 | +13.7 % |  |  | 2 |"
+    assert lines[4] == "| Small, remembering |  |  | not run | 85.0 |  |  |  |  |"
+
+
+def test_saved_evaluations_that_no_recipe_lists_follow_their_row(tmp_path: Path) -> None:
+    evaluated(tmp_path, seeds=1)
+    rows = join([], collect([tmp_path]))
+    assert [row.name for row in rows] == ["Small", "Small + dynamic evaluation"]
+    assert join(rows, collect([tmp_path])) == rows
+
+
+def test_models_with_other_settings_are_other_rows_here_too(tmp_path: Path) -> None:
+    listed = evaluated(tmp_path, seeds=1)
+    write_evaluation(write_run(tmp_path, "Small", 1, result("Small", 1), training={"epochs": 3}), "dynamic", test=70.0)
+    names = [row.name for row in join(listed, collect([tmp_path])) if row.models]
+    assert [name.partition(" (")[0] for name in names] == ["Small, adapting"] * 2
+    assert names[1].startswith("Small, adapting (training.epochs=3")
+
+
+def test_pieces_are_counted_in_a_saved_evaluation_too(tmp_path: Path) -> None:
+    figures = scored(10.0, pieces=2)
+    run = write_run(tmp_path, "Small", 0, result("Small", 0, test=figures, valid=figures))
+    write_evaluation(run, "mc", test=9.0)
+    path = run / "evaluations" / "mc.json"
+    path.write_text(path.read_text().replace("82430", str(figures["tokens"])))
+    _, row = join([], collect([tmp_path]))
+    assert row.perplexity("test") == Spread(pytest.approx(81.0), None, 1)

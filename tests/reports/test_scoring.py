@@ -20,9 +20,10 @@ from .conftest import in_pieces, scored, write_run
         (scored(9.0, pieces=3), None),
         (scored(9.0, unknown=0), "no unknown words scored as <unk> here, 77 in A"),
         (scored(9.0, unknown=1234), "1,234 unknown words scored as <unk> here, 77 in A"),
+        (scored(9.0, streams="20 contiguous streams, each"), None),
         (
-            scored(9.0, streams="20 contiguous streams, each"),
-            "scored in 20 contiguous streams here, in one stream in A",
+            scored(9.0, streams="2,000 contiguous streams, each"),
+            "scored in 2,000 contiguous streams here, in one stream in A",
         ),
         (scored(9.0) | {"bytes": 1000}, "a text of 1,000 bytes here, of 449,945 in A"),
         (scored(9.0) | {"words": 78_669}, "78,669 words and line ends scored here, 82,430 in A"),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from reefknot.reports.page import render
 from reefknot.reports.reading import read
+from reefknot.reports.rows import join
 from reefknot.reports.sweep import Trial, rank, summary
 from reefknot.reports.table import build
 
-from .conftest import result, score, scored, write_run
+from .conftest import result, score, scored, write_evaluation, write_run
 
 
 def trial(root: Path, name: str, perplexities: list[float], **changes: object) -> Trial:
@@ -37,13 +38,16 @@ def test_the_best_comes_first_and_the_unfinished_last(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_test_is_left(tmp_path: Path) -> None:
-    rows = [row for _, row in rank([trial(tmp_path, "a", [120]), trial(tmp_path, "b", [110])])]
+    trials = [trial(tmp_path, "a", [120]), trial(tmp_path, "b", [110])]
+    write_evaluation(trials[0].runs[0], "dynamic", test=1234.0)
+    rows = join([row for _, row in rank(trials)], [])
     page = render(rows, "sweep")
     assert "1,234" not in page
     assert "4,321" not in page
     assert "test perplexity" not in page
     table = build(rows)
-    assert (table.decides, table.best) == ("valid", 0)
+    assert (table.decides, table.best) == ("valid", {0})
+    assert not [note for note in table.notes if "diff" in note]  # there is no such column
     assert "test" not in {column.title for column in table.columns}
     assert read(rows)[0].startswith("b has the lowest validation perplexity, 110.0 with 4,651,600 parameters; a has")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_row_is_the_mean_over_its_seeds_beside_the_paper(runs: Path) -> None:
     assert row["cost memory"] == "700 MB"
     assert row["cost seeds"] == "2"
     assert cells(table, "Small + WT")["validation diff"] == "−0.8 %"
-    assert table.names[table.best or 0] == "Small + WT + PR"
+    assert [table.names[n] for n in table.best] == ["Small + WT + PR"]
 
 
 def test_rows_not_run_and_rows_quoted(runs: Path) -> None:
@@ -96,7 +97,7 @@ def test_empty_columns_are_dropped(tmp_path: Path) -> None:
         "memory",
         "seeds",
     ]
-    assert table.best is None
+    assert table.best == set()
 
 
 def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Path) -> None:
@@ -106,10 +107,14 @@ def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Pat
     table = build(join(recipe_rows(), collect([tmp_path])))
     row = cells(table, "Small")
     assert row["test test"] == "117.2 ± 0.7"
-    assert row["test protocol"] == "114.5 ± 0.7"
+    assert row["test as paper counts"] == "114.5 ± 0.7"
     assert row["test diff"] == "+0.0 %"
-    assert row["validation protocol"] == "120.0 ± 0.0"
-    assert [note for note in table.notes if note.startswith("protocol: ") and "(zaremba)" in note]
+    assert row["validation as paper counts"] == "120.0 ± 0.0"
+    (note,) = table.notes
+    assert note.startswith("as paper counts: ")
+    assert note.endswith("(zaremba); diff compares this with the paper")
+    (unpublished,) = build([replace(row, paper={}) for row in join(recipe_rows(), collect([tmp_path]))]).notes
+    assert unpublished.endswith("(zaremba)")
 
 
 def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
@@ -142,6 +147,51 @@ def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
         write_run(tmp_path, row, 0, result(row, 0, changed=["training.epochs: 20 -> 13"]))
     notes = build(join(recipe_rows(), collect([tmp_path]))).notes
     assert notes == ("Every row: not the recipe's settings (training.epochs: 20 -> 13)",)
+
+
+def test_other_settings_than_the_recipes_have_no_difference_to_the_paper(tmp_path: Path) -> None:
+    changed = ["corpus.tokens: null -> 20000", *(f"encoder.setting{n}: 1 -> 2" for n in range(10))]
+    write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
+    table = build(join(recipe_rows(), collect([tmp_path])))
+    row = cells(table, "Small")
+    assert row["test paper"] == "114.5"
+    assert "test diff" not in row
+    (note,) = table.notes
+    assert note.startswith("Small: not the recipe's settings (corpus.tokens: not set -> 20000; encoder.setting0")
+    assert note.endswith("; and 7 more)")
+
+
+def timed_rows() -> list[TableRow]:
+    """Of two texts: rows of which the paper gives seconds alone."""
+    paper = {"Small": 20.0, "Small + WT": 22.0, "Small + WT + PR": 60.0, "other": 40.0, "other + WT": 100.0}
+    texts = {name: "wikitext-2" if name.startswith("other") else None for name in paper}
+    return [TableRow(name, {"seconds": seconds}, corpus=texts[name]) for name, seconds in paper.items()]
+
+
+def test_a_table_of_seconds(tmp_path: Path) -> None:
+    for row, seconds in (("Small", 13.0), ("Small + WT", 26.0)):
+        record = result(row, 0)
+        write_run(tmp_path, row, 0, record | {"training": record["training"] | {"seconds": seconds}})
+    rows = join(timed_rows(), collect([tmp_path]))
+    lines = to_markdown(rows).splitlines()
+    assert lines[0] == "| row | parameters | s/epoch | paper | times first | paper | epochs | seeds |"
+    assert lines[2:7] == [
+        "| Small | 4,651,600 | 1.00 | 20 | 1.00 | 1.00 | 13 | 1 |",
+        "| Small + WT | 2,651,600 | 2.00 | 22 | 2.00 | 1.10 | 13 | 1 |",
+        "| Small + WT + PR |  | not run | 60 |  | 3.00 |  |  |",
+        "| other |  | not run | 40 |  | 1.00 |  |  |",
+        "| other + WT |  | not run | 100 |  | 2.50 |  |  |",
+    ]
+    assert build(rows).best == set()
+    assert build(timed_rows()).columns[2].title == "times first"  # ours, though there are none yet
+
+
+def test_perplexities_stay_where_the_paper_has_them_too(runs: Path) -> None:
+    rows = [replace(row, paper=row.paper | {"seconds": 20.0}) for row in recipe_rows()]
+    titles = [column.title for column in build(join(rows, collect([runs]))).columns]
+    assert titles[:5] == ["parameters", "s/epoch", "paper", "times first", "paper"]
+    assert {"valid", "test"} <= set(titles)
+    assert titles.count("s/epoch") == 1
 
 
 def test_nothing_run_is_a_table_too() -> None:

@@ -42,6 +42,16 @@ def test_start_then_resume(tmp_path: Path) -> None:
     assert reading.vocabulary_path == path / "vocabulary.json"
 
 
+def test_evaluations_lie_beside_the_result(tmp_path: Path) -> None:
+    with RunFolder.open_for_training(tmp_path, CONFIG) as run:
+        assert run.evaluation("mc") is None
+        (tmp_path / "evaluations").mkdir()
+        (tmp_path / "evaluations" / "mc.json.tmp-999999999").write_text("torn")
+        assert run.write_evaluation("mc", {"format": 1}) == tmp_path / "evaluations" / "mc.json"
+        assert run.evaluation("mc") == {"format": 1}
+        assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["mc.json"]
+
+
 def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     RunFolder.open_for_training(tmp_path, CONFIG).close()
     before = (tmp_path / "config.json").read_bytes()

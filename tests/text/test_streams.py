@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -113,6 +115,13 @@ def test_lengths_follow_from_the_seed_and_the_epoch_alone() -> None:
     share = Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=3).slice(1, 4)
     assert [lengths(share, 2), lengths(share, 1)] == [second, first]
     assert lengths(Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=4), 1) != first
+
+
+def test_a_text_is_read_as_a_recipe_says() -> None:
+    said = SimpleNamespace(batch=20, steps=70, random_steps=AWD, seed=3)
+    found = Streams.of(said, text(20 * 2000), text(20 * 2000) + 9)
+    expected = Streams(text(20 * 2000), 20, 70, text(20 * 2000) + 9, random_steps=AWD, seed=3)
+    assert all(torch.equal(*pair) for pair in zip(whole(found), whole(expected), strict=True))
 
 
 def test_a_share_is_of_the_epoch_it_was_cut_in() -> None:

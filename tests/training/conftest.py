@@ -19,6 +19,7 @@ from reefknot.recipe import load_recipe
 from reefknot.text.streams import Streams
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
+from reefknot.training.update import Update
 
 Train = Callable[..., Any]
 
@@ -68,6 +69,22 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(Streams, "window", window)
 
     return arm
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at an update until a line of metrics or a checkpoint is due; a fused optimiser refuses it itself."""
+    make = Update.__init__
+
+    def made(self: Update, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        self.at_once = False
+        optimiser: Any = self.state.optimiser
+        optimiser.found_inf = self.tally.found_inf
+        for group in optimiser.param_groups:
+            group["fused"] = True
+
+    monkeypatch.setattr(Update, "__init__", made)
 
 
 @pytest.fixture

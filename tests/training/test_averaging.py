@@ -146,6 +146,23 @@ def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
     assert any(not torch.equal(saved.model[name], iterate[name]) for name in iterate)
 
 
+def test_averaging_does_not_begin_after_the_last_epoch(scripted: Any) -> None:
+    trainer, _, _ = scripted([2.0, 2.5, 3.0], NONMONOTONE)
+    assert trainer.state.progress.averaged_from == 0
+    assert trainer.state.averages is None
+
+
+def test_only_losses_of_averages_stop_a_run_that_is_to_have_some(scripted: Any) -> None:
+    """The first losses rise, and patience would have ended the run after the second epoch."""
+    stop = "training.stop={rule = 'patience', interval = 1}"
+    averaging = "training.averaging={start = 'nonmonotone', interval = 2}"
+    trainer, _, seen = scripted([2.0, 2.1, 2.2, 2.3, 1.9, 1.8, 1.85, 1.7], averaging, stop)
+    progress = trainer.state.progress
+    assert progress.averaged_from == 5
+    assert len(seen) == 7
+    assert progress.stopped == "stopped after epoch 7 by patience: no new best in 1 epochs"
+
+
 def test_averaging_at_once(scripted: Any) -> None:
     trainer, _, _ = scripted([3.0, 2.0], AT_ONCE)
     assert trainer.state.averages.count.item() == trainer.state.progress.step

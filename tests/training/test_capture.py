@@ -16,10 +16,11 @@ from reefknot.recipe import load_recipe
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 from reefknot.training.loop import Trainer
+from tiny import DROPPING, encoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-DROPPED = ("encoder.dropout=0.3", "training.determinism=exact")
+AVERAGED = 'training.averaging={start = "at_once"}'
 RANDOM = "training.random_steps={probability = 0.7, deviation = 1.0, least = 3}"
 
 
@@ -28,7 +29,7 @@ def train(tiny_recipe: Callable[..., Path]) -> Callable[..., Any]:
     recipe = tiny_recipe()
 
     def run(out: Path, *overrides: str) -> Any:
-        loaded = load_recipe(str(recipe), (*DROPPED, *overrides))
+        loaded = load_recipe(str(recipe), ("training.determinism=exact", *overrides))
         world = World(device=torch.device("cuda"))
         return experiments.train(loaded, loaded.row("tied"), out, world=world, display=Silent())
 
@@ -39,7 +40,18 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(max((run / "checkpoints").iterdir()) / "model.safetensors")
 
 
-@pytest.mark.parametrize("change", [(), (RANDOM,), ('encoder={kind = "variational_lstm", hidden_dim = 8}',)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *((encoder(kind), RANDOM) for kind in DROPPING),
+        (encoder("awd_lstm"), AVERAGED),
+        ("training.accumulate=2",),
+        ("training.precision=bfloat16", encoder("variational_lstm")),
+        ('output={kind = "augmented", table = "words", gamma = 0.5, labels = {kind = "plain", table = "words"}}',),
+        ('output={kind = "mixture", experts = 3, labels = {kind = "plain", table = "words"}}',),
+        ('input={kind = "char_cnn", dim = 8, byte_dim = 4, filters = [[1, 4], [2, 4]]}',),
+    ],
+)
 def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
     found = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
     assert found[0]["test"]["perplexity"] == found[1]["test"]["perplexity"]

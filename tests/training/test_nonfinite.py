@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from reefknot import experiments
 from reefknot.errors import NonFiniteError
 from reefknot.recipe import load_recipe
+from reefknot.runs.folder import RunFolder
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 from reefknot.training.loop import Trainer
@@ -54,26 +55,46 @@ def spoil_weight(trainer: Trainer) -> None:
 
 
 def spoil_gradient(trainer: Trainer) -> None:
+    """Of one update: those that follow would be sound."""
     weight: Any = next(trainer.model.encoder.parameters())
-    weight.register_hook(lambda gradient: gradient * math.inf)
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        hook.remove()
+        return gradient * math.inf
+
+    hook = weight.register_hook(spoil)
 
 
 @pytest.mark.parametrize("spoil", [spoil_weight, spoil_gradient])
+@pytest.mark.parametrize(
+    ("gpu", "looked_at"),
+    [(False, ()), (True, ("log_every=5", "save_every=100")), (True, ("log_every=100", "save_every=5"))],
+    ids=["at once", "with a line of metrics", "with a checkpoint"],
+)
 def test_no_update_is_made(
     tmp_path: Path,
     train: Any,
     poison: Callable[[int, Callable[[Trainer], None]], list[dict[str, Any]]],
     spoil: Callable[[Trainer], None],
+    gpu: bool,
+    looked_at: tuple[str, ...],
+    request: pytest.FixtureRequest,
 ) -> None:
+    """On a GPU it is known some steps later, here after the tenth; none of them is made, saved or told of."""
+    if gpu:
+        request.getfixturevalue("as_on_a_gpu")
     out = tmp_path / "run"
     seen = poison(8, spoil)
     with pytest.raises(NonFiniteError, match="at step 8; the update was not made"):
-        train(out)
+        train(out, *(f"training.{each}" for each in looked_at))
+    assert RunFolder.open(out).metrics.read()[-1]["step"] < 8
+    assert max((out / "checkpoints").iterdir()).name == "step_00000006"
     before, after = seen
     assert all(torch.equal(before[name].nan_to_num(), after[name].nan_to_num()) for name in before)
     record = json.loads((out / "nonfinite.json").read_text())
     assert record.items() >= {"step": 8, "epoch": 2, "window": 1, "seed": 0}.items()
-    assert not (math.isfinite(float(record["loss"])) and math.isfinite(float(record["gradient_norm"])))
+    assert math.isfinite(float(record["loss"])) == (spoil is spoil_gradient)
+    assert not math.isfinite(float(record["gradient_norm"]))
     assert all(tensor.isfinite().all() for tensor in last_weights(out).values())
     assert not (out / "result.json").exists()
 

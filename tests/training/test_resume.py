@@ -12,6 +12,7 @@ import pytest
 
 from reefknot.errors import DataError, ResourceError, SettingsError, Stopped
 from reefknot.runs.folder import RunFolder
+from reefknot.training.loop import Trainer
 
 STEPS = 12
 """Updates of the tiny recipe: two epochs of six windows, the last one ragged."""
@@ -76,6 +77,48 @@ def test_a_stop_at_each_step_of_one_run(
     signal_in_step(0)
     train(out)
     assert {**outcome(out), "weights": None} == {**unbroken, "weights": None}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(("log_every", "save_every"), [(4, 100), (100, 4), (5, 3)])
+def test_stops_and_kills_between_two_looks_at_the_device(
+    tmp_path: Path,
+    train: Any,
+    outcome: Outcome,
+    signal_in_step: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    log_every: int,
+    save_every: int,
+) -> None:
+    """What was added up on the device is in the checkpoint of a stop, and in the last one before a kill."""
+    often = (f"training.log_every={log_every}", f"training.save_every={save_every}")
+    train(tmp_path / "unbroken", *often)
+    for step in (3, 2, 5):
+        signal_in_step(step)
+        with pytest.raises(Stopped):
+            train(tmp_path / "stopped", *often)
+    signal_in_step(0)
+    train(tmp_path / "stopped", *often)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", kill_before(STEPS))
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "killed", *often)
+    train(tmp_path / "killed", *often)
+    expected = {**outcome(tmp_path / "unbroken"), "weights": None}
+    assert {**outcome(tmp_path / "stopped"), "weights": None} == expected
+    assert {**outcome(tmp_path / "killed"), "weights": None} == expected
+
+
+def kill_before(number: int) -> Callable[[Trainer, Any], bool]:
+    """A step of training, until that of this number: it saves nothing."""
+    step = Trainer._step
+
+    def until(self: Trainer, stop: Any) -> bool:
+        if self.state.progress.step + 1 == number:
+            raise KeyboardInterrupt
+        return step(self, stop)
+
+    return until
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path, train: Any, heard: Any) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from reefknot import experiments
 from reefknot.cli.jobs import Job, JobFailed, _report_failures, _run_in_order
-from reefknot.errors import DataError, SettingsError
-from reefknot.experiments import best_weights, default_folder, is_done, start_folder
+from reefknot.errors import DataError, ReefknotError, SettingsError, Stopped
+from reefknot.experiments import best_weights, default_folder, find_start, is_done, start_folder
 from reefknot.recipe import Recipe, load_recipe
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.text.dataset import open_dataset
@@ -59,11 +59,11 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
     monkeypatch.chdir(tmp_path)
     name = staged()
     recipe = load_recipe(name)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(SettingsError) as caught:
         train(recipe, "finetune")
     assert str(caught.value) == (
-        'row "finetune" begins with the best weights of row "tied", and runs/tiny/tied/seed0 is no finished run: '
-        f"first run reefknot train {name} --row tied, or say with --start where it is"
+        f'row "finetune" starts from row "tied", which has no finished run in {tmp_path}/runs/tiny/tied/seed0. '
+        f"Train it: `reefknot train {name} --row tied`, or name it with --start"
     )
     assert not Path("runs/tiny/finetune").exists()
 
@@ -87,10 +87,27 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
     assert result["training"]["averaged_from_epoch"] == 1
 
 
-def test_the_seed_and_the_folder_of_the_command_to_run_first(tmp_path: Path, staged: Callable[..., str]) -> None:
-    recipe = load_recipe(staged(), ["training.seed=3"])
-    with pytest.raises(DataError, match=r"--row tied training\.seed=3 --out \S+/elsewhere, or"):
-        train(recipe, "finetune", tmp_path / "run", start=tmp_path / "elsewhere")
+def test_the_command_to_run_first_is_complete(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged(), ["training.seed=3", "corpus.tokens=500", "training.start.row=tied"], "finetune")
+    said = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/elsewhere`, or"
+    with pytest.raises(SettingsError, match=said):
+        find_start(recipe, recipe.row("finetune"), 3, tmp_path / "elsewhere", tmp_path / "run", Path("texts"))
+    with pytest.raises(SettingsError, match=f"training.seed=3 --out {tmp_path}/tied`, or"):
+        train(recipe, "finetune", tmp_path / "run")
+
+
+def test_the_first_stage_is_looked_for_beside_the_second(
+    tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(staged())
+    row = recipe.row("finetune")
+    places = {"a/tied": "a/second", "b/tied/seed0": "b/finetune/seed0", "runs/tiny/tied/seed0": "elsewhere/run"}
+    for first, out in places.items():
+        train(recipe, "tied", Path(first))
+        assert find_start(recipe, row, 0, None, Path(out)) == Path(first)
+    train(recipe, "untied", Path("c/tied"))  # the name of a folder is no proof
+    assert find_start(recipe, row, 0, None, Path("c/second")) == Path("runs/tiny/tied/seed0")
 
 
 def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, staged: Callable[..., str]) -> None:
@@ -105,9 +122,33 @@ def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, 
         train(recipe, "finetune", tmp_path / "second", start=tmp_path / "other")
     experiment = recipe.experiments["finetune"]
     dataset = open_dataset(experiment.corpus, experiment.vocabulary)
-    for start, done in (("one", True), ("twin", True), ("other", False), ("absent", False)):
+    for start, done in (("one", True), ("twin", True), ("other", False), ("absent", True)):
         row = recipe.row("finetune")
         assert is_done(tmp_path / "second", recipe, row, 0, dataset, tmp_path / start) is done
+
+
+def test_a_stage_that_has_begun_needs_its_start_no_more(
+    tmp_path: Path, staged: Callable[..., str], signal_in_step: Callable[[int], None], outcome: Any
+) -> None:
+    recipe = load_recipe(staged())
+    first, out = tmp_path / "first", tmp_path / "second"
+    train(recipe, "tied", first)
+    result = train(recipe, "finetune", tmp_path / "whole", start=first)
+    signal_in_step(2)
+    with pytest.raises(Stopped):
+        train(recipe, "finetune", out, start=first)
+    signal_in_step(0)
+    first.rename(tmp_path / "away")
+    assert train(recipe, "finetune", tmp_path / "whole", start=first) == result
+    with pytest.raises(SettingsError, match=r"settings\.encoder\.dropout"):
+        train(load_recipe(recipe.asked, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
+    train(recipe, "finetune", out, start=first)
+    assert {**outcome(out), "weights": None} == {**outcome(tmp_path / "whole"), "weights": None}
+    # One that was stopped before its first checkpoint has nothing but its settings.
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_bytes((out / "config.json").read_bytes())
+    with pytest.raises(ReefknotError, match="finished run"):
+        train(recipe, "finetune", tmp_path / "bare", start=first)
 
 
 def test_a_start_must_be_asked_for_and_fit(

@@ -78,6 +78,15 @@ def test_a_run_to_its_last_epoch_says_nothing(tmp_path: Path, train: Any) -> Non
     assert train(tmp_path / "run", "training.stop={rule = 'nonmonotone'}")["training"]["stopped"] is None
 
 
+def test_a_rule_that_holds_after_the_last_epoch_stops_nothing(tmp_path: Path, train: Any, metrics: Any) -> None:
+    wild = ("training.epochs=40", "training.optimiser.learning_rate=8.0", PATIENCE)
+    train(tmp_path / "long", *wild)
+    epochs = sum(line["kind"] == "valid" for line in metrics(tmp_path / "long"))
+    result = train(tmp_path / "short", *wild, f"training.epochs={epochs}")
+    assert metrics(tmp_path / "short") == metrics(tmp_path / "long")
+    assert result["training"]["stopped"] is None
+
+
 @pytest.mark.parametrize(
     ("override", "fault"),
     [

@@ -20,6 +20,7 @@ from reefknot.recipe import build_model, load_recipe
 from reefknot.runs.folder import RunFolder
 from reefknot.text.streams import Streams
 from reefknot.training.loop import Trainer
+from reefknot.training.optimisers import SGD
 
 VOCABULARY = 11
 BATCH, STEPS = 4, 6
@@ -136,6 +137,33 @@ def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by
     parts = {"augmented": kl / tokens, "activation": small, "temporal_activation": slow}
     # In float32 a divergence is the small difference of large numbers.
     assert lines[0]["parts"] == pytest.approx({name: value.item() for name, value in parts.items()}, abs=3e-7)
+
+
+def test_a_step_has_the_rate_of_its_epoch_and_its_window(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("training.epochs=3", "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}")
+    experiment = load_recipe(str(tiny_recipe()), overrides, "tied").experiments["tied"]
+    settings = experiment.training
+    ids = np.random.default_rng(7).integers(0, VOCABULARY, BATCH * 30).astype(np.int32)
+    found: list[float] = []
+    step = SGD.step
+
+    def recorded(self: SGD) -> None:
+        found.append(self.param_groups[0]["lr"])
+        step(self)
+
+    monkeypatch.setattr(SGD, "step", recorded)
+    with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
+        model = build_model(experiment, VOCABULARY)
+        Trainer(model, Streams.of(settings, ids), lambda: 1.0, settings, folder).train()
+    streams, factors = Streams.of(settings, ids), []
+    for epoch in (1, 2, 3):
+        streams.begin(epoch)
+        factors.append([streams.rate_factor(index) for index in range(streams.windows)])
+    first, second, third = factors
+    assert found == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
+    assert first != second
 
 
 def test_a_label_network_runs_once_for_all_pieces(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,20 +132,12 @@ class Course:
         self.model = job.build().to(self.world.device).train()
         if mode == LOOP:
             self.model.encoder = Looped(self.model.encoder)
-        streams = Streams(
-            job.text.ids,
-            self.settings.batch,
-            self.settings.steps,
-            job.text.inputs,
-            random_steps=self.settings.random_steps,
-            seed=self.settings.seed,
-        )
+        streams = Streams.of(self.settings, job.text.ids, job.text.inputs)
         self.windows = [streams.window(index) for index in range(min(WINDOWS[device], streams.windows))]
         optimiser = OPTIMISERS.build(self.settings.optimiser, {"parameters": list(self.model.parameters())})
-        averaging = self.settings.averaging
-        averages = Averages(self.model) if averaging is not None and averaging.start == "at_once" else None
+        averages = Averages.at_once(self.model, self.settings.averaging)
         state = TrainState(self.model, optimiser, self.model.initial_state(self.settings.batch), Progress(), averages)
-        self.update = Update(self.model, state, self.world, self.settings, averages)
+        self.update = Update(self.model, state, self.world, self.settings)
 
     @property
     def tokens(self) -> int:

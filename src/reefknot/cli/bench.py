@@ -231,7 +231,7 @@ def _bench_steps(
     from reefknot.recipe import load_recipe
 
     loaded = load_recipe(name, overrides, rows[0] if len(rows) == 1 else None)
-    chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if not row.quoted]
+    chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if row.trained]
     jobs = []
     for row in chosen:
         experiment = loaded.experiments[row.name]

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from reefknot.errors import SettingsError
-from reefknot.recipe import parse_override
+from reefknot.overrides import parse_override
 
 LARGEST = 1000
 """Combinations; a sweep of more was mistyped."""
@@ -86,7 +86,7 @@ def combine(varied: Mapping[str, Sequence[str]]) -> list[Combination]:
     if count > LARGEST:
         raise SettingsError(f"{count:,} combinations are more than the {LARGEST:,} a sweep may have; list fewer values")
     for key, texts in varied.items():
-        values = [_value(key, text) for text in texts]
+        values = [parse_override(f"{key}={text}")[1] for text in texts]
         if twins := [text for n, text in enumerate(texts) if values.index(values[n]) < n]:
             raise SettingsError(f"{key}: {twins[0]} is listed twice; leave one out")
     lasts = [key.rpartition(".")[2] for key in varied]
@@ -95,14 +95,7 @@ def combine(varied: Mapping[str, Sequence[str]]) -> list[Combination]:
         Combination(
             tuple(f"{key}={text}" for key, text in zip(varied, texts, strict=True)),
             ", ".join(f"{key}={text}" for key, text in zip(short, texts, strict=True)),
-            {key: _value(key, text) for key, text in zip(varied, texts, strict=True)},
+            {key: parse_override(f"{key}={text}")[1] for key, text in zip(varied, texts, strict=True)},
         )
         for texts in product(*varied.values())
     ]
-
-
-def _value(key: str, text: str) -> Any:
-    value: Any = parse_override(f"{key}={text}")
-    for name in key.split("."):
-        value = value[name]
-    return value

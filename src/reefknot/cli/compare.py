@@ -12,7 +12,7 @@ from reefknot.cli.options import AsJson, Data, emit
 
 if TYPE_CHECKING:
     from reefknot.evaluation.comparison import Comparison
-    from reefknot.evaluation.frequency import BandComparison
+    from reefknot.evaluation.frequency import BandComparison, Pair, TokenComparison
     from reefknot.runs.folder import RunFolder
     from reefknot.text.dataset import Dataset
 
@@ -40,6 +40,7 @@ def compare(
     """Compare runs with the first: paired over blocks or documents of the text, and over seeds."""
     from reefknot.errors import SettingsError
     from reefknot.evaluation import comparison
+    from reefknot.evaluation.frequency import Pair
     from reefknot.experiments import open_texts
 
     if by not in ("blocks", "documents"):
@@ -70,7 +71,7 @@ def compare(
         ]
         told.append({"a": str(first.path), "b": str(system.path), "by": by, **_figures(found)})
         if texts is not None:
-            by_band, shown = _bands(scores_a, scores_of_b, texts, split)
+            by_band, shown = _bands(Pair(scores_a, scores_of_b, boundaries), texts, split)
             told[-1]["bands"] = by_band
             lines += shown
     emit(told, "\n".join(lines), as_json)
@@ -218,33 +219,43 @@ def _figures(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _bands(a: list[Any], b: list[Any], texts: Dataset, split: str) -> tuple[dict[str, Any], list[str]]:
-    """Two systems by bands of training counts, the runs of each averaged: for programs, and as lines."""
+def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list[str]]:
+    """Two systems by bands of training counts: for programs, and as lines."""
     from dataclasses import asdict
 
-    import numpy as np
+    from reefknot.evaluation.frequency import compare_by_previous, compare_by_target, compare_on_symbols
 
-    from reefknot.evaluation.frequency import compare_by_previous, compare_by_target
-
-    mean_a, mean_b = (np.stack(losses).mean(axis=0, dtype=np.float64) for losses in (a, b))
-    targets = compare_by_target(mean_a, mean_b, texts.splits[split], texts.vocabulary)
-    previous = compare_by_previous(mean_a, mean_b, texts.splits[split], texts.vocabulary)
-    head = f"{'seen':>15} {'tokens':>11} {'A':>8} {'B':>8}"
+    text, words = texts.splits[split], texts.vocabulary
+    targets, previous = compare_by_target(pair, text, words), compare_by_previous(pair, text, words)
+    symbols = compare_on_symbols(pair, text, words)
+    head = f"  {'seen':>12} {'tokens':>9} {'A':>7} {'B':>7} {'B - A':>8}  {'95 % interval':<17}"
     lines = [
-        "  loss by how often the target was seen in training; B - A: percent of a type's loss, mean over types",
-        f"  {head} {'types':>8} {'B - A':>9}",
-        *(f"  {_line(each)} {each.types:>8,} {each.relative:>+8.2f}%" for each in targets),
-        "  loss by how often the token before was seen",
-        f"  {head}",
-        *(f"  {_line(each)}" for each in previous),
+        "  loss per token by how often the target was seen in training",
+        "  by type: 100 (B - A) / A of each type's loss, the mean over the types of the band",
+        f"{head} {'types':>6} {'by type':>9}",
+        *(f"{_line(_seen(each), each)} {each.types:>6,} {each.relative:>+8.2f}%" for each in targets),
+        *(_line(name, each).rstrip() for name, each in symbols.items()),
+        "  loss per token by how often the token before was seen",
+        head.rstrip(),
+        *(_line(_seen(each), each).rstrip() for each in previous),
     ]
-    return {"target": [asdict(each) for each in targets], "previous": [asdict(each) for each in previous]}, lines
+    kinds: dict[str, Any] = {
+        "target": [asdict(each) for each in targets],
+        "symbols": {name: asdict(each) for name, each in symbols.items()},
+        "previous": [asdict(each) for each in previous],
+    }
+    return kinds, lines
 
 
-def _line(band: BandComparison) -> str:
+def _seen(band: BandComparison) -> str:
     upper = "+" if band.high is None else f"-{band.high:,}"
-    seen = f"{band.low:,}" + (upper if band.high != band.low else "")
-    return f"{seen:>15} {band.tokens:>11,} {band.nll_a:>8.4f} {band.nll_b:>8.4f}"
+    return f"{band.low:,}" + (upper if band.high != band.low else "")
+
+
+def _line(name: str, found: TokenComparison) -> str:
+    interval = "{:+.4f} {:+.4f}".format(*found.interval) if found.interval else "too few to tell"
+    losses = f"{found.nll_a:>7.4f} {found.nll_b:>7.4f} {found.difference:>+8.4f}"
+    return f"  {name:>12} {found.tokens:>9,} {losses}  {interval:<17}"
 
 
 def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -16,6 +16,7 @@ from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained
 if TYPE_CHECKING:
     from reefknot.evaluation.grid import Grid, Progress
     from reefknot.evaluation.perplexity import Score
+    from reefknot.evaluation.protocols import ProtocolName
     from reefknot.experiments import TrainedRun
     from reefknot.text.dataset import Dataset, Split
 
@@ -23,7 +24,7 @@ EXAMPLES = """\b
 Examples:
   reefknot evaluate runs/demo/tied/seed0 --split valid --streams 20 --json
   reefknot evaluate RUN --dynamic --search --search-tokens 30000
-  reefknot evaluate RUN --cache --search --window 500
+  reefknot evaluate RUN --cache --search --window 500 --save
 """
 
 Given = Mapping[str, Any]
@@ -34,29 +35,33 @@ SEARCHED = {"--dynamic": ("eta", "lambda"), "--cache": ("weight", "theta", "wind
 
 def evaluate(
     run: Run,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    streams: Annotated[int | None, typer.Option(min=1, help="Parts side by side, each from an empty state.")] = None,
+    split: Annotated[str | None, typer.Option(help="train, valid or test (test; --save: last two).")] = None,
+    streams: Annotated[int | None, typer.Option(min=1, help="Parts, each from an empty state (1).")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score the first so many tokens only.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="Count as zaremba, awd, definition (the run's).")] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from every segment once it is scored.")] = False,
-    eta: Annotated[float | None, typer.Option(help="Dynamic: rate of learning (5e-5).")] = None,
-    decay: Annotated[float | None, typer.Option("--lambda", help="Dynamic: pull back (0.002).")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Dynamic: least gradient (2e-5).")] = None,
+    eta: Annotated[float | None, typer.Option(help="Dynamic: rate (5e-5; sum 0.002; x segment / 5).")] = None,
+    decay: Annotated[
+        float | None, typer.Option("--lambda", help="Dynamic: pull (0.002; sum 0.02; x segment / 5).")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Dynamic: least gradient (2e-5; sum 0.001).")] = None,
     scale: Annotated[str | None, typer.Option(help="Dynamic: of these, mean or sum (mean).")] = None,
     segment: Annotated[int | None, typer.Option(help="Dynamic: tokens of a segment (5).")] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Mix in words that followed similar states.")] = False,
     weight: Annotated[float | None, typer.Option(help="Cache: its share (0.1).")] = None,
     theta: Annotated[float | None, typer.Option(help="Cache: its sharpness (1.0).")] = None,
     window: Annotated[int | None, typer.Option(help="Cache: how far it looks back (500).")] = None,
-    fill: Annotated[str | None, typer.Option(help="Cache: used partial or full (partial).")] = None,
+    fill: Annotated[str | None, typer.Option(help="Cache: partial (at once), full (once filled).")] = None,
     mc: Annotated[int | None, typer.Option(min=1, help="Average so many passes with dropout.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="MC: of the masks (0).")] = None,
     search: Annotated[bool, typer.Option("--search", help="First tune what is not given, on valid.")] = False,
     search_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of valid for that (all).")] = None,
+    save: Annotated[bool, typer.Option("--save", help="Keep these figures in RUN/evaluations.")] = False,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score a text with a run's best weights and say exactly what the figure means."""
+    """Score a text with a run's best weights, and say what the figure means."""
     from reefknot.errors import SettingsError
     from reefknot.evaluation.grid import beginning
 
@@ -67,46 +72,108 @@ def evaluate(
     }
     ways = [way for way, asked in zip(given, (dynamic, cache, mc is not None), strict=True) if asked]
     _check(ways, given, streams=streams, search=search, search_tokens=search_tokens)
+    if protocol is not None:
+        _check_protocol(protocol, ways, split, limit)
+    if save:
+        _check_save(ways, split, limit)
     trained = open_trained(run, device)
+    if save and trained.run.result is None:
+        raise SettingsError("--save keeps figures of finished runs; train this one to its end first")
     dataset = trained.dataset(data)
-    if split not in dataset.splits:
+    if split is not None and split not in dataset.splits:
         raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")
-    text = beginning(dataset.splits[split], limit, trained.vocabulary)
+    names = [split] if split else ["valid", "test"] if save else ["test"]
+    texts = {name: beginning(dataset.splits[name], limit, trained.vocabulary) for name in names}
     searched = beginning(dataset.splits["valid"], search_tokens, trained.vocabulary) if search else None
-    grid = None
     with _progress() as progress:
-        scoring = _Scoring(trained, dataset, text, searched, progress)
+        scoring = _Scoring(trained, dataset, searched, progress)
         if dynamic:
-            score, grid = scoring.dynamic(given["--dynamic"])
+            way = scoring.dynamic(given["--dynamic"])
         elif cache:
-            score, grid = scoring.cache(given["--cache"])
+            way = scoring.cache(given["--cache"])
         else:
-            score = scoring.plain(streams or 1) if mc is None else scoring.monte_carlo(mc, seed or 0)
-    _tell({"run": str(run), "split": split}, scoring, score, grid, as_json)
+            way = scoring.plain(streams or 1) if mc is None else scoring.monte_carlo(mc, seed or 0)
+        scores = {name: way.score(text) for name, text in texts.items()}
+    told = [_figures(scoring, name, texts[name], score) for name, score in scores.items()]
+    if not ways and limit is None:
+        for figures, lines in (
+            _as_the_paper_counts(trained, dataset, names[0], cast("ProtocolName | None", protocol)),
+            _as_training_recorded(trained, names[0], streams or 1),
+        ):
+            told[0][0].update(figures)
+            told[0][1].extend(lines)
+    if save:
+        from reefknot.evaluation.saved import save as keep
+
+        typer.echo(keep(trained.run, way.kind, way.settings, way.grid, scores), err=True)
+    _tell(str(run), way, told, as_json)
 
 
-def _tell(about: dict[str, Any], scoring: _Scoring, score: Score, grid: Grid | None, as_json: bool) -> None:
-    """The figures, what they mean, and what belongs to them."""
+Told = tuple[dict[str, Any], list[str]]
+"""Something found out: for programs, and in lines."""
+
+
+def _tell(run: str, way: _Way, told: Sequence[Told], as_json: bool) -> None:
+    """The figures of each text, after what was tried."""
+    searched = {} if way.grid is None else {"search": way.grid.record()}
+    found = [{"run": run, **figures, **searched} for figures, _ in told]
+    tried = [] if way.grid is None else [way.grid.table()]
+    lines = [*tried, *(line for _, said in told for line in said)]
+    emit(found[0] if len(found) == 1 else found, "\n".join(lines), as_json)
+
+
+def _figures(scoring: _Scoring, split: str, text: Split, score: Score) -> Told:
+    """The figures of a text, what they mean, and what belongs to them."""
     from reefknot.evaluation.search import tails_opened
+    from reefknot.evaluation.units import shown
 
-    figures = score.summary()
+    figures = {"split": split, **score.summary()}
     lines = [
-        f"{about['split']} perplexity {figures['perplexity']:.2f}  word perplexity {figures['word_perplexity']:.2f}  "
+        f"{split} perplexity {shown(figures['perplexity'])}  word perplexity {shown(figures['word_perplexity'])}  "
         f"bits per byte {figures['bits_per_byte']:.4f}",
         score.definition,
     ]
-    tokens, whole = scoring.text.tokens, scoring.dataset.splits[about["split"]].tokens
+    tokens, whole = text.tokens, scoring.dataset.splits[split].tokens
     if tokens < whole:
         figures["limit"] = tokens
         lines.append(f"limit: the first {tokens:,} of {whole:,} tokens only; bytes are in proportion")
-    if grid is not None:
-        figures["search"] = grid.record()
-        lines = [grid.table(), *lines]
-    opened = tails_opened(scoring.trained.model, scoring.text)
+    opened = tails_opened(scoring.trained.model, text)
     if opened is not None:
         figures["tails_opened"] = asdict(opened)
         lines.append(str(opened))
-    emit(about | figures, "\n".join(lines), as_json)
+    return figures, lines
+
+
+def _as_the_paper_counts(trained: TrainedRun, dataset: Dataset, split: str, asked: ProtocolName | None) -> Told:
+    """The figure as a paper's program counts it, where the run's settings or the user name one."""
+    from reefknot.evaluation.protocols import protocol, score_by_protocol
+    from reefknot.evaluation.units import shown
+
+    settings = trained.experiment
+    name = asked or settings.evaluation.protocol
+    countings = protocol(name, settings.training.batch, settings.training.steps) or {}
+    if split not in countings:
+        return {}, []
+    counted = {split: countings[split]}
+    found = score_by_protocol(trained.model, dataset.splits, counted, settings.training.precision)
+    figure = shown(found[split]["perplexity"])
+    return {"protocol": {"name": name, **found}}, [
+        f"counted as {name}: {split} perplexity {figure}",
+        found["definition"],
+    ]
+
+
+def _as_training_recorded(trained: TrainedRun, split: str, streams: int) -> Told:
+    """The figure in result.json, where it is another one because of the streams."""
+    from reefknot.evaluation.units import shown
+
+    settings, result = trained.experiment, trained.run.result or {}
+    then = settings.training.batch if split == "train" else settings.evaluation.streams
+    if split not in result or streams == then:
+        return {}, []
+    recorded = {"perplexity": result[split]["perplexity"], "streams": then}
+    parts = "1 stream" if then == 1 else f"{then} streams, each of which begins without context"
+    return {"recorded": recorded}, [f"training recorded {shown(recorded['perplexity'])}, in {parts}"]
 
 
 def _check(
@@ -138,6 +205,30 @@ def _check(
             raise SettingsError(f"--search has nothing to look for: {fixed} are all given; leave one out")
 
 
+def _check_protocol(name: str, ways: Sequence[str], split: str | None, limit: int | None) -> None:
+    from reefknot.errors import SettingsError
+    from reefknot.evaluation.protocols import ProtocolName
+
+    known = get_args(ProtocolName)
+    if name not in known:
+        raise SettingsError(f"--protocol {name}: must be one of {', '.join(known)}")
+    if ways or limit is not None or split == "train":
+        option = ways[0] if ways else "--limit" if limit is not None else "--split train"
+        raise SettingsError(
+            f"--protocol: papers' programs score the whole valid or test text as it is; leave {option} out"
+        )
+
+
+def _check_save(ways: Sequence[str], split: str | None, limit: int | None) -> None:
+    from reefknot.errors import SettingsError
+
+    if not ways:
+        raise SettingsError("--save goes with --dynamic, --cache or --mc: training has saved the plain figures")
+    if split == "train" or limit is not None:
+        option = "--limit" if limit is not None else "--split train"
+        raise SettingsError(f"--save keeps figures of the whole valid and test texts; leave {option} out")
+
+
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """How far things are, on stderr: stdout is the result's."""
@@ -160,23 +251,37 @@ def _progress() -> Iterator[Progress]:
 
 
 @dataclass(frozen=True)
+class _Way:
+    """One way to score a text, its settings chosen."""
+
+    kind: str
+    settings: dict[str, Any]
+    score: Callable[[Split], Score]
+    grid: Grid | None = None
+    """Where the settings were found."""
+
+
+@dataclass(frozen=True)
 class _Scoring:
-    """One text to score, in one of several ways."""
+    """A model to score texts with, in one of several ways."""
 
     trained: TrainedRun
     dataset: Dataset
-    text: Split
     searched: Split | None
     """What to tune settings on, if they are to be tuned."""
     progress: Progress
 
-    def plain(self, streams: int) -> Score:
+    def plain(self, streams: int) -> _Way:
         from reefknot.evaluation.perplexity import score
 
-        trained = self.trained
-        return score(trained.model, self.text, trained.vocabulary, streams=streams, precision=self.precision)
+        model, words, precision = self.trained.model, self.trained.vocabulary, self.precision
+        return _Way(
+            "plain",
+            {"streams": streams},
+            lambda text: score(model, text, words, streams=streams, precision=precision),
+        )
 
-    def dynamic(self, given: Given) -> tuple[Score, Grid | None]:
+    def dynamic(self, given: Given) -> _Way:
         from reefknot.evaluation.dynamic import DynamicSettings, dynamic_score, gradient_statistics, search_rates
         from reefknot.settings import check
 
@@ -186,9 +291,16 @@ class _Scoring:
         grid = None
         if self.searched is not None:
             settings, grid = search_rates(model, self.searched, words, statistics, settings, **how)
-        return dynamic_score(model, self.text, words, statistics, settings, **how), grid
+        rates = settings.rates()
+        used = {"scale": rates.scale, "eta": rates.eta, "lambda": rates.decay, "epsilon": rates.epsilon}
+        return _Way(
+            "dynamic",
+            used | {"segment": settings.segment},
+            lambda text: dynamic_score(model, text, words, statistics, settings, **how),
+            grid,
+        )
 
-    def cache(self, given: Given) -> tuple[Score, Grid | None]:
+    def cache(self, given: Given) -> _Way:
         from reefknot.evaluation.cache import CacheSettings, cache_score, search_cache
         from reefknot.settings import check
 
@@ -197,16 +309,14 @@ class _Scoring:
         grid = None
         if self.searched is not None:
             settings, grid = search_cache(model, self.searched, words, settings, **how)
-        return cache_score(model, self.text, words, settings, **how), grid
+        return _Way("cache", settings.model_dump(), lambda text: cache_score(model, text, words, settings, **how), grid)
 
-    def monte_carlo(self, passes: int, seed: int) -> Score:
+    def monte_carlo(self, passes: int, seed: int) -> _Way:
         from reefknot.evaluation.monte_carlo import monte_carlo_score
 
-        trained = self.trained
-        steps = trained.experiment.training.steps
-        return monte_carlo_score(
-            trained.model, self.text, trained.vocabulary, passes=passes, window=steps, seed=seed, **self.how
-        )
+        model, words, how = self.trained.model, self.trained.vocabulary, self.how
+        used: dict[str, Any] = {"passes": passes, "window": self.trained.experiment.training.steps, "seed": seed}
+        return _Way("mc", used, lambda text: monte_carlo_score(model, text, words, **used, **how))
 
     @property
     def precision(self) -> str:

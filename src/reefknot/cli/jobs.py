@@ -33,6 +33,8 @@ class Job:
     start: Path | None = None
     """The run that this one begins with."""
     withhold_test: bool = False
+    label: str = ""
+    """What tells it from the others, where its row and its seed do not."""
 
     def command(self) -> list[str]:
         """The command line, as a user would type it."""
@@ -77,6 +79,8 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
         with starting:
             if stopping:
                 return Stopped.exit_code
+            if job.label and at_once == 1:
+                print(job.label, flush=True)
             # A session of its own: a Ctrl-C reaches the children once, through us, not twice.
             process = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", *job.command()],
@@ -87,7 +91,7 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
             running.add(process)
         if process.stdout is not None:
             for line in process.stdout:
-                print(line, end="", flush=True)
+                print(f"{job.label}  {line}" if job.label else line, end="", flush=True)
         code = process.wait()
         with starting:
             running.discard(process)

@@ -56,16 +56,16 @@ def predict(
         prediction = guess(trained.model, words, trained.vocabulary, top)
         phrase = " ".join(words)
         found["phrases"].append({"phrase": phrase, **asdict(prediction)})
-        told += [phrase, *(f"  {value:.4f}  {word}" for word, value in prediction.words)]
-        told.append(f"  of the safe guesses: {_listed(prediction.watched)}")
+        told += [phrase or "(start of line)", *(f"  {value:.4f}  {word}" for word, value in prediction.words)]
+        told.append(f"  safe guesses, whatever comes: {_listed(prediction.watched)}")
     emit(found, "\n".join(told), as_json)
 
 
 def _told(split: str, means: Tendency) -> str:
     return (
-        f"{split} text, mean probability over {means.contexts:,} contexts\n"
+        f"{split} text, mean probability over {means.contexts:,} contexts, one before every token but the first\n"
         f"  the word that comes {means.target:.4f}, its {means.k} nearest by the input end {means.neighbors:.4f}\n"
-        f"  {_listed(means.watched)}"
+        f"  safe guesses, whatever comes: {_listed(means.watched)}"
     )
 
 

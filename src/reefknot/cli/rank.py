@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained
+
+if TYPE_CHECKING:
+    from reefknot.evaluation.rank import Spectrum
 
 EXAMPLES = """\b
 Examples:
@@ -30,35 +33,48 @@ def rank(
 ) -> None:
     """Rank of the matrix of log-probabilities, a row per context: at most D + 2 for one softmax over D dimensions."""
     from reefknot.errors import SettingsError
-    from reefknot.evaluation.rank import AUTHORS, memory, spectrum
+    from reefknot.evaluation.rank import AUTHORS, bound, memory, spectrum
 
     trained = open_trained(run, device)
     texts = trained.dataset(data).splits
     if split not in texts:
         raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
-    found = spectrum(trained.model, texts[split], contexts)
+    output = trained.model.output
+    found, most = spectrum(trained.model, texts[split], contexts), bound(output)
     tolerances = {"numpy's": found.numpy_tolerance, "the paper's": AUTHORS}
     if tolerance is not None:
         tolerances["yours"] = tolerance
     ranks = [{"whose": whose, "tolerance": each, "rank": found.rank(each)} for whose, each in tolerances.items()]
     needed = memory(found.contexts, found.classes)
-    lines = [f"log-probabilities of {found.classes:,} words after {found.contexts:,} contexts of the {split} text"]
-    lines += [f"rank {found.rank(each):,} with {whose} tolerance, {each:.3g}" for whose, each in tolerances.items()]
-    lines.append(
-        f"width of the hidden state {trained.model.output.context_dim:,}; singular values "
-        f"{found.values[0]:.4g} to {found.values[-1]:.3g}, in float64, in at most {needed / 2**30:,.2f} GiB"
-    )
-    if found.contexts < found.classes:
-        lines.append(f"only {found.contexts:,} contexts: the rank cannot be larger")
+    size = f"{needed / 2**30:,.1f} GiB" if needed >= 2**30 else f"{needed / 2**20:,.1f} MiB"
+    lines = [_title(found, split, contexts)]
+    for whose, each in tolerances.items():
+        remark = " (numpy's matrix_rank(tol=True); says little of a small model)" if whose == "the paper's" else ""
+        lines.append(f"rank {found.rank(each):,} with {whose} tolerance, {each:.3g}{remark}")
+    by_contexts = f", and {found.contexts:,} with so few contexts" if found.contexts < most else ""
+    lines += [
+        f"width of the hidden state {output.context_dim:,}; the rank of this end is at most {most:,}{by_contexts}",
+        f"singular values {found.values[0]:.4g} to {found.values[-1]:.3g}, in float64, in at most {size}",
+    ]
     told = {
         "run": str(run),
         "split": split,
         "contexts": found.contexts,
         "classes": found.classes,
-        "width": trained.model.output.context_dim,
+        "width": output.context_dim,
+        "bound": most,
         "ranks": ranks,
         "largest": float(found.values[0]),
         "smallest": float(found.values[-1]),
         "memory_bytes": needed,
     }
     emit(told, "\n".join(lines), as_json)
+
+
+def _title(found: Spectrum, split: str, asked: int | None) -> str:
+    which = "the first" if asked == found.contexts else "all"
+    fewer = f"; {asked:,} were asked for" if asked is not None and asked > found.contexts else ""
+    return (
+        f"log-probabilities of {found.classes:,} words after {which} {found.contexts:,} contexts of the {split} text "
+        f"(every token but the last is the end of one){fewer}"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from reefknot.cli.options import Data, Device, Recipe
 
 if TYPE_CHECKING:
     from reefknot.cli.combinations import Combination
+    from reefknot.cli.jobs import Job
     from reefknot.reports.sweep import Trial
 
 EXAMPLES = """\b
@@ -31,6 +33,13 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/sweeps/RECIPE/ROW]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds per combination.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 1,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Finished run to begin with, where training.start asks for one; with --seeds, the folder that holds "
+            "one per seed. [default: its row's]"
+        ),
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Also show the test perplexity of the best.")] = False,
     data: Data = None,
     device: Device = "auto",
@@ -43,7 +52,7 @@ def sweep(
     from reefknot.cli.combinations import combine, parse
     from reefknot.cli.jobs import Job, run_missing
     from reefknot.cli.sizes import for_each, open_checked
-    from reefknot.experiments import is_done
+    from reefknot.experiments import is_done, start_folder
     from reefknot.recipe import load_recipe
     from reefknot.reports.sweep import Trial
 
@@ -60,23 +69,36 @@ def sweep(
         loaded = load_recipe(recipe, overrides, chosen.name)
         own = loaded.row(chosen.name)
         dataset = open_checked(own, loaded.experiments[own.name], data)
-        folders = [root / each.folder / f"seed{seed}" for seed in range(seeds)]
-        return [
-            (
-                Job(recipe, own.name, seed, folder, overrides, data, device, withhold_test=True),
-                is_done(folder, loaded, own, seed, dataset),
-            )
-            for seed, folder in enumerate(folders)
-        ]
+        found = []
+        for seed in range(seeds):
+            folder = root / each.folder / f"seed{seed}"
+            given = start / f"seed{seed}" if start and seeds > 1 else start
+            first = given or start_folder(loaded, own, seed)
+            job = Job(recipe, own.name, seed, folder, overrides, data, device, False, first, True, each.name)
+            found.append((job, is_done(folder, loaded, own, seed, dataset, first)))
+        return found
 
     planned = for_each(recipe, "combination", combinations, plan)
     trials = [
         Trial(name, combinations[name].settings, tuple(job.out for job, _ in runs)) for name, runs in planned.items()
     ]
+    runs = [run for each in planned.values() for run in each]
+    _check_starts([job for job, done in runs if not done], fixed)
     try:
-        run_missing([run for runs in planned.values() for run in runs], jobs, root)
+        run_missing(runs, jobs, root)
     finally:
         _show(trials, root, f"{plain.title}: a sweep of {chosen.name}", test)
+
+
+def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
+    """Refuse a sweep of a second stage without its first, once. Only what all combinations share is said of that."""
+    from reefknot.experiments import find_start
+    from reefknot.recipe import load_recipe
+
+    for job in jobs:
+        if job.start:
+            loaded = replace(load_recipe(job.recipe, job.overrides, job.row), overrides=tuple(fixed))
+            find_start(loaded, loaded.row(job.row), job.seed, job.start, job.out, job.data)
 
 
 def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,35 +11,45 @@ import typer
 from reefknot.cli.options import Data, Device, Overrides, Recipe
 
 if TYPE_CHECKING:
+    from reefknot.recipe import Experiment, Row
     from reefknot.recipe import Recipe as LoadedRecipe
+    from reefknot.text.dataset import Dataset
 
 EXAMPLES = """\b
 Examples:
   reefknot table demo
   reefknot table press2017/table6 --data DIR --seeds 3
   reefknot table press2017/table6 --data DIR --device cuda --jobs 4
+  reefknot table inan2017/table1 --data DIR --row "*small*" --row "VD-LSTM medium"
 """
 
 
 def table(
     recipe: Recipe,
     overrides: Overrides = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option(help="A row, or several by *, with those that they start from; repeatable. [default: all]"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/RECIPE]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds per row.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 1,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Train every row of a recipe, print one table and write report.html. Run again, it goes on where it stopped."""
+    """Train every row of a recipe, print one table and write report.html. Run again, it goes on where it stopped.
+
+    Rows whose corpus is not on this machine are left out, unless their very names are given.
+    """
     from reefknot.cli.jobs import Job, run_missing
-    from reefknot.cli.sizes import for_each_row, open_checked
     from reefknot.experiments import default_folder, is_done, start_folder
     from reefknot.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(recipe, overrides or [], row)
     root = out or Path("runs") / loaded.name
     typer.echo(loaded.title)
-    datasets = for_each_row(recipe, loaded, lambda row, each: open_checked(row, each, data))
+    named = {loaded.row(name).name for name in row or [] if "*" not in name}
+    datasets = _open_texts(loaded, named, data)
     for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
         typer.echo(description)
     planned = [
@@ -53,7 +64,7 @@ def table(
             start=start_folder(loaded, row, seed, root),
         )
         for row in loaded.rows
-        if not row.quoted
+        if row.name in datasets
         for seed in range(seeds)
     ]
     finished = [
@@ -63,6 +74,36 @@ def table(
         run_missing(list(zip(planned, finished, strict=True)), jobs, root)
     finally:
         _show(loaded, [job.out for job in planned if (job.out / "config.json").exists()], root)
+
+
+def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, Dataset]:
+    """The texts of all rows that can be trained here; says which cannot.
+
+    A recipe may hold rows over a corpus that one does not have: that is no failure of the others, so the table shows
+    them as not run. It is an error of a row that was asked for by name, and where nothing is left to train.
+    """
+    from reefknot.cli.sizes import for_each_row, open_checked
+    from reefknot.errors import CorpusNotHere
+
+    absent: dict[str, list[str]] = {}
+
+    def open_text(row: Row, experiment: Experiment) -> Dataset | None:
+        try:
+            return open_checked(row, experiment, data)
+        except CorpusNotHere as error:
+            if row.name in named:
+                raise
+            absent.setdefault(str(error), []).append(f'"{row.name}"')
+            return None
+
+    opened = for_each_row(recipe.asked, recipe, open_text)
+    told = [f"not run: {', '.join(rows)}: {why}" for why, rows in absent.items()]
+    found = {row: dataset for row, dataset in opened.items() if dataset is not None}
+    if not found:
+        raise CorpusNotHere("\n".join(told))
+    for line in told:
+        typer.echo(line, err=True)
+    return found
 
 
 def _show(recipe: LoadedRecipe, runs: list[Path], root: Path) -> None:

@@ -15,6 +15,7 @@ Examples:
   reefknot train demo --row tied
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
+  reefknot train demo --row tied encoder.kind=gru       # keeps what a GRU has too; encoder="{...}" keeps nothing
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied
 """
 
@@ -27,7 +28,10 @@ def train(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train seeds 0 to N-1, one run each.")] = 1,
     start: Annotated[
         Path | None,
-        typer.Option(help="Finished run to begin with, where training.start asks for one. [default: its row's]"),
+        typer.Option(
+            help="Finished run to begin with, where training.start asks for one; with --seeds, the folder that holds "
+            "one per seed. [default: its row's]"
+        ),
     ] = None,
     data: Data = None,
     device: Device = "auto",

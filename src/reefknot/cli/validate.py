@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reefknot.cli.options import AsJson, Data, emit
+
+if TYPE_CHECKING:
+    from reefknot.recipe import Row
 
 EXAMPLES = """\b
 Examples:
@@ -20,22 +23,30 @@ def validate(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every setting of every row, build the models without memory, and compare their sizes with the paper's."""
+    """Check every setting of every row and that each model has as many parameters as its recipe says."""
     from reefknot.cli.sizes import checked_size, for_each_row
     from reefknot.errors import ReefknotError
     from reefknot.recipe import load_recipe
 
-    checked = []
+    checked, lines = [], []
     problems: list[ReefknotError] = []
     for name in recipes:
         try:
-            sizes = for_each_row(name, load_recipe(name), lambda row, experiment: checked_size(row, experiment, data))
+            loaded = load_recipe(name)
+            sizes = for_each_row(name, loaded, lambda row, experiment: checked_size(row, experiment, data))
         except ReefknotError as error:
             problems.append(error)
         else:
             checked += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
+            lines += [f"{name}  {row}: valid, {_size(loaded.row(row), size)}" for row, size in sizes.items()]
+            if others := len(loaded.rows) - len(sizes):
+                lines.append(f"{name}  nothing to train in {others} other row{'s' * (others > 1)}")
     if problems:
         raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems))))
-    known = [f"{c['parameters']:,} parameters" if c["parameters"] else "size unknown: corpus not here" for c in checked]
-    lines = [f"{c['recipe']}  {c['row']}: valid, {size}" for c, size in zip(checked, known, strict=True)]
     emit(checked, "\n".join(lines), as_json)
+
+
+def _size(row: Row, parameters: int | None) -> str:
+    if parameters is None:
+        return "size unknown: corpus not here"
+    return f"{parameters:,} parameters" + (", as the recipe says" if row.parameters else "")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
@@ -22,9 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError
-from reefknot.evaluation.grid import Grid, Point, Progress, one_stream, search, unheard
-from reefknot.evaluation.perplexity import ROWS_AT_ONCE, Score, score
-from reefknot.evaluation.units import perplexity
+from reefknot.evaluation.grid import Grid, Point, Progress, search, unheard
+from reefknot.evaluation.perplexity import ANY_WINDOWS, ROWS_AT_ONCE, Score, one_stream, score, score_otherwise
 from reefknot.kernels.scores import at_least_float32
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.settings import Count, NonNegative, Probability, Settings
@@ -52,7 +50,7 @@ class CacheSettings(Settings):
     window: Annotated[Count, Field(description="positions that it looks back on")] = 500
     fill: Annotated[
         Fill,
-        Field(description="use it with whatever is stored (partial), or once more than a window is (full, AWD-LSTM's)"),
+        Field(description="used from the start (partial), or only once the window is full (full, as AWD-LSTM's)"),
     ] = "partial"
 
 
@@ -130,12 +128,12 @@ def cache_score(
     nll_T = -_mix(reading.log_probs, from_cache_T, settings)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(f"the model and its cache give the {split.name} text a probability that is not a number")
-    since = "whatever is stored" if settings.fill == "partial" else "only once more than these are stored"
-    definition = (
-        f"continuous cache: weight {settings.weight:.4g}, theta {settings.theta:.4g}, over the last "
-        f"{settings.window:,} positions, {since}; without it: perplexity {perplexity(plain.mean):,.2f}"
+    since = "from the start" if settings.fill == "partial" else "only once there are more than so many"
+    how = (
+        f"{ANY_WINDOWS}\ncontinuous cache: weight {settings.weight:.4g}, theta {settings.theta:.4g}, over the last "
+        f"{settings.window:,} positions, used {since}"
     )
-    return replace(plain, nll=nll_T.float().cpu().numpy(), definition=f"{plain.definition}\n{definition}")
+    return score_otherwise(plain, nll_T.float().cpu().numpy(), how, split, vocabulary, precision=precision)
 
 
 def search_cache(

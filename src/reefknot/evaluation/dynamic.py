@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -35,9 +35,8 @@ from torch import Tensor
 
 from reefknot.encoders.contract import detach
 from reefknot.errors import NonFiniteError
-from reefknot.evaluation.grid import Grid, Point, Progress, one_stream, search, unheard
-from reefknot.evaluation.perplexity import Score, score
-from reefknot.evaluation.units import perplexity
+from reefknot.evaluation.grid import Grid, Point, Progress, search, unheard
+from reefknot.evaluation.perplexity import Score, one_stream, score, score_otherwise
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import send
 from reefknot.settings import Count, NonNegative, Positive, Settings
@@ -172,13 +171,12 @@ def dynamic_score(
             "use a smaller eta or a greater epsilon"
         )
     rates = settings.rates()
-    definition = (
+    how = (
         f"dynamic evaluation: every {settings.segment} tokens are scored, then learned from, so this figure depends on "
         f"the cut; eta {rates.eta:.4g}, lambda {rates.decay:.4g}, epsilon {rates.epsilon:.4g} on the scale "
-        f"{rates.scale!r}; statistics of {statistics.batches:,} gradients of the training text without dropout; "
-        f"without it: perplexity {perplexity(plain.mean):,.2f}"
+        f"{rates.scale!r}; statistics of {statistics.batches:,} gradients of the training text without dropout"
     )
-    return replace(plain, nll=nll_T.float().cpu().numpy(), definition=f"{plain.definition}\n{definition}")
+    return score_otherwise(plain, nll_T.float().cpu().numpy(), how, split, vocabulary, precision=precision)
 
 
 def search_rates(

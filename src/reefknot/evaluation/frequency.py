@@ -1,7 +1,8 @@
 """Loss by how often a token was seen in training: of the token to predict, or of the token before it.
 
 Of one model in powers of ten, as Baevski & Auli 2019 show it; of two models beside each other in the bands of Pappas &
-Henderson 2019, Figure 3, where a band's figure is the mean over its word types, each counting alike.
+Henderson 2019, Figure 3: per token, with an interval, and as they show it, the mean over the word types of a band, each
+counting alike.
 
 Shapes: N scored tokens, V types.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reefknot.evaluation.comparison import FEWEST_UNITS, compare
 from reefknot.evaluation.perplexity import Score
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
@@ -29,15 +31,24 @@ Losses = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
-class BandComparison:
-    """Two systems on the tokens of one band of training counts, low to high (None: no upper end)."""
+class TokenComparison:
+    """Two systems on some of the tokens of a text: the loss of each per token."""
 
-    low: int
-    high: int | None
     tokens: int
     nll_a: float
     nll_b: float
-    """Per token."""
+    difference: float
+    """B - A: below zero, B is better."""
+    interval: tuple[float, float] | None
+    """Where that lies, as for the whole text; None where the tokens are in too few units of it to tell."""
+
+
+@dataclass(frozen=True)
+class BandComparison(TokenComparison):
+    """The same on one band of training counts, low to high (None: no upper end)."""
+
+    low: int
+    high: int | None
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,31 @@ class TypeComparison(BandComparison):
     types: int
     """Those of the band that the text has."""
     relative: float
-    """100 (B - A) / A of the summed losses of a type, in percent, mean over the types: below zero, B is better."""
+    """100 (B - A) / A of the summed losses of a type, in percent, mean over the types: not what `difference` is, which
+    frequent types decide."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two systems on the same tokens of a text: an array of losses for each run, and the units that are resampled."""
+
+    a: list[Losses]
+    b: list[Losses]
+    boundaries: NDArray[np.int64]
+    """Of the units: 0, ..., number of tokens."""
+
+    def on(self, inside_N: NDArray[np.bool_]) -> TokenComparison:
+        """Compare on some of the tokens."""
+        a, b = ([nll[inside_N] for nll in runs] for runs in (self.a, self.b))
+        ends = np.concatenate([[0], np.cumsum(inside_N)])[self.boundaries]
+        enough = len(np.unique(ends)) > FEWEST_UNITS
+        mean_a, mean_b = (float(np.mean([_mean(nll) for nll in runs])) for runs in (a, b))
+        interval = compare(a, b, ends).interval if enough else None
+        return TokenComparison(int(inside_N.sum()), mean_a, mean_b, mean_b - mean_a, interval)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.boundaries[-1])
 
 
 def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> dict[str, list[Band]]:
@@ -72,15 +107,18 @@ def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> dic
 
 
 def compare_by_target(
-    a: Losses, b: Losses, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
+    pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[TypeComparison]:
-    """Two systems' losses of the same tokens, by how often the target was seen in training.
+    """Two systems by how often the target was seen in training.
 
     A type that A predicts without any loss has no relative difference and is left out of that mean.
     """
     counts = np.asarray(vocabulary.counts)
-    targets_N, _ = _sides(len(a), split, vocabulary)
-    sums_a, sums_b = (np.bincount(targets_N, weights=losses, minlength=len(counts)) for losses in (a, b))
+    targets_N, _ = _sides(pair.tokens, split, vocabulary)
+    sums_a, sums_b = (
+        np.bincount(targets_N, weights=np.mean(runs, axis=0, dtype=np.float64), minlength=len(counts))
+        for runs in (pair.a, pair.b)
+    )
     present_V = np.bincount(targets_N, minlength=len(counts)) > 0
     band_of_type = _band(counts, edges)
     found = []
@@ -88,30 +126,30 @@ def compare_by_target(
         types_V = present_V & (band_of_type == index)
         divisible_V = types_V & (sums_a > 0)
         relative = 100 * (sums_b[divisible_V] / sums_a[divisible_V] - 1)
+        mean = float(relative.mean()) if relative.size else 0.0
         found.append(
-            TypeComparison(
-                low,
-                high,
-                int(inside_N.sum()),
-                _mean(a[inside_N]),
-                _mean(b[inside_N]),
-                types=int(types_V.sum()),
-                relative=float(relative.mean()) if relative.size else 0.0,
-            )
+            TypeComparison(**vars(pair.on(inside_N)), low=low, high=high, types=int(types_V.sum()), relative=mean)
         )
     return found
 
 
 def compare_by_previous(
-    a: Losses, b: Losses, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
+    pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[BandComparison]:
-    """Two systems' losses of the same tokens, by how often the token before was seen in training."""
-    _, previous_N = _sides(len(a), split, vocabulary)
+    """Two systems by how often the token before was seen in training."""
+    _, previous_N = _sides(pair.tokens, split, vocabulary)
     seen_N = np.asarray(vocabulary.counts)[previous_N]
     return [
-        BandComparison(low, high, int(inside_N.sum()), _mean(a[inside_N]), _mean(b[inside_N]))
+        BandComparison(**vars(pair.on(inside_N)), low=low, high=high)
         for _, low, high, inside_N in _occupied(seen_N, edges)
     ]
+
+
+def compare_on_symbols(pair: Pair, split: Split, vocabulary: Vocabulary) -> dict[str, TokenComparison]:
+    """Two systems on the targets that are no words, <unk> and <eos>: frequent ones, which decide their bands."""
+    targets_N, _ = _sides(pair.tokens, split, vocabulary)
+    symbols = [each for each in (vocabulary.unk, vocabulary.eos) if each is not None and each in targets_N]
+    return {vocabulary.words[each]: pair.on(targets_N == each) for each in symbols}
 
 
 def _sides(scored: int, split: Split, vocabulary: Vocabulary) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,5 @@
-"""Settings tried on a validation text, in every combination of a few values; and what such long work shares: the text
-as one stream, the beginning of a text, word of how far things are.
-
-Shapes: T tokens of the one stream.
-"""
+"""Settings tried on a validation text, in every combination of a few values; and what such long work shares: the
+beginning of a text, word of how far things are."""
 
 from __future__ import annotations
 
@@ -12,12 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from reefknot.errors import DataError, NonFiniteError, SettingsError
-from reefknot.evaluation.units import perplexity
+from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.evaluation.units import perplexity, shown
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
 
@@ -70,13 +63,14 @@ class Grid:
         best = self.best
         rows = [[*downward, *(f"{across} {value:.4g}" for value in self.axes[across])]]
         for values, tried in groupby(self.points, key=lambda each: [each[0][name] for name in downward]):
-            cells = [f"{perplexity(nll):,.2f}{'*' if point == best else ' '}" for point, nll in tried]
+            cells = [f"{shown(perplexity(nll))}{'*' if point == best else ' '}" for point, nll in tried]
             rows.append([*(f"{value:.4g}" for value in values), *cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         told = [f"perplexity of {self.text} (* the best)", *(line.rstrip() for line in lines)]
         if self.edges:
-            told.append(f"the best {' and '.join(self.edges)} tried lies at the edge; there may be better beyond it")
+            edges = ", ".join(f"{name} {best[name]:.4g}" for name in self.edges)
+            told.append(f"the best values tried ({edges}) lie at the edge of the grid; there may be better beyond it")
         return "\n".join(told)
 
 
@@ -122,15 +116,3 @@ def beginning(split: Split, tokens: int | None, vocabulary: Vocabulary) -> Split
         lines=round(split.lines * share),
         bytes=max(1, round(split.bytes * share)),
     )
-
-
-def one_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """A text's inputs x_1T and targets y_1T, as plain scoring has them: <eos> stands before the first token."""
-    inputs, targets = (np.asarray(each, dtype=np.int64) for each in (split.inputs[:-1], split.ids))
-    if vocabulary.eos is None:
-        targets = targets[1:]
-    else:
-        inputs = np.concatenate([[vocabulary.eos], inputs])
-    if not len(targets):
-        raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
-    return torch.from_numpy(inputs)[None], torch.from_numpy(targets)[None]

@@ -1,30 +1,32 @@
 """Monte-Carlo dropout (Gal & Ghahramani 2016): the probabilities of many passes with dropout on, averaged.
 
 Each pass reads the text once, as training does: masks are drawn for every window, the state is carried. What is
-averaged over the passes is the probability of each token, not its logarithm.
+averaged over the passes is the probability of each token, not its logarithm. Of a model that drops nothing one pass is
+made, whatever was asked for: all are the same.
 
-Shapes: T tokens of the one stream, W of them in a window.
+Shapes: T tokens of the one stream.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.evaluation.grid import Progress, one_stream, unheard
-from reefknot.evaluation.perplexity import Score, score
-from reefknot.evaluation.units import perplexity
+from reefknot.evaluation.grid import Progress, unheard
+from reefknot.evaluation.perplexity import Score, log_probs, one_stream, score, score_otherwise
+from reefknot.evaluation.units import perplexity, shown
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
+
+_ROUNDING = 1e-3  # by which a loss in training mode may differ where nothing is dropped
 
 
 @dataclass(frozen=True)
@@ -63,38 +65,34 @@ def monte_carlo_score(
     """
     if passes < 1 or window < 1:
         raise SettingsError(f"Monte-Carlo dropout: passes = {passes}, window = {window}: both must be at least 1")
-    plain = score(model, split, vocabulary, precision=precision)
+    plain = score(model, split, vocabulary, window=window, precision=precision)
+    told: dict[str, str] = {"precision": precision, "without": "dropout"}
     device = next(model.parameters()).device
     x_1T, y_1T = (each.to(device) for each in one_stream(split, vocabulary))
-    alone = []
+    alone: list[float] = []
     together_T = torch.full(y_1T.shape[1:], -math.inf, dtype=torch.float64, device=device)
     with _dropping(model, seed), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         for number in range(passes):
-            logp_T = _one_pass(model, x_1T, y_1T, window).double()
-            together_T = torch.logaddexp(together_T, logp_T)
+            logp_T = torch.cat(list(log_probs(model, x_1T, y_1T, window)), dim=1)[0].double()
             # Asking the device for the mean keeps the host from running a whole text ahead.
             alone.append(perplexity(-float(logp_T.mean())))
+            if number == 0 and np.allclose(logp_T.cpu().numpy(), -plain.nll, rtol=_ROUNDING, atol=_ROUNDING):
+                how = "Monte-Carlo dropout: this model drops nothing, so one pass was made, and nothing has changed"
+                return _with_passes(score_otherwise(plain, plain.nll, how, split, vocabulary, **told), alone)
+            together_T = torch.logaddexp(together_T, logp_T)
             progress("passes with dropout", (number + 1) / passes)
     nll = (math.log(passes) - together_T).float().cpu().numpy()
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"with dropout the model gives the {split.name} text a probability that is not a number")
-    definition = (
+    how = (
         f"Monte-Carlo dropout: mean probability of {passes:,} passes, masks drawn for every {window:,} tokens (seed "
-        f"{seed}), so this figure depends on both; a pass alone: perplexity {min(alone):,.2f} to {max(alone):,.2f}; "
-        f"without dropout: {perplexity(plain.mean):,.2f}"
+        f"{seed}), so this figure depends on both; a pass alone: perplexity {shown(min(alone))} to {shown(max(alone))}"
     )
-    definition = f"{plain.definition}\n{definition}"
-    return MonteCarloScore(nll, plain.first, plain.words, plain.bytes, definition, tuple(alone))
+    return _with_passes(score_otherwise(plain, nll, how, split, vocabulary, **told), alone)
 
 
-def _one_pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, window: int) -> Tensor:
-    state = model.initial_state(1)
-    pieces = []
-    for start in range(0, x_1T.shape[1], window):
-        here = slice(start, start + window)
-        logp_1W, state = model.target_log_probs(x_1T[:, here], y_1T[:, here], state)
-        pieces.append(logp_1W[0])
-    return torch.cat(pieces)
+def _with_passes(found: Score, alone: Sequence[float]) -> MonteCarloScore:
+    return MonteCarloScore(found.nll, found.first, found.words, found.bytes, found.definition, tuple(alone))
 
 
 @contextmanager

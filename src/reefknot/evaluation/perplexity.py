@@ -6,16 +6,18 @@ Shapes: B streams, T steps.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from reefknot.errors import DataError, NonFiniteError
-from reefknot.evaluation.units import perplexity
+from reefknot.evaluation.units import perplexity, shown
 from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
@@ -23,6 +25,7 @@ from reefknot.text.vocabulary import Vocabulary
 
 ROWS_AT_ONCE = 8192
 """Rows that the output end scores in one window, all streams together: bounds the memory, never the result."""
+ANY_WINDOWS = "independent of how the text is cut into windows"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Score:
     """Words and line ends that the scored tokens make; without sub-words, as many as there are of those."""
     bytes: int
     definition: str
+    streams: int = field(default=1, kw_only=True)
+    """Parts that the text was read in, side by side."""
 
     @property
     def mean(self) -> float:
@@ -53,6 +58,7 @@ class Score:
             "tokens": len(self.nll),
             "words": self.words,
             "bytes": self.bytes,
+            "streams": self.streams,
             "definition": self.definition,
         }
 
@@ -74,32 +80,70 @@ def score(
         window: tokens per stream computed at once. Changes time and memory only.
         precision: `float32`, or `bfloat16` for autocast.
     """
-    context, targets = (np.asarray(each, dtype=np.int64) for each in (split.inputs[:-1], split.ids))
-    if vocabulary.eos is None:
-        targets = targets[1:]
-    else:
-        context = np.concatenate([[vocabulary.eos], context])
-    if not len(targets):
-        raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
-    streams = min(streams, len(targets))
-    x_BT, y_BT = _fold(context, streams, 0), _fold(targets, streams, IGNORE)
-    window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * streams)))
-    device = next(model.parameters()).device
-    pieces = []
-    state = model.initial_state(streams)
-    with evaluating(model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-        for start in range(0, x_BT.shape[1], window):
-            x, y = (t[:, start : start + window].to(device) for t in (x_BT, y_BT))
-            logp, state = model.target_log_probs(x, y, state)
-            pieces.append(-logp.float().cpu())
-    nll_BT = torch.cat(pieces, dim=1)
-    nll = nll_BT[y_BT != IGNORE].numpy()
+    x_1T, y_1T = one_stream(split, vocabulary)
+    streams = min(streams, y_1T.shape[1])
+    y_BT = _fold(y_1T[0], streams, IGNORE)
+    nll_BT = losses(model, _fold(x_1T[0], streams, 0), y_BT, window=window, precision=precision)
+    nll = nll_BT[(y_BT != IGNORE).numpy()]
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
     first = split.tokens - len(nll)
-    words = int(_ends_of_words(vocabulary)[targets].sum())
-    definition = _definition(split, vocabulary, len(nll), words, streams, precision)
-    return Score(nll, first, words, split.bytes, definition)
+    words = int(_ends_of_words(vocabulary)[y_1T[0].numpy()].sum())
+    definition = define(split, vocabulary, scored=len(nll), words=words, streams=streams, precision=precision)
+    return Score(nll, first, words, split.bytes, definition, streams=streams)
+
+
+def score_otherwise(
+    plain: Score,
+    nll: NDArray[np.float32],
+    how: str,
+    split: Split,
+    vocabulary: Vocabulary,
+    *,
+    precision: str = "float32",
+    without: str = "it",
+) -> Score:
+    """The score of a text in one stream by another way than `plain`, which `how` describes; says so if it is worse."""
+    worse = ", which is better" if plain.mean < float(nll.mean(dtype=np.float64)) else ""
+    how = f"{how}; without {without}: perplexity {shown(perplexity(plain.mean))}{worse}"
+    definition = define(split, vocabulary, scored=len(nll), words=plain.words, precision=precision, how=how)
+    return replace(plain, nll=nll, definition=definition)
+
+
+def one_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+    """A text's inputs x_1T and targets y_1T: <eos> stands before the first token, which else is no target."""
+    inputs, targets = (np.asarray(each, dtype=np.int64) for each in (split.inputs[:-1], split.ids))
+    if vocabulary.eos is None:
+        targets = targets[1:]
+    else:
+        inputs = np.concatenate([[vocabulary.eos], inputs])
+    if not len(targets):
+        raise DataError(f"the {split.name} text has one token and no <eos> to stand before it: nothing can be scored")
+    return torch.from_numpy(inputs)[None], torch.from_numpy(targets)[None]
+
+
+@torch.no_grad()
+def losses(
+    model: LanguageModel, x_BT: Tensor, y_BT: Tensor, *, window: int | None = None, precision: str = "float32"
+) -> NDArray[np.float32]:
+    """nll_BT of the targets of streams that are read side by side, without dropout."""
+    device = next(model.parameters()).device
+    window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * len(x_BT))))
+    with evaluating(model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        pieces = [-logp_BT.float().cpu() for logp_BT in log_probs(model, x_BT, y_BT, window)]
+    nll_BT: NDArray[np.float32] = torch.cat(pieces, dim=1).numpy()
+    return nll_BT
+
+
+def log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> Iterator[Tensor]:
+    """logp_BT of the targets, window by window, in the mode that the model is in. Streams begin with an empty state,
+    which is carried."""
+    device = next(model.parameters()).device
+    state = model.initial_state(len(x_BT))
+    for start in range(0, x_BT.shape[1], window):
+        x, y = (each[:, start : start + window].to(device) for each in (x_BT, y_BT))
+        logp_BT, state = model.target_log_probs(x, y, state)
+        yield logp_BT
 
 
 def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDArray[np.float64]:
@@ -119,21 +163,27 @@ def _ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
     return np.fromiter(map(vocabulary.ends_word, vocabulary.words), dtype=np.bool_, count=len(vocabulary))
 
 
-def _fold(ids: NDArray[np.int64], streams: int, filler: int) -> Tensor:
+def _fold(ids_T: Tensor, streams: int, filler: int) -> Tensor:
     """Contiguous parts as rows, in order; lengths differ by one at most and the short ones are filled up."""
-    parts = np.array_split(ids, streams)
-    folded = np.full((streams, len(parts[0])), filler, dtype=np.int64)
-    for row, part in zip(folded, parts, strict=True):
-        row[: len(part)] = part
-    return torch.from_numpy(folded)
+    return pad_sequence(list(ids_T.tensor_split(streams)), batch_first=True, padding_value=filler)
 
 
-def _definition(split: Split, vocabulary: Vocabulary, scored: int, words: int, streams: int, precision: str) -> str:
+def define(
+    split: Split,
+    vocabulary: Vocabulary,
+    *,
+    scored: int,
+    words: int,
+    streams: int = 1,
+    precision: str = "float32",
+    how: str = ANY_WINDOWS,
+) -> str:
+    """What a perplexity of this text means. `how` is the rest of the last line, for other ways to score."""
     if vocabulary.eos is None:
         start = "the first token, which has nothing before it, is not scored"
         line_ends, words_are = "line ends are no tokens", "words"
     else:
-        start = "<eos> stands before the first token and nothing is dropped"
+        start = "<eos> stands before the first token and no token is left out"
         line_ends, words_are = "every line ends with the token <eos>, which is scored", "words and line ends"
     if vocabulary.bpe:
         words_are += f" in {scored:,} pieces, where a word's probability is the product over its pieces"
@@ -147,6 +197,6 @@ def _definition(split: Split, vocabulary: Vocabulary, scored: int, words: int, s
             f"unknown words: {unknown}; end of line: {line_ends}",
             f"word perplexity: the same total over {words:,} {words_are}; "
             f"bits per byte: over {split.bytes:,} bytes of UTF-8 text, unknown words included",
-            f"computed in {precision}; independent of how the text is cut into windows",
+            f"computed in {precision}; {how}",
         ]
     )

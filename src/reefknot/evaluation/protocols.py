@@ -9,7 +9,7 @@
 Both drop the tokens at the end of the text that do not fill the streams, and have nothing stand before a stream's first
 token, which therefore is never scored.
 
-Shapes: B streams, T targets of each.
+Shapes: B streams, T targets of each, L tokens.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from reefknot.errors import DataError
-from reefknot.evaluation.contexts import contexts
-from reefknot.evaluation.perplexity import ROWS_AT_ONCE
+from reefknot.evaluation.perplexity import losses
 from reefknot.evaluation.units import perplexity
-from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Split
-from reefknot.text.streams import Streams
 
 ProtocolName = Literal["definition", "zaremba", "awd"]
 
@@ -52,6 +51,15 @@ class Counting:
                 f'with a window of {self.window:,} need {self.streams * (self.window + 1):,}; use "definition"'
             )
         return there - there % self.window
+
+    def cut(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Inputs x_BT and counted targets y_BT."""
+        counted, length = self.targets(split), split.tokens // self.streams
+        inputs_BL, ids_BL = (
+            torch.from_numpy(np.asarray(each[: self.streams * length], dtype=np.int64)).view(self.streams, length)
+            for each in (split.inputs, split.ids)
+        )
+        return inputs_BL[:, :counted], ids_BL[:, 1 : counted + 1]
 
     def mean(self, nll_BT: NDArray[np.float32]) -> float:
         """The mean loss of counted targets, as the program divides."""
@@ -98,7 +106,8 @@ def score_by_protocol(
     figures: dict[str, Any] = {}
     for name, counting in countings.items():
         split = splits[name]
-        nll_BT = losses(model, split, counting.streams, precision)[:, : counting.targets(split)]
+        x_BT, y_BT = counting.cut(split)
+        nll_BT = losses(model, x_BT, y_BT, precision=precision)
         mean = counting.mean(nll_BT)
         figures[name] = {"perplexity": perplexity(mean), "nll": mean, "tokens": nll_BT.size}
     lines = [
@@ -107,18 +116,3 @@ def score_by_protocol(
         f"computed in {precision}, without dropout",
     ]
     return {"definition": ".\n".join(lines), **figures}
-
-
-@torch.no_grad()
-def losses(model: LanguageModel, split: Split, streams: int, precision: str = "float32") -> NDArray[np.float32]:
-    """nll_BT of all targets of a text that is cut into so many streams of equal length."""
-    rows = model.output.rows_per_token * streams
-    read = Streams(split.ids, streams, max(1, min(1024, ROWS_AT_ONCE // rows)), split.inputs)
-    device = next(model.parameters()).device
-    pieces = []
-    with evaluating(model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-        for h_BTD, y_BT in contexts(model, read):
-            logp_N = model.output.target_log_probs(h_BTD.flatten(0, 1), y_BT.reshape(-1))
-            pieces.append(-logp_N.view_as(y_BT).float().cpu())
-    nll_BT: NDArray[np.float32] = torch.cat(pieces, dim=1).numpy()
-    return nll_BT

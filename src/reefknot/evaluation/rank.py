@@ -24,6 +24,8 @@ from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsEr
 from reefknot.evaluation.contexts import contexts
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.outputs.contract import OutputEnd
+from reefknot.outputs.mixture import MixtureOfSoftmaxes
+from reefknot.outputs.softmax import Softmax
 from reefknot.text.dataset import Split
 from reefknot.text.streams import Streams
 
@@ -84,6 +86,13 @@ class TriangularFactor:
         self._blocks.clear()
         self._blocks = [torch.linalg.qr(stacked, mode="r").R]
         self._held = len(self._blocks[0])
+
+
+@torch.no_grad()
+def bound(output: OutputEnd) -> int:
+    """The largest rank that the log-probabilities of an output end can have, however many contexts there are."""
+    one_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
+    return min(output.vocab_size, output.vectors().shape[1] + 2) if one_softmax else output.vocab_size
 
 
 def memory(contexts: int, classes: int) -> int:

@@ -53,6 +53,8 @@ class CharCNN(InputEnd):
     """
 
     spellings: Tensor
+    # It spells each distinct word of a window once, and how many there are the device alone knows.
+    waits = True
 
     def __init__(
         self,

@@ -13,6 +13,8 @@ class InputEnd(nn.Module):
     vocab_size: int
     dim: int
     """Width of the vectors."""
+    waits: bool = False
+    """Whether its forward asks a GPU for a number, which a step that is captured must not."""
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """x_BTD: one vector per token."""

@@ -1,4 +1,5 @@
-"""Which implementation of the per-row primitive runs, and how much memory it may take."""
+"""Which implementation of the per-row primitive runs, and how much memory it may take; and whether an LSTM with a mask
+on its state has a kernel."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ _CHOSEN = threading.local()
 
 @contextmanager
 def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
-    """Within it, every output end computes its losses so: an implementation, and MiB of working memory."""
+    """Within it, every output end computes its losses so: an implementation, and MiB of working memory. An LSTM with a
+    mask on its state has a kernel or a loop in plain torch; `reference` and `chunked` mean the loop."""
     before, _CHOSEN.choice = current(), Choice(impl, memory)
     try:
         yield
@@ -83,7 +85,7 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
     if impl == "auto":
         impl = "triton" if dtype == torch.bfloat16 and _kernels_run_on(device) else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
-        _say_once(impl, device.type, str(dtype).removeprefix("torch."))
+        say_once("cross-entropy", impl, device.type, dtype)
     return impl
 
 
@@ -93,6 +95,12 @@ def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
         _check_triton(device, dtype)
         return True
     return current().impl == "auto" and _kernels_run_on(device)
+
+
+@cache
+def say_once(what: str, impl: str, device: str, dtype: torch.dtype) -> None:
+    """Tell the log, the first time."""
+    _LOG.info("%s on %s in %s: %s", what, device, str(dtype).removeprefix("torch."), impl)
 
 
 def _kernels_run_on(device: torch.device) -> bool:
@@ -128,8 +136,3 @@ def _interpreted() -> bool:
 @cache
 def _has_tensor_cores(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-@cache
-def _say_once(impl: str, device: str, dtype: str) -> None:
-    _LOG.info("cross-entropy on %s in %s: %s", device, dtype, impl)

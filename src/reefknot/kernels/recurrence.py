@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import triton_chosen
+from reefknot.kernels.choice import say_once, triton_chosen
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import at_least_float32, product
 
@@ -36,8 +36,11 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
     """
     dtype = compute_dtype(x_TBG, w_GH)
     mask = None if mask is None else mask.detach()
+    kernels = _has_kernels(x_TBG, w_GH, dtype)
+    if not torch.compiler.is_compiling():  # a graph cannot log
+        say_once("an LSTM with a mask on its state", "triton" if kernels else "a loop", x_TBG.device.type, dtype)
     with torch.autocast(x_TBG.device.type, enabled=False):
-        if _has_kernels(x_TBG, w_GH, dtype):
+        if kernels:
             return cast(tuple[Tensor, Tensor], _scan(x_TBG, h_BH, c_BH, w_GH, mask, dtype))
         return lstm_loop(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
 

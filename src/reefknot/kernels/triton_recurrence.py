@@ -36,7 +36,7 @@ class Plan:
 
     @classmethod
     def choose(cls, rows: int, units: int, dtype: torch.dtype, device: torch.device) -> Plan | None:
-        """For a batch of so many rows; None where the units are more than the device's multiprocessors can share."""
+        """For a batch of so many rows; None where a device has too few multiprocessors or too little memory on each."""
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
         if device.type != "cuda":
             # The interpreter: small tiles, so that small shapes have several.
@@ -53,6 +53,8 @@ class Plan:
         # On the way back, four gates of all rows and of the program's units are read at a time.
         while BK > 16 and _STAGES * 4 * (BM + BH) * BK * dtype.itemsize > memory:
             BK //= 2
+        if _STAGES * 4 * (BM + BH) * BK * dtype.itemsize > memory:
+            return None
         return cls(BM, BH, BK, 4, _STAGES, precision, together)
 
 

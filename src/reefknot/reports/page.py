@@ -14,8 +14,8 @@ from reefknot.durable import write_text
 from reefknot.errors import SettingsError
 from reefknot.reports import plots
 from reefknot.reports.reading import read
-from reefknot.reports.results import Neighbors, Record, Result, Score, differing, flatten
-from reefknot.reports.rows import TableRow, join, mark
+from reefknot.reports.results import Evaluation, Neighbors, Record, Result, Score, differing, flatten
+from reefknot.reports.rows import TableRow, join, judged_by_time, mark
 from reefknot.reports.table import build, number
 
 
@@ -64,22 +64,23 @@ def render(rows: Sequence[TableRow], title: str) -> str:
     )
     environment.filters["number"] = number
     ran = [row for row in rows if row.results]
-    drawn = mark(ran)[0]
+    drawn = [row for row in mark(rows)[0] if row.results]
+    table = build(rows)
     runs = [result for row in ran for result in row.results]
     text = environment.get_template("page.html").render(
         title=title,
         facts=_facts(rows, runs),
         corpora=_unique(record.corpus for row in ran for record in row.records),
-        table=build(rows),
-        cost=build(ran),
+        table=table,
+        cost=table.only([bool(row.results) for row in rows]),
         reading=read(rows),
-        sizes=plots.sizes(drawn),
+        sizes=[] if judged_by_time(rows) else plots.sizes(drawn),
         curves=plots.curves(drawn),
         frequency=plots.frequency(drawn),
-        neighbors=[table for row in ran if (table := _neighbors(row))],
+        neighbors=[near for row in ran if (near := _neighbors(row))],
         samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
-        scores=[(row.name, record, score) for row in ran for record in row.records if (score := _shown(record))],
-        definitions=_definitions(ran),
+        scores=_scores(rows),
+        definitions=_definitions(rows),
         changed=_changed(ran),
         ran=ran,
         runs=runs,
@@ -139,17 +140,23 @@ def _neighbors(row: TableRow) -> _NeighborTable | None:
     )
 
 
-def _shown(record: Record) -> Score | None:
-    """The score that is looked at: where the test is withheld, that of the validation text."""
-    return record.test or record.valid
+def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Score]]:
+    """Row, seed and score of each finished run, and of each evaluation of one; of the validation text where the test
+    is withheld."""
+    found = []
+    for row in rows:
+        made: list[tuple[int, Record | Evaluation]] = [(each.seed, each) for each in row.records]
+        made += zip((result.seed for result in row.models), row.evaluations, strict=True)
+        found += [(row.name, seed, score) for seed, each in made if (score := each.test or each.valid)]
+    return found
 
 
-def _definitions(ran: Sequence[TableRow]) -> list[tuple[str, str]]:
+def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
     """Each distinct definition of perplexity under a heading: the rows that it holds for, if it is not for all."""
     ours: dict[str, list[str]] = {}
     papers: dict[tuple[str, str], list[str]] = {}
-    for row in ran:
-        scores = [score for record in row.records if (score := _shown(record))]
+    for row in rows:
+        scores = row.scores("test") or row.scores("valid")
         for text in _unique(score.definition for score in scores if score.definition):
             ours.setdefault(text, []).append(row.name)
         for protocol in _unique((each.name, each.definition) for record in row.records if (each := record.protocol)):

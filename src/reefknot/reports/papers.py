@@ -4,8 +4,8 @@
     script/papers --check             say which is out of date
     script/papers --record RUN ...    add finished runs to the records first
 
-A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json. One that does
-not say which code, command and settings made it is refused.
+A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
+where the run has any. One that does not say which code, command and settings made it is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 from reefknot.durable import write_text
 from reefknot.errors import DataError
-from reefknot.reports.results import Record, Result, collect
-from reefknot.reports.rows import TableRow, join
+from reefknot.reports.results import Evaluation, Record, Result, collect
+from reefknot.reports.rows import WAYS, TableRow, join
 from reefknot.reports.table import number, spread, to_markdown
 from reefknot.runs.folder import folder_name
 
@@ -43,7 +43,7 @@ _PRESS = "Press and Wolf 2017"
 _INAN = "Inan et al. 2017"
 _BAEVSKI = "Baevski and Auli 2019"
 _PAPPAS = "Pappas and Henderson 2019"
-_ENCODERS, _OUTPUTS = "src/reefknot/encoders", "src/reefknot/outputs"
+_ENCODERS, _OUTPUTS, _SCORED = "src/reefknot/encoders", "src/reefknot/outputs", "src/reefknot/evaluation"
 _LABELS = f"{_OUTPUTS}/labels"
 _LARGE, _SMALL = "press2017/table5", "press2017/table6"
 _VARIATIONAL = "inan2017/table1"
@@ -74,6 +74,8 @@ IDEAS = (
     Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_LABELS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
     Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
     Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
+    Idea("dynamic evaluation", _PAPPAS, f"{_SCORED}/dynamic.py", _AWD, "AWD-LSTM-DRILL + dynamic evaluation"),
+    Idea("continuous cache pointer", _PAPPAS, f"{_SCORED}/cache.py", _AWD, "AWD-LSTM + continuous cache pointer"),
 )
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -110,6 +112,8 @@ def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> lis
 
 RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
 """What a record keeps of a run: no weights, no words of a corpus."""
+EVALUATED = "evaluations"
+"""What it keeps besides, if there is any: the folder of what `reefknot evaluate --save` has found."""
 
 
 def record(root: Path, runs: Sequence[Path]) -> list[Path]:
@@ -127,6 +131,9 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for name in RECORDED:
             shutil.copyfile(result.folder / name, folder / name)
+        for kind in result.evaluations:
+            (folder / EVALUATED).mkdir(exist_ok=True)
+            shutil.copyfile(result.folder / EVALUATED / f"{kind}.json", folder / EVALUATED / f"{kind}.json")
         write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
     return added
 
@@ -152,15 +159,16 @@ def _refuse_other_code(root: Path, result: Result) -> None:
 
     if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
         raise DataError(f"{result.folder}: was begun with other code than it was finished with; run it again")
-    commit, code = (result.record.commit, result.record.source_sha256) if result.record else (None, None)
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "commit.tar"
-        command = ["git", "-C", str(root), "archive", "-o", str(archive), str(commit), "src/reefknot"]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            raise DataError(f"{result.folder}: commit {commit} is not in this repository")
-        shutil.unpack_archive(archive, folder, filter="data")
-        if source_sha256(Path(folder) / "src" / "reefknot") != code:
-            raise DataError(f"{result.folder}: the code that ran is not that of commit {commit}; run it again")
+    made = [each for each in (result.record, *result.evaluations.values()) if each]
+    for commit, code in dict.fromkeys((each.commit, each.source_sha256) for each in made):
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "commit.tar"
+            command = ["git", "-C", str(root), "archive", "-o", str(archive), str(commit), "src/reefknot"]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                raise DataError(f"{result.folder}: commit {commit} is not in this repository")
+            shutil.unpack_archive(archive, folder, filter="data")
+            if source_sha256(Path(folder) / "src" / "reefknot") != code:
+                raise DataError(f"{result.folder}: the code that ran is not that of commit {commit}; run it again")
 
 
 def _earlier(result: Result) -> list[dict[str, object]]:
@@ -182,22 +190,27 @@ def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def _refuse_untraceable(result: Result) -> None:
-    record = result.record
-    if record is None:
+    if result.record is None:
         raise DataError(f"{result.folder}: has no result.json; only finished runs are recorded")
-    missing = [key for key in ("commit", "command", "config_hash") if not getattr(record, key)]
+    _refuse_unsigned(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
+    for kind, evaluation in result.evaluations.items():
+        _refuse_unsigned(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
+
+
+def _refuse_unsigned(made: Record | Evaluation, path: Path, wanted: Sequence[str]) -> None:
+    """What does not say which code and command made it."""
+    missing = [key for key in wanted if not getattr(made, key)]
     if missing:
-        raise DataError(f"{result.folder / 'result.json'}: has no {', '.join(missing)}; record a run that says so")
-    if record.dirty:
-        raise DataError(f"{result.folder / 'result.json'}: was made with uncommitted changes; commit and run it again")
+        raise DataError(f"{path}: has no {', '.join(missing)}; record a run that says so")
+    if made.dirty:
+        raise DataError(f"{path}: was made with uncommitted changes; commit and run it again")
 
 
 def _papers(tables: Sequence[Recipe]) -> str:
     rows: dict[tuple[str, str], TableRow] = {}
     for table in tables:
         for each in table.rows:
-            # Runs of one row with different settings are several rows, named after both.
-            rows.setdefault((table.name, each.results[0].row if each.results else each.name), each)
+            rows.setdefault((table.name, each.own_name), each)
     lines = [
         _NOTE,
         "",
@@ -240,9 +253,7 @@ def _records(table: Recipe) -> list[Record]:
 
 def _run_part(table: Recipe) -> Recipe:
     """The rows that were run, where there is no room for all."""
-    return replace(
-        table, rows=[row for row in table.rows if row.records], left_out=sum(not row.records for row in table.rows)
-    )
+    return replace(table, rows=[row for row in table.rows if row.ran], left_out=sum(not row.ran for row in table.rows))
 
 
 def _origin(table: Recipe, records: Sequence[Record]) -> str:
@@ -252,6 +263,7 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     # A run that was resumed with other code names both commits.
     commits = [each.get("commit") for result in results for each in _earlier(result)]
     commits += [record.commit for record in records]
+    commits += [evaluation.commit for row in table.rows for evaluation in row.evaluations]
     devices = [record.training.device for record in records]
     facts = {
         "Recipe": [f"`{table.name}`"],
@@ -266,10 +278,12 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [line for record in records if record.test for line in record.test.definition.splitlines()]
     context = next((line for line in scored if line.startswith("context: ")), "")
+    ways = [way for way in WAYS if any(row.by == way and row.models for row in table.rows)]
+    evaluated = "".join(f", and `reefknot evaluate RUN --{way} --save` scores them by {WAYS[way]}" for way in ways)
     return (
         f"{'; '.join(told)}. Ours: at the epoch with the best validation perplexity; ± is the standard deviation over "
         f"seeds; s/epoch is training alone, whatever else ran on the device; {context}.\n\n"
-        f"`{command}` runs them; each record has its own command and settings.\n"
+        f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
 
 

@@ -24,14 +24,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from reefknot.evaluation.units import perplexity
 from reefknot.reports.results import Band, Metric, Result, flatten
-from reefknot.reports.rows import TableRow, comparable
+from reefknot.reports.rows import SIGNS, TableRow, comparable
 from reefknot.reports.scoring import cuts_words, pieces_in_validation
 
 # Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
 _COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_POINT = {"linestyle": "none", "markersize": 8}
-"""A row as one point; as large in the legend, where small markers look alike."""
+_POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
+"""A row as one point: hollow, so that none hides another, and as large in the legend, where small ones look alike."""
 _LINES = ("-", "--", "-.", ":")
 
 # Stands for the page's text colour while matplotlib draws.
@@ -86,7 +86,9 @@ def _validation(rows: Sequence[TableRow]) -> list[Plot]:
     fair = comparable(rows)
     drawn = [row for row in whole if not row.score or row in fair]
     caption = "Validation perplexity by epoch."
-    caption += _left_out([row for row in whole if row not in drawn], "they were scored in another way")
+    caption += _left_out(
+        [row for row in whole if row not in drawn], "they were scored in another way or on another text"
+    )
     caption += _left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
     return _by_epoch("valid", rows, drawn, caption)
 
@@ -148,18 +150,22 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
         losses = {rows.index(row): _bands(row, end) for row in alike}
         if not losses:
             continue
+        # By the previous word the losses of all rows lie on one another: only their difference is seen.
+        panels = ("loss",) if len(losses) == 1 else ("loss", "difference") if end == "target" else ("difference",)
 
-        def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses) -> None:
-            _draw_frequency(figure, rows, losses)
+        def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses, panels: Sequence[str] = panels) -> None:
+            _draw_frequency(figure, rows, losses, panels)
 
-        caption = f"Mean test loss by the training frequency of {of}."
-        if len(losses) > 1:
-            caption += f" Below: the same as a difference to {rows[min(losses)].name}; lower is better."
+        caption = f"Mean test loss by the training frequency of {of}"
+        if "difference" in panels:
+            below = ". Below: the same" if "loss" in panels else ","
+            caption += f"{below} as a difference to {rows[min(losses)].name}; lower is better"
+        caption += "."
         caption += _left_out(
             [row for row in scored if row not in alike], "they were scored in another way or on other tokens"
         )
         drawn = [rows[n] for n in losses]
-        height = 4.2 if len(losses) > 1 else 2.8
+        height = 4.2 if len(panels) > 1 else 2.8
         plots.append(Plot(_svg(f"frequency-{end}", height, drawn, draw, caption), caption))
     return plots
 
@@ -170,6 +176,7 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     drawn = comparable(scored)
     if len(drawn) < 2:
         return []
+    unit, units = (1e6, "millions") if max(row.size or 0 for row in drawn) >= 2e6 else (1e3, "thousands")
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -177,13 +184,16 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
             score = row.perplexity("test")
             assert score is not None
             style = _line(rows.index(row)) | _POINT
-            axes.errorbar((row.size or 0) / 1e6, score.mean, yerr=score.sd, **style)
+            axes.errorbar((row.size or 0) / unit, score.mean, yerr=score.sd, **style)
         axes.margins(0.18)
-        axes.set(xlabel="parameters, millions", ylabel="test perplexity")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set(xlabel=f"parameters, {units}", ylabel="test perplexity")
         _legend(figure, rows, drawn, line=False)
 
     caption = "Parameters against test perplexity; lower and further left is better."
-    caption += _left_out([row for row in scored if row not in drawn], "they were scored in another way")
+    caption += _left_out(
+        [row for row in scored if row not in drawn], "they were scored in another way or on another text"
+    )
     return [Plot(_svg("sizes", 2.8, drawn, draw, caption), caption)]
 
 
@@ -210,30 +220,34 @@ def bars(
     return Plot(_svg(name, 2.8, series, draw, caption), caption)
 
 
-def _draw_frequency(figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]]) -> None:
+def _draw_frequency(
+    figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]], panels: Sequence[str]
+) -> None:
     bands = sorted({(band.low, band.high or math.inf): band for one in losses.values() for band in one}.items())
     ends = [key for key, _ in bands]
-    panels = 2 if len(losses) > 1 else 1
-    grid: Any = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[3, 2][:panels])
-    axes = [row[0] for row in grid]
+    grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[3, 2][: len(panels)])
+    axes = dict(zip(panels, (row[0] for row in grid), strict=True))
     first = _by_ends(losses[min(losses)])
     for n, one in losses.items():
         loss = _by_ends(one)
         xs = [ends.index(key) for key in ends if key in loss]
-        axes[0].plot(xs, [loss[ends[x]] for x in xs], **_line(n) | {"linewidth": 1.1})
-        if panels == 2:
+        style = _line(n) | {"linewidth": 1.1}
+        if "loss" in axes:
+            axes["loss"].plot(xs, [loss[ends[x]] for x in xs], **style)
+        if "difference" in axes:
             both = [x for x in xs if ends[x] in first]
-            gap = [loss[ends[x]] - first[ends[x]] for x in both]
-            axes[1].plot(both, gap, **_line(n) | {"linewidth": 1.1})
-    axes[0].set(ylabel="nats per token", ylim=(0, None))
+            axes["difference"].plot(both, [loss[ends[x]] - first[ends[x]] for x in both], **style)
     shares = {(band.low, band.high): band.tokens for band in losses[min(losses)]}
     total = sum(shares.values())
     labels = [f"{_short(band)}\n{100 * shares.get((band.low, band.high), 0) / total:.0f} %" for _, band in bands]
-    axes[-1].set_xticks(range(len(bands)), labels)
-    axes[-1].set_xlabel("times seen in training (share of tokens)")
-    if panels == 2:
-        axes[1].axhline(0, color="#888888", linewidth=0.8, zorder=0)
-        axes[1].set_ylabel("difference")
+    lowest = axes[panels[-1]]
+    lowest.set_xticks(range(len(bands)), labels)
+    lowest.set_xlabel("times seen in training (share of tokens)")
+    if "loss" in axes:
+        axes["loss"].set(ylabel="nats per token", ylim=(0, None))
+    if "difference" in axes:
+        axes["difference"].axhline(0, color="#888888", linewidth=0.8, zorder=0)
+        axes["difference"].set_ylabel("difference" if "loss" in axes else "difference, nats per token")
     _legend(figure, rows, [rows[n] for n in losses])
 
 
@@ -279,7 +293,12 @@ def _named_by_loss(row: TableRow) -> TableRow:
 
 
 def _left_out(rows: Sequence[TableRow], reason: str) -> str:
-    return f" Left out, as {reason}: {', '.join(row.name for row in rows)}." if rows else ""
+    """Which rows are not drawn: by the signs of their footnotes where they have any, which say it all."""
+    ends = [row.name.rpartition(" ")[2] for row in rows]
+    signs = dict.fromkeys(end for end in ends if not end.strip(SIGNS))
+    named = [row.name for row, end in zip(rows, ends, strict=True) if end not in signs]
+    told = [f"rows with {' or '.join(signs)}"] * bool(signs) + named
+    return f" Left out, as {reason}: {', '.join(told)}." if rows else ""
 
 
 def _tokens(row: TableRow) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from reefknot.reports.results import Spread, differing, without_seed
-from reefknot.reports.rows import TableRow, comparable
+from reefknot.reports.rows import WAYS, TableRow, contenders, families, judged_by_time, times_first
 from reefknot.reports.table import deciding, number, percent, spread
 
 
@@ -14,10 +16,16 @@ def read(rows: Sequence[TableRow]) -> list[str]:
     """Sentences for people, in the order of interest; empty when nothing has been run."""
     split = deciding(rows)
     done = [row for row in rows if row.perplexity(split)]
-    fair = comparable(done)
-    sentences = [*_lowest(fair, split), *_sharing(done), *_paper(done, fair), *_sizes(done), *_seeds(done)]
+    fair = families(done)
+    if judged_by_time(rows):
+        figures = _pace(rows)
+        odd = []
+    else:
+        figures = [*_lowest(rows, split), *_sharing(done), *_paper(done, fair)]
+        odd = [row.name for row in done if not any(row in family for family in fair)]
+    sentences = [*figures, *_sizes(done), *_seeds(done)]
     for names, text in (
-        ([row.name for row in done if row not in fair], "Not compared, as scored in another way"),
+        (odd, "Not compared, as scored in another way"),
         ([row.name for row in rows if row.state == "unfinished"], "Not finished, shown with the last metrics"),
         ([row.name for row in rows if row.state == "not run"], "Not run"),
     ):
@@ -31,20 +39,38 @@ def _unbroken(sentence: str) -> str:
     return sentence.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _lowest(done: Sequence[TableRow], split: str) -> list[str]:
-    if not done:
-        return []
+def _pace(rows: Sequence[TableRow]) -> list[str]:
+    """How long an epoch takes, one sentence for each text."""
+    told: dict[str | None, list[str]] = {}
+    for row in rows:
+        ours, papers = times_first(rows, row)
+        texts = told.setdefault(row.corpus, [])
+        if ours and papers:
+            texts.append(f"{ours:.2f} times as long in {row.name} (paper {papers:.2f})" if texts else row.name)
+    return [f"Against {first}, an epoch takes {', '.join(others)}." for first, *others in told.values() if others]
+
+
+def _lowest(rows: Sequence[TableRow], split: str) -> list[str]:
+    """The best and the worst of each text and way of scoring."""
+    ranked = [[row for row in family if row.perplexity(split)] for family in contenders(rows)]
+    several = len({row.text for family in ranked for row in family}) > 1
+    return [_extremes(family, split, several) for family in ranked if family]
+
+
+def _extremes(done: Sequence[TableRow], split: str, name_text: bool) -> str:
     what = "validation perplexity" if split == "valid" else "test perplexity"
+    what += f" on {done[0].text}" if name_text else ""
+    what += f" by {WAYS.get(done[0].by, done[0].by)}" if done[0].by else ""
     ordered = sorted(done, key=lambda row: _mean(row.perplexity(split)))
     best, worst = ordered[0], ordered[-1]
     figure = spread(best.perplexity(split))
     size = f" with {best.size:,} parameters" if best.size else ""
     if len(done) == 1:
-        return [f"{best.name} reaches a {what} of {figure}{size}."]
-    return [
+        return f"{best.name} reaches a {what} of {figure}{size}."
+    return (
         f"{best.name} has the lowest {what}, {figure}{size}; "
         f"{worst.name} has the highest, {spread(worst.perplexity(split))}."
-    ]
+    )
 
 
 def _mean(figure: Spread | None) -> float:
@@ -68,6 +94,8 @@ def _sharing(done: Sequence[TableRow]) -> list[str]:
 
 def _differ_in_a_table(apart: TableRow, shared: TableRow) -> bool:
     """Whether the first row has one table more, which its ends use where those of the second use another."""
+    if not apart.results or not shared.results:
+        return False
     one, other = (without_seed(row.results[0].settings) for row in (apart, shared))
     spare = _tables(one) - _tables(other)
     if len(spare) != 1:
@@ -83,26 +111,45 @@ def _tables(settings: Mapping[str, Any]) -> set[str]:
     return {key.split(".")[1] for key in settings if key.startswith("tables.")}
 
 
-def _paper(done: Sequence[TableRow], fair: Sequence[TableRow]) -> list[str]:
+def _paper(done: Sequence[TableRow], fair: Sequence[Sequence[TableRow]]) -> list[str]:
     compared = [(row, gap) for row in done if (gap := row.difference("test")) is not None]
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
     if len(compared) == 1:
         return [f"Against the paper's test figure, {row.name} differs by {percent(gap)}."]
-    both = [row for row, _ in compared if row in fair]
-    swapped = [a for a in both for b in both if a.paper["test"] < b.paper["test"] and _above(a, b)]
-    order = "is not the paper's" if swapped else "is the paper's"
+    held = [row for row, _ in compared]
     return [
         f"The largest difference to the paper's test figures is {percent(gap)} ({row.name}: "
-        f"{number(_mean(row.compared('test')))} against {number(row.paper['test'])}). The order of the rows {order}."
+        f"{number(_mean(row.compared('test')))} against {number(row.paper['test'])}).",
+        *_order([[row for row in family if row in held] for family in fair]),
     ]
 
 
-def _above(a: TableRow, b: TableRow) -> bool:
-    """Whether row a is worse than row b by more than their seeds spread."""
-    spreads = [score.sd or 0.0 for row in (a, b) if (score := row.compared("test"))]
-    return _mean(a.compared("test")) - _mean(b.compared("test")) > max(spreads)
+def _order(families: Sequence[Sequence[TableRow]]) -> list[str]:
+    """Whether pairs of rows whose difference is more than noise lie as in the paper."""
+    alike = []
+    for a, b in (pair for family in families for pair in combinations(family, 2)):
+        papers = a.paper["test"] - b.paper["test"]
+        if papers and (ours := _seen(a, b)):
+            alike.append(ours * papers > 0)
+    if not alike:
+        return []
+    number = "all" if all(alike) else str(sum(alike)) if any(alike) else "none"
+    return [
+        f"Pairs of rows that differ by more than twice the standard error over seeds: {len(alike)}, "
+        f"{number} in the paper's order."
+    ]
+
+
+def _seen(a: TableRow, b: TableRow) -> float | None:
+    """The difference of two rows, if it is more than twice its standard error; one seed has none."""
+    one, other = a.compared("test"), b.compared("test")
+    if not one or not other or one.sd is None or other.sd is None:
+        return None
+    error = math.hypot(one.sd / math.sqrt(one.n), other.sd / math.sqrt(other.n))
+    gap = one.mean - other.mean
+    return gap if abs(gap) > 2 * error else None
 
 
 def _sizes(done: Sequence[TableRow]) -> list[str]:
@@ -116,7 +163,7 @@ def _sizes(done: Sequence[TableRow]) -> list[str]:
 def _seeds(done: Sequence[TableRow]) -> list[str]:
     if not done:
         return []
-    counts = {len(row.records) for row in done}
+    counts = {len(row.records) or len(row.models) for row in done}
     if counts == {1}:
         return [] if len(done) == 1 else ["One seed for each row: differences between rows may be noise."]
     sentence = "± is the standard deviation over seeds."

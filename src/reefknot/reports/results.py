@@ -1,14 +1,14 @@
 """Result folders, read back: finished runs, unfinished ones, and several seeds of one row taken together.
 
-Only `config.json`, `environment.json`, `metrics.jsonl` and `result.json` are read, so the small records under
-`results/`, which have no weights, serve as well as whole runs. Nothing here imports torch.
+Only `config.json`, `environment.json`, `metrics.jsonl`, `result.json` and `evaluations/*.json` are read, so the small
+records under `results/`, which have no weights, serve as well as whole runs. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reefknot.durable import read_json
 from reefknot.errors import DataError
+from reefknot.evaluation.units import perplexity
 
 
 class _Stored(BaseModel):
@@ -148,6 +149,19 @@ class Record(_Stored):
     samples: tuple[Sample, ...] = ()
 
 
+class Evaluation(_Stored):
+    """`evaluations/<kind>.json`: the run's best weights, scored while they learn or remember, or with dropout."""
+
+    format: Literal[1]
+    kind: str
+    valid: Score | None = None
+    test: Score | None = None
+    command: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    source_sha256: str | None = None
+
+
 class Metric(_Stored):
     """One line of `metrics.jsonl`."""
 
@@ -172,6 +186,8 @@ class Result:
     metrics: tuple[Metric, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    """By kind: dynamic, cache or mc."""
 
     def last(self, kind: str) -> Metric | None:
         """The newest metrics of a kind: `train` or `valid`."""
@@ -225,6 +241,7 @@ def load(folder: Path | str) -> Result:
         metrics=_metrics(folder / "metrics.jsonl"),
         settings=settings,
         environment=_mapping(folder / "environment.json"),
+        evaluations={path.stem: _evaluation(path, record) for path in sorted(folder.glob("evaluations/*.json"))},
     )
 
 
@@ -302,6 +319,19 @@ def _parse(kind: type[_S], text: bytes, where: str) -> _S:
 
 def _record(path: Path) -> Record | None:
     return _parse(Record, path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def _evaluation(path: Path, record: Record | None) -> Evaluation:
+    """A saved evaluation; what its figures are counted over, the run's own scores of the same tokens know."""
+    evaluation = _parse(Evaluation, path.read_bytes(), str(path))
+    counted: dict[str, Score] = {}
+    for split in ("valid", "test"):
+        here, there = getattr(evaluation, split), getattr(record, split, None)
+        if here and there and there.words and here.words is None and here.tokens == there.tokens:
+            per_word = perplexity(here.nll * here.tokens / there.words)
+            known = {"words": there.words, "bytes": there.bytes, "word_perplexity": per_word}
+            counted[split] = here.model_copy(update=known)
+    return evaluation.model_copy(update=counted)
 
 
 def _metrics(path: Path) -> tuple[Metric, ...]:

@@ -11,13 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reefknot.reports.results import Record, Result, Score, Spread, differing, flatten, without_seed
-from reefknot.reports.scoring import obstacle, pieces
+from reefknot.reports.results import Evaluation, Record, Result, Score, Spread, differing, flatten, without_seed
+from reefknot.reports.scoring import obstacle, pieces, reservation
+
+WAYS = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Monte-Carlo dropout"}
+"""The kinds of saved evaluations in words."""
+SIGNS = "†‡§¶"
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a recipe with its runs; a `quoted` row only cites another system and is never run."""
+    """A row of a recipe with its runs.
+
+    A `quoted` row only cites another system and is never run. One that is `of` another row has no runs either: its
+    figures are those of that row's `models`, scored in the way that `by` names.
+    """
 
     name: str
     paper: Mapping[str, float] = field(default_factory=dict)
@@ -25,6 +33,13 @@ class TableRow:
     quoted: bool = False
     recipe: str = ""
     results: tuple[Result, ...] = ()
+    of: str | None = None
+    by: str | None = None
+    models: tuple[Result, ...] = ()
+    start: str | None = None
+    """The row whose weights it begins with, as the recipe says."""
+    corpus: str | None = None
+    """Its text, where the recipe says so: None is that of the recipe's base."""
 
     @property
     def records(self) -> list[Record]:
@@ -32,19 +47,57 @@ class TableRow:
         return [result.record for result in self.results if result.record]
 
     @property
+    def evaluations(self) -> list[Evaluation]:
+        """The saved evaluations of another row's models that this row shows."""
+        return [result.evaluations[self.by] for result in self.models if self.by]
+
+    @property
+    def ran(self) -> bool:
+        """Whether there are figures of ours."""
+        return bool(self.records or self.models)
+
+    @property
+    def own_name(self) -> str:
+        """As its runs call it: runs of one row with different settings are several rows, named after both."""
+        return self.results[0].row if self.results else self.name
+
+    @property
+    def begins_with(self) -> str | None:
+        """The row whose best weights this one begins with."""
+        if not self.results:
+            return self.start
+        start = flatten(self.results[0].settings).get("training.start.row")
+        return start if isinstance(start, str) else None
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Settings that are not the recipe's, in any of the runs that its figures are from."""
+        records = [result.record for result in (*self.results, *self.models) if result.record]
+        return tuple(dict.fromkeys(text for record in records for text in record.changed))
+
+    @property
+    def text(self) -> str:
+        """The name of the text that the figures are from."""
+        return next((result.record.corpus.name for result in (*self.results, *self.models) if result.record), "")
+
+    @property
     def score(self) -> Score | None:
         """What the figures were counted over, in the test text where there are any: the same in every run."""
-        return next((score for record in self.records if (score := record.test or record.valid)), None)
+        return next(iter(self.scores("test") or self.scores("valid")), None)
 
     @property
     def per_word(self) -> bool:
         """Whether the tokens are pieces, so that perplexity per word is another figure than per token."""
         return self.score is not None and pieces(self.score) != 1
 
+    def scores(self, split: str) -> list[Score]:
+        """Of the finished runs, or of the evaluations."""
+        found = (getattr(each, split, None) for each in (*self.records, *self.evaluations))
+        return [score for score in found if score]
+
     def perplexity(self, split: str) -> Spread | None:
         """Per word, over the finished runs."""
-        scores = (getattr(record, split) for record in self.records)
-        return Spread.of(score.per_word for score in scores if score)
+        return Spread.of(score.per_word for score in self.scores(split))
 
     def by_protocol(self, split: str) -> Spread | None:
         """As the paper scores, over the runs that were scored so too."""
@@ -57,9 +110,9 @@ class TableRow:
         return self.by_protocol(split) or self.perplexity(split)
 
     def difference(self, split: str) -> float | None:
-        """Ours over the paper's, as a signed fraction."""
+        """Ours over the paper's, as a signed fraction; none where our settings are not the recipe's."""
         ours, paper = self.compared(split), self.paper.get(split)
-        return ours.mean / paper - 1 if ours and paper else None
+        return ours.mean / paper - 1 if ours and paper and not self.changed else None
 
     @property
     def epochs(self) -> list[float]:
@@ -74,6 +127,11 @@ class TableRow:
         return next((float(found[1]) for found in told if found), record.training.epochs)
 
     @property
+    def seconds_per_epoch(self) -> Spread | None:
+        """Of training alone, over the finished runs."""
+        return Spread.of(result.seconds_per_epoch for result in self.results)
+
+    @property
     def size(self) -> int | None:
         """Parameters: counted in the run, or what the recipe expects."""
         return next((record.parameters.total for record in self.records), self.parameters)
@@ -81,7 +139,7 @@ class TableRow:
     @property
     def state(self) -> str:
         """One word for a row without a figure of ours, empty otherwise."""
-        if self.records or self.quoted:
+        if self.ran or self.quoted:
             return ""
         return "unfinished" if self.results else "not run"
 
@@ -93,13 +151,50 @@ def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
     groups = group(result for result in results if result.folder not in taken)
     joined: list[TableRow] = []
     for row in rows:
-        mine = [name for name, members in groups.items() if _belongs(row, members[0])]
+        mine = [name for name, members in groups.items() if not row.of and _belongs(row, members[0])]
         if row.results or not mine:
             joined.append(row)
             continue
         for name in mine:
             joined.append(replace(row, name=row.name if len(mine) == 1 else name, results=groups.pop(name)))
-    return joined + [_row_of(name, members) for name, members in groups.items()]
+    return _with_evaluations(joined + [_row_of(name, members) for name, members in groups.items()])
+
+
+def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
+    """The rows that score another row's models with those models; and a row for each saved evaluation none lists."""
+    listed = {(row.recipe, row.of, row.by) for row in rows if row.by}
+    found: list[TableRow] = []
+    for row in rows:
+        if row.by:
+            found += [row] if row.models else _scoring(row, rows)
+            continue
+        found.append(row)
+        for by in dict.fromkeys(kind for result in row.results for kind in result.evaluations):
+            if (row.recipe, row.own_name, by) not in listed:
+                name = f"{row.name} + {WAYS.get(by, by)}"
+                found += _scoring(TableRow(name, recipe=row.recipe, of=row.own_name, by=by), [row])
+    return found
+
+
+def _scoring(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
+    """The row with the models it scores: once for each set of settings they were trained with, as it is without any."""
+    trained = {
+        each.name: (each, models)
+        for each in rows
+        if not each.by and (each.recipe, each.own_name) == (row.recipe, row.of)
+        if (models := tuple(result for result in each.results if row.by in result.evaluations))
+    }
+    several = len(trained) > 1
+    return [
+        replace(
+            row,
+            name=row.name + each.name.partition(each.own_name)[2] * several,
+            parameters=each.size,
+            models=models,
+            corpus=each.corpus,
+        )
+        for each, models in trained.values()
+    ] or [row]
 
 
 def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
@@ -125,21 +220,51 @@ def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
     return named
 
 
+def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
+    """The rows whose perplexities can be compared, by text and by the way they were scored.
+
+    Of each the largest such group, of equal ones the first.
+    """
+    kin: dict[tuple[str, str | None], list[TableRow]] = {}
+    for row in rows:
+        if row.score:
+            kin.setdefault((row.text, row.by), []).append(row)
+    alike = ([[row for row in family if not _between(row, first)] for first in family] for family in kin.values())
+    return [max(groups, key=len) for groups in alike]
+
+
 def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows whose perplexities can be compared: the largest such group, of equal ones the first."""
-    scored = [row for row in rows if row.score]
-    groups = [[row for row in scored if not _between(row, first)] for first in scored]
-    return max(groups, key=len, default=[])
+    """The largest of the families: what one picture can show."""
+    return max(families(rows), key=len, default=[])
+
+
+def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
+    """The families without rows that another one begins with: these are not finished models of their recipe."""
+    begun = {(row.recipe, row.begins_with) for row in rows}
+    return [[row for row in family if (row.recipe, row.own_name) not in begun] for family in families(rows)]
+
+
+def judged_by_time(rows: Sequence[TableRow]) -> bool:
+    """Whether the paper gives seconds of these rows and no perplexity."""
+    return {name for row in rows for name in row.paper} == {"seconds"}
+
+
+def times_first(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
+    """How many times as long as the first row on its text a row takes for an epoch: ours, and the paper's."""
+    first = next((each for each in rows if each.corpus == row.corpus and not each.quoted), row)
+    ours, least = row.seconds_per_epoch, first.seconds_per_epoch
+    theirs, papers = row.paper.get("seconds"), first.paper.get("seconds")
+    return ours.mean / least.mean if ours and least else None, theirs / papers if theirs and papers else None
 
 
 def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
     """The rows, a sign after the name of each whose figures must not be read like the others'; and the footnotes."""
     signs: dict[str, str] = {}
     marked = []
-    usual = next(iter(comparable(rows)), None)
+    usual = {(family[0].text, family[0].by): family[0] for family in families(rows)}
     for row in rows:
-        text = _remark(row, usual)
-        sign = signs.setdefault(text, "†‡§¶"[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
+        text = _remark(row, usual.get((row.text, row.by)))
+        sign = signs.setdefault(text, SIGNS[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
         marked.append(replace(row, name=f"{row.name} {sign}") if sign else row)
     return marked, tuple(f"{sign} {text}" for text, sign in signs.items())
 
@@ -151,17 +276,18 @@ def _remark(row: TableRow, usual: TableRow | None) -> str:
         remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
     if usual and (found := _between(row, usual)):
         remarks.append(f"not comparable: {found}")
+    elif row.score and usual and usual.score and (found := reservation(row.score, usual.score, usual.name)):
+        remarks.append(found)
     return "; ".join(remarks)
 
 
 def _course(row: TableRow) -> list[str]:
     """What set the training of a row apart from a plain number of epochs."""
-    settings = flatten(row.results[0].settings) if row.results else {}
     remarks = []
-    if start := settings.get("training.start.row"):
-        remarks.append(f"began with the best weights of {start}")
+    if row.results and row.begins_with:
+        remarks.append(f"began with the best weights of {row.begins_with}")
     if any(result.record and result.epochs < result.record.training.epochs for result in row.results):
-        rule = settings.get("training.stop.rule")
+        rule = flatten(row.results[0].settings).get("training.stop.rule")
         remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
     return remarks
 
@@ -182,4 +308,5 @@ def _row_of(name: str, results: tuple[Result, ...]) -> TableRow:
     record = next((result.record for result in results if result.record), None)
     paper = record.paper if record else {}
     expected = record.parameters.expected if record else None
-    return TableRow(name, paper, expected, recipe=results[0].recipe, results=results)
+    corpus = record.corpus.name if record else None
+    return TableRow(name, paper, expected, recipe=results[0].recipe, results=results, corpus=corpus)

@@ -10,6 +10,9 @@ import re
 
 from reefknot.reports.results import Result, Score, flatten
 
+_LONG = 1_000
+"""Tokens of a stream that hardly notice that it began without context."""
+
 
 def pieces(score: Score) -> float:
     """Tokens per word: 1 where the tokens are the words."""
@@ -37,6 +40,11 @@ def obstacle(here: Score, there: Score, name: str) -> str | None:
     unknown, elsewhere = _unknown(here), _unknown(there)
     if _differ(unknown, elsewhere):
         return f"{_number(unknown, 'no')} unknown words scored as <unk> here, {_number(elsewhere, 'none')} in {name}"
+    return None if _long_streams(here) and _long_streams(there) else reservation(here, there, name)
+
+
+def reservation(here: Score, there: Score, name: str) -> str | None:
+    """What is not alike in two perplexities, though they may be compared."""
     if _differ(_streams(here), _streams(there)):
         return f"scored in {_streams(here)} here, in {_streams(there)} in {name}"
     return None
@@ -55,6 +63,11 @@ def _unknown(score: Score) -> int | None:
     """How many words were scored as <unk>, as the definition says it."""
     found = re.search(r"^unknown words: (?:([\d,]+) here|none)", score.definition, re.MULTILINE)
     return int((found[1] or "0").replace(",", "")) if found else None
+
+
+def _long_streams(score: Score) -> bool:
+    number = (_streams(score) or "one").split()[0].replace(",", "")
+    return score.tokens >= _LONG * (1 if number == "one" else int(number))
 
 
 def _streams(score: Score) -> str | None:

@@ -76,6 +76,7 @@ def _shared(records: Sequence[Record]) -> tuple[str, ...]:
 
 def _withhold(result: Result, changed: tuple[str, ...]) -> Result:
     """The run without its test figures, and without what is looked at in a model that was chosen already."""
+    result = replace(result, evaluations={})
     if result.record is None:
         return result
     protocol = result.record.protocol

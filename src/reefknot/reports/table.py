@@ -13,8 +13,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reefknot.reports.results import Spread
-from reefknot.reports.rows import TableRow, comparable, mark
+from reefknot.reports.rows import TableRow, contenders, judged_by_time, mark, times_first
 from reefknot.reports.scoring import cuts_words
+
+PERPLEXITY = ("training", "validation", "test")
+"""Groups of columns, one for each text."""
+_GROUPS = ("size", "pace", "ratio", *PERPLEXITY, "time", "cost")
+AS_PAPER = "as paper counts"
+_SHOWN = 4  # changed settings that a note lists before it counts the rest
 
 
 class RecipeRow(Protocol):
@@ -28,6 +34,14 @@ class RecipeRow(Protocol):
     def parameters(self) -> int | None: ...
     @property
     def quoted(self) -> bool: ...
+    @property
+    def of(self) -> str | None: ...
+    @property
+    def by(self) -> str | None: ...
+    @property
+    def start(self) -> str | None: ...
+    @property
+    def corpus(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -41,15 +55,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Names down the side, columns of text, and the index of the row with the lowest perplexity.
+    """Names down the side, columns of text, and the indices of the rows with the lowest perplexity.
 
-    A name ends with the sign of its footnote, if it has one; `best` is among the rows that can be compared, on the
-    split that `decides`.
+    A name ends with the sign of its footnote, if it has one; each of the `best` is among rows that can be compared, on
+    the split that `decides`.
     """
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
-    best: int | None
+    best: frozenset[int] = frozenset()
     decides: str = "test"
     notes: tuple[str, ...] = ()
     """What a reader must know to take the figures rightly."""
@@ -62,33 +76,87 @@ class Table:
         """The table without some of its columns."""
         return replace(self, columns=tuple(column for column in self.columns if column.title not in titles))
 
+    def only(self, kept: Sequence[bool]) -> Table:
+        """The table without some of its rows."""
+        places = [n for n, keep in enumerate(kept) if keep]
+        columns = (replace(each, cells=tuple(each.cells[n] for n in places)) for each in self.columns)
+        best = frozenset(places.index(n) for n in self.best if n in places)
+        return replace(self, names=tuple(self.names[n] for n in places), columns=tuple(columns), best=best)
+
     def is_best(self, column: Column, row: int) -> bool:
         """Whether a cell is the figure to print in bold."""
-        return row == self.best and column.title == self.decides
+        return row in self.best and column.title == self.decides
 
 
 def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
     """A recipe's rows, not yet joined with any run."""
-    return [TableRow(row.name, dict(row.paper), row.parameters, row.quoted, recipe) for row in rows]
+    rows = list(rows)
+    trained = {row.name: row for row in rows}
+    return [
+        TableRow(
+            row.name,
+            dict(row.paper),
+            trained.get(row.of or row.name, row).parameters,
+            row.quoted,
+            recipe,
+            of=row.of,
+            by=row.by,
+            start=row.start,
+            corpus=trained.get(row.of or row.name, row).corpus,
+        )
+        for row in rows
+    ]
 
 
 def build(rows: Sequence[TableRow]) -> Table:
     """Lay the rows out; a column that is empty for all of them is left away."""
     split = deciding(rows)
-    scores = {rows.index(row): score.mean for row in comparable(rows) if (score := row.perplexity(split))}
+    best = _best(rows, split)
     rows, footnotes = mark(rows)
-    columns = [Column(part, title, tuple(map(cell, rows))) for part, title, cell in _COLUMNS]
-    # The paper's figure of the training text says nothing beside none of ours; others wait for ours, under its title.
-    hidden = {"training"} if not any(row.perplexity("train") for row in rows) else set()
-    kept = {(column.group, title) for column in columns if any(column.cells) for title in (column.title, "valid")}
-    best = min(scores, key=scores.__getitem__) if len(scores) > 1 else None
+    columns = _columns(rows)
     return Table(
         tuple(row.name for row in rows),
-        tuple(each for each in columns if (each.group, each.title) in kept and each.group not in hidden),
+        columns,
         best,
         split,
-        (*footnotes, *_protocols(rows), *_notes(rows)),
+        (*footnotes, *_explained(rows, columns), *_notes(rows)),
     )
+
+
+def _best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
+    """The row with the lowest perplexity of each text and way of scoring, where it has beaten another one."""
+    best = set()
+    for family in contenders(rows) if not judged_by_time(rows) else []:
+        scores = {rows.index(row): score.mean for row in family if (score := row.perplexity(split))}
+        if len(scores) > 1:
+            best.add(min(scores, key=scores.__getitem__))
+    return frozenset(best)
+
+
+def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
+    """What there is to show: of a table of seconds the seconds first, and no perplexity if the paper has none."""
+    timed = any("seconds" in row.paper for row in rows)
+    hidden = set() if timed else {"pace", "ratio"}
+    if judged_by_time(rows):
+        hidden |= set(PERPLEXITY)
+    if not any(row.perplexity("train") for row in rows):
+        hidden.add("training")  # the paper's figure alone says nothing
+    columns = [Column(group, title, tuple(map(cell, rows))) for group, title, cell in _COLUMNS] + _ratios(rows)
+    columns = [each for each in columns if each.group not in hidden]
+    # Figures of a paper wait for ours, under its title.
+    told = {each.group for each in columns if any(each.cells)}
+    titles = {("validation", "valid"), ("ratio", "times first")}
+    kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
+    once = [each for each in kept if not timed or (each.group, each.title) != ("time", "s/epoch")]
+    return tuple(sorted(once, key=lambda each: _GROUPS.index(each.group)))
+
+
+def _ratios(rows: Sequence[TableRow]) -> list[Column]:
+    ours, papers = zip(*(times_first(rows, row) for row in rows), strict=True) if rows else ((), ())
+    return [
+        Column("ratio", title, tuple(f"{ratio:.2f}" if ratio else "" for ratio in ratios))
+        for title, ratios in (("times first", ours), ("paper", papers))
+    ]
 
 
 def deciding(rows: Sequence[TableRow]) -> str:
@@ -131,25 +199,37 @@ def to_markdown(rows: Sequence[TableRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _protocols(rows: Sequence[TableRow]) -> list[str]:
-    """What the column `protocol` is."""
-    names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
-    if not names:
-        return []
-    return [f"protocol: counted as the papers' programs count ({', '.join(names)}); diff compares this with the paper"]
+def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]:
+    """What columns are whose titles do not say it."""
+    titles = {column.title for column in columns}
+    notes = []
+    if AS_PAPER in titles:
+        names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
+        compared = "; diff compares this with the paper" if "diff" in titles else ""
+        notes.append(f"{AS_PAPER}: by the rules of the paper's program ({', '.join(names)}){compared}")
+    if "times first" in titles:
+        notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
+    return notes
 
 
 def _notes(rows: Sequence[TableRow]) -> list[str]:
     """Settings that are not the recipe's, with the rows that have them; no names where all rows have the same."""
-    holders: dict[str, list[str]] = {}
+    holders: dict[tuple[str, ...], list[str]] = {}
     ran = [row for row in rows if row.records]
     for row in ran:
-        if texts := dict.fromkeys(text for record in row.records for text in record.changed):
-            holders.setdefault("; ".join(texts), []).append(row.name)
+        if row.changed:
+            holders.setdefault(row.changed, []).append(row.name)
     return [
-        f"{', '.join(names) if len(names) < max(len(ran), 2) else 'Every row'}: not the recipe's settings ({texts})"
-        for texts, names in holders.items()
+        f"{', '.join(names) if len(names) < max(len(ran), 2) else 'Every row'}: "
+        f"not the recipe's settings ({_listed(changed)})"
+        for changed, names in holders.items()
     ]
+
+
+def _listed(changed: Sequence[str]) -> str:
+    more = len(changed) - _SHOWN
+    texts = [text.replace(": null ->", ": not set ->") for text in changed[:_SHOWN]]
+    return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 
 def number(value: float) -> str:
@@ -198,8 +278,7 @@ def _seconds(row: TableRow) -> str:
 
 
 def _seconds_per_epoch(row: TableRow) -> str:
-    seconds = Spread.of(result.seconds_per_epoch for result in row.results)
-    return _duration(seconds.mean) if seconds else ""
+    return _duration(row.seconds_per_epoch.mean) if row.seconds_per_epoch else ""
 
 
 def _duration(seconds: float) -> str:
@@ -220,21 +299,23 @@ def _memory(row: TableRow) -> str:
 
 
 def _seeds(row: TableRow) -> str:
-    done, all_ = len(row.records), len(row.results)
+    done, all_ = len(row.records) + len(row.models), len(row.results) + len(row.models)
     return "" if not all_ else str(done) if done == all_ else f"{done} of {all_}"
 
 
 _COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("size", "parameters", lambda row: f"{row.size:,}" if row.size else ""),
+    ("pace", "s/epoch", lambda row: _seconds_per_epoch(row) or row.state),
+    ("pace", "paper", lambda row: f"{row.paper['seconds']:g}" if "seconds" in row.paper else ""),
     ("training", "train", lambda row: spread(row.perplexity("train"))),
     ("training", "paper", _paper("train")),
     ("training", "diff", _difference("train")),
     ("validation", "valid", _valid),
-    ("validation", "protocol", lambda row: spread(row.by_protocol("valid"))),
+    ("validation", AS_PAPER, lambda row: spread(row.by_protocol("valid"))),
     ("validation", "paper", _paper("valid")),
     ("validation", "diff", _difference("valid")),
     ("test", "test", lambda row: spread(row.perplexity("test")) or row.state),
-    ("test", "protocol", lambda row: spread(row.by_protocol("test"))),
+    ("test", AS_PAPER, lambda row: spread(row.by_protocol("test"))),
     ("test", "paper", _paper("test")),
     ("test", "diff", _difference("test")),
     ("time", "epochs", _epochs),

@@ -7,6 +7,7 @@
         metrics.jsonl        one line per report of the training loop
         result.json          the finished run in figures
         scores.safetensors   negative log-likelihood of every token, per split
+        evaluations/         dynamic.json, cache.json, mc.json: figures of other ways to score
         log.txt              what was said, with the time
         checkpoints/, best   see checkpoints.py
         .lock                held while a process trains here; the kernel frees it when the process dies
@@ -119,6 +120,22 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         durable.write_json(self.path / "result.json", result)
+
+    def evaluation(self, kind: str) -> dict[str, Any] | None:
+        """The figures of one other way to score, if they were saved."""
+        return _object_or_none(self._evaluation_path(kind))
+
+    def write_evaluation(self, kind: str, record: dict[str, Any]) -> Path:
+        """Where it was written."""
+        path = self._evaluation_path(kind)
+        with durable.writing(path):
+            path.parent.mkdir(exist_ok=True)
+        durable.remove_leftovers(path.parent)
+        durable.write_json(path, record)
+        return path
+
+    def _evaluation_path(self, kind: str) -> Path:
+        return self.path / "evaluations" / f"{kind}.json"
 
     def read_scores(self) -> dict[str, Tensor]:
         """Negative log-likelihood of every token, per split."""

@@ -9,7 +9,7 @@ Shapes: B streams (the batch), T steps of one window.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,19 @@ class RandomSteps(Settings):
         centre = steps if random.random() < self.probability else steps / 2
         length = max(self.least, int(random.normal(centre, self.deviation)))
         return length if self.most is None else min(length, self.most)
+
+
+class Reading(Protocol):
+    """What a recipe says about how a text is read."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def random_steps(self) -> RandomSteps | None: ...
+    @property
+    def seed(self) -> int: ...
 
 
 class Streams:
@@ -80,6 +93,11 @@ class Streams:
         self._targets = ids[: batch * length].reshape(batch, length)
         self._inputs = self._targets if inputs is None else inputs[: batch * length].reshape(batch, length)
         self.begin(epoch=1)
+
+    @classmethod
+    def of(cls, reading: Reading, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None) -> Streams:
+        """A text as a recipe says that it is read."""
+        return cls(ids, reading.batch, reading.steps, inputs, random_steps=reading.random_steps, seed=reading.seed)
 
     def begin(self, epoch: int) -> None:
         """From now on, windows are those of this epoch; epochs count from 1."""

@@ -1,6 +1,6 @@
 """Averaged stochastic gradient descent (Polyak and Juditsky 1992): the mean of all iterates, not the last of them, is
-the model that training ends with. AWD-LSTM (Merity et al. 2018) begins to average when plain descent has stopped to
-help, and calls it NT-ASGD.
+the model that training ends with. AWD-LSTM (Merity et al. 2018) begins to average when plain descent no longer
+helps, and calls it NT-ASGD.
 
 The mean is that of every iterate since averaging began. `torch.optim.ASGD` with `t0 = 0` leaves out the first of them:
 its weight of a step is reckoned in the step before.
@@ -25,7 +25,8 @@ class AveragingSettings(Settings):
     start: Annotated[
         Literal["nonmonotone", "at_once"],
         Field(
-            description="nonmonotone: once a validation loss is worse than the best of more than `interval` epochs ago"
+            description="nonmonotone: once a validation loss is worse than the best of more than `interval` epochs "
+            "ago; at_once: from the first step on"
         ),
     ]
     interval: Annotated[Count, Field(description="epochs that the nonmonotone rule does not look at")] = 5
@@ -43,6 +44,11 @@ class Averages:
         device = next(iter(self.means.values())).device
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         """Iterates so far."""
+
+    @classmethod
+    def at_once(cls, model: nn.Module, settings: AveragingSettings | None) -> Averages | None:
+        """Those that training has before its first step; None: it has none yet."""
+        return cls(model) if settings is not None and settings.start == "at_once" else None
 
     @torch.no_grad()
     def update(self) -> None:

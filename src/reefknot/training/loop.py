@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -33,6 +34,21 @@ from reefknot.training.stopping import nonmonotone
 from reefknot.training.update import Update
 
 Metric = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """Where this process took training up."""
+
+    began: float
+    seconds: float
+    epoch: int
+
+    def besides(self, progress: Progress) -> float:
+        """Seconds per epoch that went into validating and saving so far; 0 before an epoch has ended."""
+        ended = progress.epoch - self.epoch
+        spent = time.monotonic() - self.began - (progress.seconds - self.seconds)
+        return spent / ended if ended else 0.0
 
 
 class Trainer:
@@ -68,10 +84,10 @@ class Trainer:
         self.model = model.to(self.world.device)
         self.schedule = SCHEDULES.build(settings.schedule, {})
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
-        self.first_rate = float(optimiser.param_groups[0]["lr"])
-        at_once = settings.averaging is not None and settings.averaging.start == "at_once"
-        averages = Averages(model) if at_once else None
-        progress = Progress(averaged_from=int(at_once))
+        # Not the optimiser's own: on a GPU that is a float32.
+        self.first_rate = float(settings.optimiser.model_dump()["learning_rate"])
+        averages = Averages.at_once(model, settings.averaging)
+        progress = Progress(averaged_from=0 if averages is None else 1)
         self.state = TrainState(model, optimiser, model.initial_state(streams.batch), progress, averages)
 
     # -- the whole run ---------------------------------------------------------------------------------------------
@@ -79,9 +95,13 @@ class Trainer:
     def train(self) -> Progress:
         """Train to the last epoch, or until it is enough. Raises `Stopped` when asked to stop, after saving."""
         self._resume()
-        self.update = Update(self.model, self.state, self.world, self.settings, self.state.averages)
+        self.update = Update(self.model, self.state, self.world, self.settings)
         dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
-        self.display.say(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
+        if self.world.first:
+            self.run.log(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
+        self._sitting = Sitting(time.monotonic(), self.state.progress.seconds, self.state.progress.epoch)
+        if self.settings.start is not None and self.state.progress.best_nll is None:
+            self._score_start()
         with StopRequest() as stop:
             while self.state.progress.epoch <= self.settings.epochs and not self.state.progress.stopped:
                 self._run_epoch(stop)
@@ -100,10 +120,10 @@ class Trainer:
         self.state.restore(found.model, found.state, found.values, self.world, self.settings.seed)
         progress = self.state.progress
         self._cut_metrics()
-        if self.world.first and progress.best_step and self.checkpoints.path_of(progress.best_step).exists():
+        if self.world.first and progress.best_nll is not None and self.checkpoints.path_of(progress.best_step).exists():
             # Killed between a checkpoint's commit and the mark: the checkpoint knows what was best.
             self.checkpoints.mark_best(progress.best_step)
-        self.display.say(f"resumed at step {progress.step:,}, epoch {progress.epoch}")
+        self.display.say(f"{self.name}  resumed at step {progress.step:,}, epoch {progress.epoch}")
 
     def _cut_metrics(self) -> None:
         if self.world.first:
@@ -128,27 +148,40 @@ class Trainer:
             if progress.step % self.settings.save_every == 0 and not ends_epoch:
                 self._save()
 
-    def _end_epoch(self) -> None:
+    def _score_start(self) -> None:
+        """Weights that come trained are the best so far: a second session can end no worse than it began."""
+        nll, _ = self._score(epoch=0)
+        self.display.say(f"{self.name}  begins at valid perplexity {perplexity(nll):,.2f}")
+        self._save()
+        if self.world.first:
+            self.checkpoints.mark_best(self.state.progress.step)
+
+    def _score(self, epoch: int) -> tuple[float, bool]:
+        """The validation loss after so many epochs, and whether it is the best so far."""
         progress = self.state.progress
         self.display.update(f"{self.name}  validating")
         started = time.monotonic()
         with self.state.averages.swapped() if self.state.averages else nullcontext():
             nll = self.world.from_first(self.validate() if self.world.first else math.nan)
-        line = {
-            "kind": "valid",
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "nll": nll,
-            "perplexity": perplexity(nll),
-        }
+        line = {"kind": "valid", "step": progress.step, "epoch": epoch, "nll": nll, "perplexity": perplexity(nll)}
         self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
         best = progress.best_nll is None or nll < progress.best_nll
         if best:
-            progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, progress.epoch
+            progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, epoch
+        return nll, best
+
+    def _end_epoch(self) -> None:
+        progress = self.state.progress
+        nll, best = self._score(progress.epoch)
         self.display.say(
             f"{self.name}  epoch {progress.epoch}/{self.settings.epochs}  "
             f"valid perplexity {perplexity(nll):,.2f}{'  (best)' if best else ''}"
         )
+        if nll > math.log(words := self.model.output.vocab_size):
+            self.display.say(
+                f"{self.name}  warning: worse than {words:,}, which is the perplexity of taking all words for equally "
+                "likely; a smaller learning rate may help"
+            )
         self._average_or_stop(nll)
         progress.epoch += 1
         progress.window = 0
@@ -159,19 +192,20 @@ class Trainer:
     def _average_or_stop(self, nll: float) -> None:
         """Begin to average or stop, as the validation losses of this epoch and the earlier ones say."""
         progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
+        earlier, progress.validated = progress.validated, [*progress.validated, nll]
+        if progress.epoch == self.settings.epochs:
+            return  # there is nothing left to average, or to leave out
         if averaging is not None and self.state.averages is None:
-            if nonmonotone(progress.validated, nll, averaging.interval):
+            if nonmonotone(earlier, nll, averaging.interval):
                 self.state.averages = Averages(self.model)
-                self.update = Update(self.model, self.state, self.world, self.settings, self.state.averages)
+                self.update.forget()
                 progress.averaged_from = progress.epoch + 1
                 self.display.say(f"{self.name}  averaging begins after epoch {progress.epoch}")
                 # Losses of averages are another series: what an iterate had is nothing to measure them by.
                 progress.validated = []
-                return
-        elif stop is not None and (reason := stop.verdict(progress.validated, nll)):
+        elif stop is not None and (reason := stop.verdict(earlier, nll)):
             progress.stopped = f"stopped after epoch {progress.epoch} by {reason}"
             self.display.say(f"{self.name}  {progress.stopped}")
-        progress.validated.append(nll)
 
     def _asked(self, stop: StopRequest) -> bool:
         """Whether any process was asked to stop."""
@@ -206,17 +240,16 @@ class Trainer:
         """Wait for the device and see what the last updates came to. All processes see the same, and decide alike."""
         progress = self.state.progress
         self.report = self.update.tally.report()
-        *totals, spoiled = self.world.sum([*self.report.sums.values(), float(self.report.spoiled)])
+        *totals, refused = self.world.sum([*self.report.sums.values(), float(self.report.refused)])
         for name, total in zip(self.report.sums, totals, strict=True):
             progress.logged[name] = progress.logged.get(name, 0.0) + total
-        if spoiled:
-            self._refuse_update()
+        if refused:
+            self._tell_refusal()
 
-    def _refuse_update(self) -> NoReturn:
-        progress, norm = self.state.progress, self.report.gradient_norm
-        nll = progress.logged["nll"] / progress.logged_tokens
+    def _tell_refusal(self) -> NoReturn:
+        progress, nll, norm = self.state.progress, self.report.nll, self.report.gradient_norm
         # The others in a group of processes may have seen nothing wrong.
-        step = self.report.spoiled or progress.step
+        step = self.report.refused or progress.step
         self._stop_nonfinite(
             f"the loss is {nll} and the gradient's norm {norm} at step {step:,}; the update was not made",
             {
@@ -273,6 +306,7 @@ class Trainer:
         self._write_metric(line)
         done = (progress.epoch - 1 + progress.window / self.streams.windows) / self.settings.epochs
         left = progress.seconds * (1 - done) / done
+        left += self._sitting.besides(progress) * (self.settings.epochs - progress.epoch + 1)
         facts = {"epoch": f"{progress.epoch}/{self.settings.epochs}", "perplexity": f"{perplexity(nll):,.1f}"}
         facts["tokens/s"] = f"{speed:,.0f}"
         self.display.update(progress_line(self.name, facts, done, left))

@@ -126,8 +126,10 @@ class TrainState:
         before = [dict(group) for group in self.optimiser.param_groups]
         self.optimiser.load_state_dict({"state": state, "param_groups": values["groups"]})
         for group, old in zip(self.optimiser.param_groups, before, strict=True):
-            # A captured step reads its rate where it lies, so it stays there.
+            # A captured step reads its rate where it lies, so it stays there. How torch runs the optimiser is the
+            # device's matter, and that may be another one now.
             group |= {key: place.fill_(group[key]) for key, place in old.items() if isinstance(place, Tensor)}
+            group |= {key: old[key] for key in ("fused", "foreach") if key in old}
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:

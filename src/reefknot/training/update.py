@@ -1,9 +1,9 @@
 """One update: the gradients of a window, their clipping, the optimiser's step, the averages.
 
 Nothing here waits for a GPU. What a log line or a decision needs is added up on the device until somebody asks, and an
-update whose loss or gradient is not a number is not made, nor is any after it. Where all of it depends on the shapes
-alone, it is captured as a CUDA graph the second time that its shapes come up, and replayed from then on: small models
-take longer to launch than to run.
+update whose loss or gradient is not a number is not made, nor is any after it. In a process alone, an update is
+captured as a CUDA graph the second time that its shapes come up, and replayed from then on: small models take longer to
+launch than to run. Where no shapes come up again, or a part of the model asks the device for a number, nothing is.
 
 Shapes: B streams, T steps.
 """
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from reefknot.encoders.contract import State, join_streams, select_streams
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import Plan, send
-from reefknot.training.averaging import Averages
 from reefknot.training.distributed import Window, World, quiet
 from reefknot.training.settings import TrainingSettings
 from reefknot.training.state import TrainState
 
-GRAPHS = 256
-"""Shapes that are captured; a recipe has about forty of them where windows have random lengths."""
+GRAPHS = 128
+"""Sets of shapes that are looked out for. A recipe has about forty where windows have random lengths; where an output
+end's plan has another shape every time, there is no end of them, and nothing worth capturing."""
 
 
 @dataclass(frozen=True)
@@ -57,49 +57,48 @@ class Report:
     """Parts of the loss, this process's streams."""
     penalties: dict[str, float]
     """Of the last update."""
+    nll: float
+    """The summed loss of the last update, or of the first one that was refused."""
     gradient_norm: float
-    """Of the last update, before clipping."""
-    spoiled: int
+    """Likewise, before clipping."""
+    refused: int
     """The first update that was not made because its loss or gradient is not a number; 0: none."""
 
 
 class Tally:
-    """What updates leave on the device until somebody asks."""
+    """What updates leave on the device until somebody asks: a few numbers, in as few kernels as can be."""
 
     def __init__(self, device: torch.device, step: int) -> None:
         self._step = torch.tensor(step, device=device)
-        self._spoiled = torch.zeros_like(self._step)
+        self._refused = torch.zeros_like(self._step)
         self.found_inf = torch.zeros((), device=device)
         """1 once an update was refused: what torch's fused optimisers read before they change a weight."""
-        self._sums: dict[str, Tensor] = {}
-        self._last: dict[str, Tensor] = {}
+        self._parts: list[str] = []
+        self._penalties: list[str] = []
+        self._sums, self._last = torch.zeros(2, 0, device=device).unbind()
 
     def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor]) -> None:
-        if not self._last:
-            zero = torch.zeros((), dtype=torch.float64, device=self._step.device)
-            self._sums = {name: zero.clone() for name in sums}
-            self._last = {name: zero.clone() for name in (*penalties, "norm")}
-        finite = norm.isfinite()
-        for name, value in sums.items():
-            self._sums[name] += value.detach()
-            finite = finite & value.isfinite()
+        parts, last = list(sums.values()), [*penalties.values(), sums["nll"], norm]
+        numbers = torch.stack([each.detach().double() for each in (*parts, *last)])
+        if not self._parts:
+            self._parts, self._penalties = list(sums), list(penalties)
+            self._sums, self._last = torch.zeros_like(numbers[: len(parts)]), torch.zeros_like(numbers[len(parts) :])
+        self._sums += numbers[: len(parts)]
         # Once an update was refused, what it came to is what is told.
-        already = self._spoiled > 0
-        for name, value in {**penalties, "norm": norm}.items():
-            self._last[name].copy_(torch.where(already, self._last[name], value.detach()))
+        already = self._refused > 0
+        self._last.copy_(torch.where(already, self._last, numbers[len(parts) :]))
         self._step += 1
-        self._spoiled.copy_(torch.where(finite | already, self._spoiled, self._step))
-        self.found_inf.copy_(self._spoiled > 0)
+        self._refused.copy_(torch.where(already | numbers.isfinite().all(), self._refused, self._step))
+        self.found_inf.copy_(self._refused > 0)
 
     def report(self) -> Report:
         """Wait for the device, tell, and begin anew."""
-        together = [*self._sums.values(), *self._last.values(), self._spoiled]
-        numbers: list[float] = torch.stack([each.double() for each in together]).tolist()
-        for each in self._sums.values():
-            each.zero_()
-        last = dict(zip(self._last, numbers[len(self._sums) :], strict=False))
-        norm = last.pop("norm", math.nan)
-        return Report(dict(zip(self._sums, numbers, strict=False)), last, norm, int(numbers[-1]))
+        *numbers, refused = torch.cat([self._sums, self._last, self._refused[None].double()]).tolist()
+        self._sums.zero_()
+        nll, norm = numbers[-2:] or (math.nan, math.nan)
+        sums, penalties = numbers[: len(self._parts)], numbers[len(self._parts) : -2]
+        named = dict(zip(self._parts, sums, strict=True)), dict(zip(self._penalties, penalties, strict=True))
+        return Report(*named, nll, norm, int(refused))
 
 
 class Update:
@@ -111,17 +110,20 @@ class Update:
         state: TrainState,
         world: World,
         settings: TrainingSettings,
-        averages: Averages | None = None,
     ) -> None:
-        self.model, self.state, self.world, self.settings, self.averages = model, state, world, settings, averages
+        self.model, self.state, self.world, self.settings = model, state, world, settings
         self.window = world.parallel(Window(model))
         self.tally = Tally(world.device, state.progress.step)
         self.at_once = world.device.type != "cuda"
         """Whether what an update found is known when it returns, and so worth looking at."""
-        captured = settings.capture and not self.at_once and world.size == 1
-        self._graphs = Graphs(self._make, world.device) if captured else None
+        self.captured = settings.capture and not self.at_once and world.size == 1 and not model.input.waits
+        self.forget()
         if not self.at_once:
             state.optimiser.found_inf = self.tally.found_inf  # type: ignore[attr-defined]
+
+    def forget(self) -> None:
+        """Capture anew: what an update does has changed."""
+        self._graphs = Graphs(self._make, self.world.device) if self.captured else None
 
     def __call__(self, x_BT: Tensor, y_BT: Tensor, rate: float) -> int:
         """Train on a window. Returns how many targets it has."""
@@ -149,8 +151,8 @@ class Update:
         # On a GPU the optimiser looks at `found_inf` itself.
         if not self.at_once or not self.tally.found_inf:
             optimiser.step()
-            if self.averages is not None:
-                self.averages.update()
+            if self.state.averages is not None:
+                self.state.averages.update()
         return hidden
 
     def _backward(self, pieces: Sequence[Piece], hidden: State) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
@@ -219,8 +221,9 @@ class Graphs:
 
     def _run(self, pieces: Sequence[Piece]) -> None:
         shapes = tuple(piece.shapes() for piece in pieces)
-        if shapes not in self._graphs and (shapes not in self._seen or len(self._graphs) >= GRAPHS):
-            self._seen.add(shapes)
+        if shapes not in self._graphs and (shapes not in self._seen or len(self._seen) > GRAPHS):
+            if len(self._seen) <= GRAPHS:
+                self._seen.add(shapes)
             _copy(self._hidden, self._function([piece.to(self._device) for piece in pieces], self._hidden))
             return
         if shapes not in self._graphs:

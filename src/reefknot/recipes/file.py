@@ -1,0 +1,138 @@
+"""What stands in a recipe's file: a title, a base of settings, and the rows of a paper's table with its figures.
+
+A row is trained, quoted (the paper has its figure from others), or another row's model scored in another way:
+
+    [[rows]]
+    name = "AWD-LSTM + dynamic evaluation"
+    of = "AWD-LSTM"
+    by = "dynamic"
+
+The figures of such a row are those that `reefknot evaluate RUN --dynamic --save` has left in the runs of the other.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from reefknot.errors import SettingsError
+from reefknot.runs.folder import folder_name
+from reefknot.settings import Count, Positive, Settings, check, shortened
+from reefknot.text.corpora import SPLITS
+
+if TYPE_CHECKING:
+    FigureName = str
+else:
+    FigureName = Literal[(*SPLITS, "seconds")]
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line of printable characters")
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_one_line)]
+
+
+class Row(Settings):
+    """One row of a paper's table."""
+
+    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="as the paper writes it")]
+    quoted: Annotated[bool, Field(description="a figure the paper quotes from others; never trained here")] = False
+    of: Annotated[OneLine | None, Field(description="the trained row whose model this row scores in another way")] = (
+        None
+    )
+    by: Annotated[
+        Literal["dynamic", "cache", "mc"] | None, Field(description="that way, as `reefknot evaluate` calls it")
+    ] = None
+    parameters: Annotated[Count | None, Field(description="exact number of parameters, checked before training")] = None
+    paper: dict[FigureName, Positive] = Field(
+        {}, description="the paper's figures: perplexities by split, seconds per epoch"
+    )
+    set: dict[str, Any] = Field({}, description="what differs from the base")
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Row:
+        if (self.of is None) != (self.by is None):
+            raise ValueError("of and by go together: the row whose model is scored, and the way; set both or neither")
+        if self.of is not None and (self.quoted or self.set or self.parameters is not None):
+            raise ValueError("a row that scores another row's model has no settings; give it of, by and paper alone")
+        return self
+
+    @property
+    def trained(self) -> bool:
+        """Whether this row is a training of its own."""
+        return not self.quoted and self.of is None
+
+    @property
+    def slug(self) -> str:
+        """The row's name as a folder."""
+        return folder_name(self.name)
+
+    @property
+    def start(self) -> str | None:
+        """The row whose best weights this one begins with."""
+        return setting(self.set, "training", "start", "row")
+
+    @property
+    def corpus(self) -> str | None:
+        """Its text, where that is not the base's."""
+        return setting(self.set, "corpus", "name")
+
+
+class RecipeFile(Settings):
+    """What stands in the file."""
+
+    title: OneLine
+    paper: Annotated[OneLine | None, Field(description="the paper's short name, such as press2017")] = None
+    base: dict[str, Any]
+    rows: Annotated[list[Row], Field(min_length=1)]
+
+
+def read_file(path: Path, name: str) -> RecipeFile:
+    """A recipe's file with rows that can stand beside each other; complaints call it `name`."""
+    parsed = check(RecipeFile, _read_toml(path), name)
+    _refuse_twins(parsed.rows, name)
+    _refuse_models_of_nothing(parsed.rows, name)
+    return parsed
+
+
+def setting(raw: Any, *keys: str) -> str | None:
+    """A text inside settings that may be wrong."""
+    for key in keys:
+        raw = raw.get(key) if isinstance(raw, Mapping) else None
+    return raw if isinstance(raw, str) else None
+
+
+def _refuse_twins(rows: Sequence[Row], where: str) -> None:
+    seen: dict[str, str] = {}
+    for row in rows:
+        if row.slug in seen:
+            raise SettingsError(f'{where}: rows "{seen[row.slug]}" and "{row.name}" would share a folder; rename one')
+        seen[row.slug] = row.name
+
+
+def _refuse_models_of_nothing(rows: Sequence[Row], where: str) -> None:
+    trained = [row.name for row in rows if row.trained]
+    for row in rows:
+        if row.of is not None and row.of not in trained:
+            there = ", ".join(f'"{name}"' for name in trained) or "none"
+            raise SettingsError(
+                f'{where}, row "{row.name}":\n  of: no row "{shortened(row.of)}" is trained; there are: {there}'
+            )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except (OSError, RecursionError, ValueError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error

@@ -6,6 +6,7 @@ import re
 import shlex
 from itertools import product
 from pathlib import Path
+from typing import Any
 from typing import get_args
 
 import pytest
@@ -122,7 +123,8 @@ def test_every_option_of_an_evaluation_is_named() -> None:
 def test_rows_and_settings_of_commands_exist() -> None:
     for verb, recipe, *words in _commands():
         if recipe in shipped():
-            row = words[words.index("--row") + 1] if "--row" in words else None
+            row: Any = words[words.index("--row") + 1] if "--row" in words else None
+            row = [row] if row and verb == "table" else row
             changes = [each.partition(",")[0] for each in words if verb == "sweep" and "=" in each]
             assert load_recipe(recipe, changes, row).experiments
 

@@ -6,8 +6,7 @@ import re
 import shlex
 from itertools import product
 from pathlib import Path
-from typing import Any
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch

@@ -250,6 +250,15 @@ def test_neighbors(cli: Cli, runs: Runs) -> None:
     assert "green (input): " in cli("neighbors", runs.untied, "green").out
 
 
+def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:
+    records = Path(__file__).parents[2] / "results/press2017/table6"
+    cli("report", records, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    names = ["Small model", "Small + WT", "Small + PR", "Small + WT + PR"]
+    places = [page.index(f">{name}<") for name in names]
+    assert places == sorted(places)
+
+
 def test_table_trains_compares_and_reports(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     """One row is done already; the other is trained in a process of its own, as it is by the command."""
     root = tmp_path / "table"

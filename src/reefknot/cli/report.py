@@ -23,9 +23,17 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page: table, curves, loss by frequency, neighbours, samples, settings."""
+    from reefknot.recipe import load_recipe
+    from reefknot.recipes import shipped
     from reefknot.reports.page import write_report
     from reefknot.reports.results import collect
+    from reefknot.reports.rows import join
+    from reefknot.reports.table import from_recipe
 
     results = collect(runs)
-    page = write_report(results, output, title=title).resolve()
+    known = [name for name in shipped() if any(result.recipe == name for result in results)]
+    # In the order of their recipe; what it lists beside them is the business of `table`.
+    listed = [row for name in known for row in from_recipe(load_recipe(name).rows, name)]
+    rows = [row for row in join(listed, results) if row.results]
+    page = write_report(results, output, rows=rows, title=title).resolve()
     emit({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)

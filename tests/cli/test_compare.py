@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import xml.etree.ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,16 @@ def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_pat
     refused = cli("compare", runs.tied, pieces, "--bands")
     assert refused.code == 2
     assert "these runs do not have the same tokens: leave out --bands" in refused.err
+
+
+def test_bands_as_a_figure(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    place = tmp_path / "new" / "bands.svg"
+    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", place, "--json").json()
+    svg = xml.etree.ElementTree.parse(place).getroot()
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    drawn = "".join(svg.itertext())
+    lows = [f"{band['low']:,}-" for band in found["bands"]["target"] if band["high"] not in (None, band["low"])]
+    assert lows
+    assert all(low in drawn for low in lows)
+    refused = cli("compare", runs.tied, runs.untied, "--figure", place)
+    assert (refused.code, refused.err) == (2, "reefknot: --figure draws what --bands finds: give both\n")

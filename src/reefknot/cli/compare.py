@@ -21,6 +21,7 @@ Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
   reefknot compare runs/demo/untied runs/demo/tied --json          all their seeds
   reefknot compare A B --by documents --bands --data DIR
+  reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
 """
 
 
@@ -34,6 +35,9 @@ def compare(
     bands: Annotated[
         bool, typer.Option("--bands", help="Also by how often the target, or the word before, was seen in training.")
     ] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="With --bands: draw the differences by type into this SVG file.")
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +49,8 @@ def compare(
 
     if by not in ("blocks", "documents"):
         raise SettingsError(f"--by {by}: must be blocks or documents")
+    if figure is not None and not bands:
+        raise SettingsError("--figure draws what --bands finds: give both")
     systems = [_system(path) for path in runs]
     if len(systems) < 2:
         raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
@@ -74,6 +80,9 @@ def compare(
             by_band, shown = _bands(Pair(scores_a, scores_of_b, boundaries), texts, split)
             told[-1]["bands"] = by_band
             lines += shown
+    if figure is not None:
+        _draw(figure, told)
+        lines.append(f"figure: {figure.resolve()}")
     emit(told, "\n".join(lines), as_json)
 
 
@@ -247,9 +256,33 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
     return kinds, lines
 
 
+def _draw(path: Path, told: list[dict[str, Any]]) -> None:
+    """Figure 3 of Pappas & Henderson (2019): a bar for each band of training counts and each B."""
+    from reefknot.durable import write_text
+    from reefknot.reports.plots import bars
+
+    labels = [_ends(band["low"], band["high"]) for band in told[0]["bands"]["target"]]
+    heights = {each["b"]: [band["relative"] for band in each["bands"]["target"]] for each in told}
+    plot = bars(
+        "bands",
+        labels,
+        heights,
+        along="times seen in training",
+        measured="loss against A, %",
+        caption=f"Loss of each word type against {told[0]['a']}, mean over the types of a band; lower is better.",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Inside a page it needs no namespace; a file of its own does.
+    write_text(path, str(plot.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+
+
 def _seen(band: BandComparison) -> str:
-    upper = "+" if band.high is None else f"-{band.high:,}"
-    return f"{band.low:,}" + (upper if band.high != band.low else "")
+    return _ends(band.low, band.high)
+
+
+def _ends(low: int, high: int | None) -> str:
+    upper = "+" if high is None else f"-{high:,}"
+    return f"{low:,}" + (upper if high != low else "")
 
 
 def _line(name: str, found: TokenComparison) -> str:

@@ -33,6 +33,11 @@ class Exponentials(NamedTuple):
     scale: Tensor
 
 
+# MKL chooses its code for an exponential when it is first asked for one. Two threads that ask at the same time may be
+# given different code, which differs in the last digit, so that one run in twenty was another: ask here, in one thread.
+torch.zeros(1).exp_()
+
+
 @dataclass(frozen=True)
 class RowTerms:
     """What the gradient of a block is made of, per row; scores z, without the bias z':

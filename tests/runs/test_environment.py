@@ -147,3 +147,11 @@ def test_peak_memory_grows_with_what_is_held() -> None:
     held = torch.ones(80_000_000)
     assert peak_memory_bytes(torch.device("cpu")) >= before
     assert peak_memory_bytes("cpu") > held.numel() * held.element_size()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how Linux counts")
+def test_a_process_does_not_count_what_the_one_that_started_it_held() -> None:
+    held = torch.ones(400 * 2**20, dtype=torch.uint8)
+    code = "from reefknot.runs.environment import peak_memory_bytes; print(peak_memory_bytes('cpu'))"
+    own = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
+    assert own < peak_memory_bytes("cpu") - held.numel() // 2

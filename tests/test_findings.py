@@ -74,3 +74,16 @@ def test_the_headline_has_what_there_is() -> None:
     assert headline({"test": test | {"words": 20}, "train": {"perplexity": 30.0}, "protocol": whole}) == (
         "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
     )
+
+
+def test_windows_hold_for_training_and_for_every_text(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    windows = 'evaluation.windows={kind = "sliding", context = 6, stride = 2}'
+    result, _ = train(tiny_recipe(), tmp_path / "run", windows, "evaluation.train=true")
+    for split in ("train", "valid", "test"):
+        assert "windows of 8 tokens of which the last 2 are scored" in result[split]["definition"]
+        assert result[split]["windows"] == "context-6-stride-2"
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    validated = [line["nll"] for line in lines if line["kind"] == "valid"]
+    assert min(validated) == pytest.approx(result["valid"]["nll"], rel=1e-6)
+    plain, _ = train(tiny_recipe(), tmp_path / "plain")
+    assert plain["valid"]["nll"] != result["valid"]["nll"]

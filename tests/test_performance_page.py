@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import runpy
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from reefknot.cli.main import app
-
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+from pages import ROOT
 
 
 @pytest.fixture
@@ -76,19 +69,3 @@ def test_a_sweep_becomes_a_figure(script: dict[str, Any]) -> None:
     svg = script["figure"](record)
     assert svg.count("<polyline") == 2, "one line of time and one of memory; nothing of the end that is not there"
     assert svg == script["figure"](record)
-
-
-def test_links_and_paths_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
-    named = re.findall(r"`((?:src|docs|script|tests)/[^`]+)`", PAGE)
-    assert named
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
-    assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def test_every_command_is_understood() -> None:
-    block = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)[0]
-    verb = typer.main.get_command(app).commands["bench"]  # type: ignore[attr-defined]
-    for line in block.splitlines():
-        words = shlex.split(line.partition("#")[0].partition("&&")[0].partition("reefknot bench ")[2])
-        assert verb.make_context("bench", words).params["what"] in ("heads", "encoders", "steps")

@@ -39,6 +39,7 @@ DROPPING = {
     "bayesian_lstm": "hidden_dim = 8, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4",
     "awd_lstm": "hidden_dim = 12, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4, weight_drop = 0.5",
     "highway": "hidden_dim = 8, depth = 2, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4",
+    "transformer": "layers = 2, heads = 2, ffn_dim = 12, dropout = 0.3, dropout_attention = 0.2, dropout_relu = 0.4",
 }
 """Every encoder at the width of the recipe above, with all that it can drop dropped."""
 

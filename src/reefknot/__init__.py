@@ -48,6 +48,7 @@ _HOMES = {
     "SettingsError": "errors",
     "Softmax": "outputs.softmax",
     "Stopped": "errors",
+    "Transformer": "encoders.transformer",
     "VariationalLSTM": "encoders.variational_lstm",
     "VocabularySettings": "text.vocabulary",
     "WordTable": "tables",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from reefknot.encoders.stacked import GRU as GRU
     from reefknot.encoders.stacked import LSTM as LSTM
     from reefknot.encoders.stacked import RNN as RNN
+    from reefknot.encoders.transformer import Transformer as Transformer
     from reefknot.encoders.variational_lstm import VariationalLSTM as VariationalLSTM
     from reefknot.errors import ArgumentError as ArgumentError
     from reefknot.errors import DataError as DataError

@@ -23,9 +23,9 @@ from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
 from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.text.batches import batches_of
 from reefknot.text.corpora import BUILT_IN, KNOWN, PREPARED
 from reefknot.text.dataset import Dataset, open_dataset
-from reefknot.text.streams import Streams
 from reefknot.text.vocabulary import Vocabulary
 from reefknot.training.display import Display, Logged
 from reefknot.training.distributed import World
@@ -83,7 +83,7 @@ def train(
     first = _begin(recipe, row, seed, start, out, data)
     dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
     text = dataset.splits["train"]
-    streams = Streams.of(settings, text.ids, text.inputs).slice(world.rank, world.size)
+    batches = batches_of(settings, text.ids, text.inputs, dataset.vocabulary.eos).slice(world.rank, world.size)
     check_protocol(experiment, dataset)
     set_determinism(settings.determinism)
     model = _first_model(recipe, row, seed, dataset.vocabulary, first)
@@ -108,14 +108,17 @@ def train(
 
         trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
         trainer = Trainer(
-            model, streams, validate, settings, run, world=world, display=display, name=name, trackers=trackers
+            model, batches, validate, settings, run, world=world, display=display, name=name, trackers=trackers
         )
         progress = trainer.train()
         if not world.first:
             return None
         display.update(f"{name}  scoring the best weights")
-        load_weights(model, best_weights(run))
-        result = write_findings(model, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
+        # Processes that each hold a part of the model: what the first one scores alone is a whole one.
+        sharded = settings.shard and world.size > 1
+        scored = build_model(experiment, dataset.vocabulary).to(world.device) if sharded else model
+        load_weights(scored, best_weights(run))
+        result = write_findings(scored, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
         display.say(f"{name}  {headline(result) if tell_test else 'finished'}")
         return result
 
@@ -230,7 +233,8 @@ def run_config(
         "recipe": recipe.name,
         "row": row.name,
         "corpus": dataset.fingerprint,
-        "settings": experiment.model_dump(mode="json"),
+        # How processes share a model out is not part of what a run is: others may go on with it.
+        "settings": experiment.model_dump(mode="json", exclude={"training": {"shard"}}),
     }
     return config | ({"start": start.record} if start else {})
 
@@ -301,6 +305,8 @@ def open_texts(run: RunFolder, data: Path | None) -> Dataset:
     Where the folder of a text has been moved, `data` is its new place.
     """
     experiment = _experiment(run)
+    if run.imported and run.config.get("corpus") is None:
+        raise DataError(f"{run.path} was imported without a text; import it again with --corpus NAME to score one")
     corpus = experiment.corpus
     if corpus.name not in (BUILT_IN, *KNOWN, *PREPARED) and not Path(corpus.name).expanduser().is_dir():
         if data is None:
@@ -309,7 +315,8 @@ def open_texts(run: RunFolder, data: Path | None) -> Dataset:
                 "say with --data which folder holds train, valid and test text now"
             )
         corpus = corpus.model_copy(update={"name": str(data)})
-    dataset = open_dataset(corpus, experiment.vocabulary, data=data)
+    words = Vocabulary.load(run.vocabulary_path) if run.imported else None
+    dataset = open_dataset(corpus, experiment.vocabulary, data=data, words=words)
     if dataset.fingerprint != run.config.get("corpus"):
         raise DataError(f"the corpus is not the one that {run.path} was trained on: its text has changed; restore it")
     return dataset

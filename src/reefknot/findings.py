@@ -27,13 +27,16 @@ RESULT_FORMAT = 1
 
 
 def score_split(model: LanguageModel, dataset: Dataset, experiment: Experiment, split: str) -> Score:
-    """A text scored by our definition, in the precision of training.
+    """A text scored by our definition, in the precision of training, in the windows of the experiment if it has any.
 
-    The training text is long: it is scored in as many streams as it is trained in.
+    The training text is long: without windows it is scored in as many streams as it is trained in.
     """
-    streams = experiment.training.batch if split == "train" else experiment.evaluation.streams
-    precision = experiment.training.precision
-    return score(model, dataset.splits[split], dataset.vocabulary, streams=streams, precision=precision)
+    how: dict[str, Any] = {"precision": experiment.training.precision}
+    if experiment.windows is not None:
+        how["windows"] = experiment.windows
+    else:
+        how["streams"] = experiment.training.batch if split == "train" else experiment.evaluation.streams
+    return score(model, dataset.splits[split], dataset.vocabulary, **how)
 
 
 def check_protocol(experiment: Experiment, dataset: Dataset) -> None:
@@ -76,9 +79,9 @@ def write_findings(
         "start": run.config.get("start"),
         "training": _training(run, experiment, progress, world),
         "frequency": loss_by_frequency(scores["test"], dataset.splits["test"], dataset.vocabulary),
-        **_look_inside(model, dataset.vocabulary),
+        **_look_inside(model, dataset.vocabulary, experiment.training.steps),
     }
-    opened = tails_opened(model, dataset.splits["test"])
+    opened = tails_opened(model, dataset.splits["test"], dataset.vocabulary, experiment.windows)
     if opened is not None:
         result["tails_opened"] = asdict(opened)
     run.write_result(result)
@@ -139,7 +142,7 @@ def _training(run: RunFolder, experiment: Experiment, progress: Progress, world:
     }
 
 
-def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+def _look_inside(model: LanguageModel, vocabulary: Vocabulary, window: int) -> dict[str, Any]:
     """Neighbours and samples: what a person looks at first."""
     words = examples(vocabulary, 8)
     neighbors: dict[str, Any] = {
@@ -149,7 +152,7 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]
     never = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
     for seed, temperature in enumerate((1.0, 0.8, 0.5)):
-        ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed)
+        ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed, window=window)
         text = vocabulary.text(ids).strip()
         samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
     return {"neighbors": neighbors | {"tied": model.tied}, "samples": samples}

@@ -42,6 +42,7 @@ ENCODERS = Registry(
         "bayesian_lstm": "reefknot.encoders.bayesian_lstm:BayesianLSTM",
         "awd_lstm": "reefknot.encoders.awd_lstm:AWDLSTM",
         "highway": "reefknot.encoders.highway:RecurrentHighway",
+        "transformer": "reefknot.encoders.transformer:Transformer",
     },
 )
 
@@ -71,6 +72,7 @@ OPTIMISERS = Registry(
     "optimisers",
     {
         "sgd": "reefknot.training.optimisers:SGD",
+        "adamw": "reefknot.training.optimisers:AdamW",
     },
 )
 
@@ -79,10 +81,21 @@ SCHEDULES = Registry(
     {
         "constant": "reefknot.training.schedules:Constant",
         "decay": "reefknot.training.schedules:Decay",
+        "cosine": "reefknot.training.schedules:Cosine",
+        "inverse_sqrt": "reefknot.training.schedules:InverseSqrt",
     },
 )
 
-FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, LABELS, OUTPUTS, OPTIMISERS, SCHEDULES)
+WINDOWS = Registry(
+    "windows",
+    {
+        "sliding": "reefknot.evaluation.windows:Sliding",
+        "complete": "reefknot.evaluation.windows:Complete",
+        "lines": "reefknot.evaluation.windows:Lines",
+    },
+)
+
+FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, LABELS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
 
 NOTHING_TO_TIE = (
     "a char-CNN makes its vectors from spellings and holds no table, so there is nothing that classes could share: "

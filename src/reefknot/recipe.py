@@ -24,11 +24,12 @@ from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
 from reefknot.evaluation.protocols import ProtocolName
+from reefknot.evaluation.windows import NO_LINES, Lines, Sliding, Windows
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings
 from reefknot.overrides import merge, override
-from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES
+from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS
 from reefknot.recipes import find_recipe
 from reefknot.recipes.file import OneLine, RecipeFile, read_file, setting
 from reefknot.recipes.file import Row as Row
@@ -61,9 +62,11 @@ if TYPE_CHECKING:
     InputSettings = Settings
     EncoderSettings = Settings
     OutputSettings = Settings
+    WindowsSettings = Settings
 else:
     TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
+    WindowsSettings = WINDOWS.settings()
 
 
 class EvaluationSettings(Settings):
@@ -73,11 +76,24 @@ class EvaluationSettings(Settings):
         Count,
         Field(description="parts of a text scored side by side, each from an empty state; 1 loses no context"),
     ] = 1
+    windows: Annotated[
+        WindowsSettings | None,
+        Field(
+            description="pieces of a text scored afresh; left out, whole texts, or blocks of `steps` tokens where "
+            "the encoder carries no state"
+        ),
+    ] = None
     train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
     protocol: Annotated[
         ProtocolName,
         Field(description="count as a paper's program does too, for its figures; definition: ours alone"),
     ] = "definition"
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> EvaluationSettings:
+        if self.windows is not None and self.streams > 1:
+            raise ValueError(f"streams = {self.streams}: windows are computed afresh, side by side; leave streams out")
+        return self
 
 
 class Experiment(Settings):
@@ -124,6 +140,36 @@ class Experiment(Settings):
         if self.vocabulary.bpe and spelled:
             raise ValueError(f"vocabulary.bpe: an input of kind {kind} reads the spelling of whole words; leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> Experiment:
+        windows, evaluation = self.windows, self.evaluation
+        if windows is not None and windows.by_lines and not self.vocabulary.end_of_line:
+            raise ValueError(f"evaluation.windows: {NO_LINES}")
+        if not self._carries:
+            what = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
+            if evaluation.streams > 1:
+                raise ValueError(f"evaluation.streams: {what}, so that streams have no meaning; leave it out")
+            if evaluation.protocol != "definition":
+                raise ValueError(f"evaluation.protocol: {what}, as {evaluation.protocol} needs it; leave it out")
+        return self
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windows that texts are scored in, each afresh; None: texts are read through, with a state carried."""
+        if self.evaluation.windows is not None:
+            windows: Windows = WINDOWS.build(self.evaluation.windows, {})
+            return windows
+        if self._carries:
+            return None
+        # What it has learned to read: lines by themselves, or pieces of the text as long as these.
+        by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
+        return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
+
+    @property
+    def _carries(self) -> bool:
+        carries: bool = ENCODERS.load(self.encoder.kind).carries  # type: ignore[attr-defined]
+        return carries
 
 
 @dataclass(frozen=True)
@@ -310,8 +356,10 @@ def build_model(experiment: Experiment, vocabulary: Vocabulary | int) -> Languag
             with _naming(f"{registry.family}.{name}"):
                 given[registry.family][name] = registry.build(each, given)
     if INPUTS.asks_for(experiment.input, "spellings"):
-        words = [""] * number if isinstance(vocabulary, int) else [*vocabulary.words, *vocabulary.spelled]
-        given["spellings"] = spell(words)
+        if isinstance(vocabulary, int):
+            given["spellings"] = spell([""]).expand(number, -1)
+        else:
+            given["spellings"] = spell([*vocabulary.words, *vocabulary.spelled])
     with _naming("input"):
         source = INPUTS.build(experiment.input, given)
     with _naming("encoder"):

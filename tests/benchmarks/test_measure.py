@@ -13,7 +13,6 @@ from reefknot.benchmarks.measure import (
     REPEATS,
     Step,
     equal_twice,
-    matrix_rate,
     memory_over,
     relative_errors,
     times,
@@ -90,7 +89,3 @@ def test_two_runs_that_differ_are_seen() -> None:
     leaf = torch.ones(3, requires_grad=True)
     assert equal_twice(Step(lambda: (leaf * 2.0).sum(), [leaf], dict))
     assert not equal_twice(Step(lambda: (leaf * torch.rand(3)).sum(), [leaf], dict))
-
-
-def test_the_matrix_rate_is_a_rate() -> None:
-    assert 1e8 < matrix_rate("cpu", torch.float32) < 1e14

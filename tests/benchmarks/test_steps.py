@@ -10,14 +10,20 @@ import pytest
 import torch
 
 from reefknot.benchmarks import steps
-from reefknot.benchmarks.steps import EAGER, LOOP, Course, Job, Looped, Row, Text, measure_all
+from reefknot.benchmarks.steps import CAPTURED, EAGER, LOOP, STORED, Course, Job, Looped, Row, Text, measure_all
+from reefknot.benchmarks.stored import MaskedLookup, StoredAdaptive
+from reefknot.encoders.transformer import Transformer
 from reefknot.encoders.variational_lstm import VariationalLSTM
+from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.inputs.lookup import Lookup
 from reefknot.kernels.choice import current
+from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel
+from reefknot.models.operations import operations
+from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.labels.plain import Plain
 from reefknot.outputs.softmax import Softmax
-from reefknot.tables import WordTable
+from reefknot.tables import BandedTable, BandProjections, WordTable
 from reefknot.training.settings import TrainingSettings
 
 TRAINING = {
@@ -29,6 +35,7 @@ TRAINING = {
     "schedule": {"kind": "constant"},
 }
 TEXT = Text.random(30, 2_000, "ptb")
+RATES = {"float32": 1e12}
 
 
 def _model() -> LanguageModel:
@@ -36,13 +43,21 @@ def _model() -> LanguageModel:
     return LanguageModel(Lookup(table), VariationalLSTM(8, 8, dropout=0.5), Softmax(Plain(table)))
 
 
+def _attention() -> LanguageModel:
+    table = BandedTable(30, 8, sizes=[5, 10], factor=2)
+    bands = BandProjections(table, 8)
+    encoder = Transformer(8, layers=1, heads=2, ffn_dim=8, dropout=0.5)
+    return LanguageModel(AdaptiveLookup(table, bands), encoder, AdaptiveSoftmax(table, bands))
+
+
 def _job(name: str = "tied", build: Callable[[], LanguageModel] = _model, **changes: object) -> Job:
-    return Job(name, TrainingSettings.model_validate(TRAINING | changes), build, TEXT)
+    settings = TrainingSettings.model_validate(TRAINING | changes)
+    return Job(name, settings, build, TEXT, carries=build is not _attention)
 
 
 def _run(*jobs: Job) -> list[Row]:
     said: list[str] = []
-    found = [row for rows in measure_all(jobs, "cpu", 0.0, said.append) for row in rows]
+    found = [row for rows in measure_all(jobs, "cpu", RATES, 0.0, said.append) for row in rows]
     assert sum(line.startswith("  ") for line in said) == len(found)
     return found
 
@@ -52,16 +67,56 @@ def test_every_column_is_there() -> None:
     assert [(row.row, row.mode) for row in rows] == [("one", LOOP), ("one", EAGER), ("two", LOOP), ("two", EAGER)]
     for row in rows:
         record = json.loads(json.dumps(row.record(), allow_nan=False))
-        assert all(value is not None for value in record.values())
+        assert [name for name, value in record.items() if value is None] == ["memory_bytes"], "a GPU's alone"
         assert row.note == ""
         assert row.ms is not None
         assert row.tokens_per_second == pytest.approx(4 * 6 / (1e-3 * row.ms))
         assert row.epoch_seconds == pytest.approx(2_000 / (4 * 6 / (1e-3 * row.ms)))
-        assert row.encoder_share is not None
-        assert row.encoder_share > 0
-    assert rows[0].over_loop == rows[0].over_first == rows[1].over_first == 1.0
+        assert row.flops == pytest.approx(_operations(Course(_job(), EAGER, "cpu")) / (1e-3 * row.ms))
+        assert row.matrix_share == pytest.approx(row.flops / 1e12)
+        assert all(record[f"{part}_share"] > 0 for part in ("input", "encoder", "output"))
+        assert record["ends_share"] == pytest.approx(record["input_share"] + record["output_share"])
+    assert rows[0].over_baseline == rows[0].over_first == rows[1].over_first == 1.0
     assert rows[3].over_first == pytest.approx(rows[3].epoch_seconds / rows[1].epoch_seconds)  # type: ignore[operator]
-    assert rows[3].over_loop == pytest.approx(rows[3].epoch_seconds / rows[2].epoch_seconds)  # type: ignore[operator]
+    assert rows[3].over_baseline == pytest.approx(rows[3].epoch_seconds / rows[2].epoch_seconds)  # type: ignore[operator]
+
+
+def _operations(course: Course) -> float:
+    """Of a step, the mean."""
+    return sum(operations(course.model, x_BT, y_BT) for x_BT, y_BT, _ in course.windows) / len(course.windows)
+
+
+def test_self_attention_is_compared_with_stored_logits() -> None:
+    job = _job("adaptive", _attention, batching="blocks", accumulate=2)
+    assert job.modes("cuda") == [STORED, EAGER, CAPTURED]
+    assert _job().modes("cuda") == [LOOP, EAGER, CAPTURED]
+    stored, eager = _run(job)
+    assert (stored.mode, stored.note, eager.mode, eager.note) == (STORED, "", EAGER, "")
+    assert (stored.batching, stored.accumulate) == ("blocks", 2)
+    assert eager.over_baseline == pytest.approx(eager.epoch_seconds / stored.epoch_seconds)  # type: ignore[operator]
+    course = Course(job, STORED, "cpu")
+    assert isinstance(course.model.input, MaskedLookup)
+    assert isinstance(course.model.output, StoredAdaptive)
+    assert course.operations == Course(job, EAGER, "cpu").operations, "what is needed at least, whoever computes it"
+
+
+def test_stored_logits_train_alike() -> None:
+    found = []
+    for mode in (STORED, EAGER):
+        course = Course(_job("adaptive", _attention, batching="sentences", accumulate=2), mode, "cpu")
+        torch.manual_seed(3)
+        course.run()
+        found.append(course.update.tally.report())
+    assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
+    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
+
+
+def test_what_cannot_be_captured_says_so() -> None:
+    row = steps._measure(_job(), CAPTURED, "cpu", None, 0.0, lambda line: None)
+    assert (row.ms, row.note) == (
+        None,
+        "a part of the model asks the device for a number, so there is nothing to capture",
+    )
 
 
 def test_a_row_that_fails_says_so_and_the_others_go_on() -> None:
@@ -72,7 +127,7 @@ def test_a_row_that_fails_says_so_and_the_others_go_on() -> None:
     assert [row.note for row in rows] == ["out of memory"] * 2 + [""] * 2
     assert rows[0].ms is None
     assert all(row.over_first is None for row in rows), "there is no first row to compare with"
-    assert rows[3].over_loop is not None
+    assert rows[3].over_baseline is not None
 
 
 def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,21 +155,35 @@ def test_a_pass_trains_on_each_window_as_training_does() -> None:
 
 def test_windows_have_random_lengths_where_the_row_has() -> None:
     course = Course(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
-    lengths = {x_BT.shape[1] for x_BT, _ in course.windows}
+    lengths = {x_BT.shape[1] for x_BT, *_ in course.windows}
     assert len(lengths) > 1
-    assert course.tokens == sum(4 * x_BT.shape[1] for x_BT, _ in course.windows)
+    assert course.tokens == sum(4 * x_BT.shape[1] for x_BT, *_ in course.windows)
 
 
 def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
     course = Course(_job(accumulate=2), EAGER, "cpu")
-    assert course.piece[0].shape == (2, 6)
-    encoder, end = course.parts()
+    assert course.piece.x.shape == (2, 6)
+    source, encoder, end = course.parts()
+    assert source.leaves == list(course.model.input.parameters())
     assert encoder.leaves[0].shape == (2, 6, 8)
     assert end.leaves[0].shape == (12, 8)
-    for part in (encoder, end):
+    for part in (source, encoder, end):
         part.run()
         assert all(leaf.grad is not None for leaf in part.leaves)
         part.clear()
+
+
+@pytest.mark.parametrize("batching", ["blocks", "sentences"])
+def test_samples_count_for_the_targets_they_have(batching: str) -> None:
+    course = Course(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
+    course.run()
+    targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in course.windows]
+    assert course.tokens == course.update.tally.report().tokens == sum(targets)
+    *_, end = course.parts()
+    assert end.leaves[0].shape == (course.piece.plan.count, 8)
+    assert 0 < course.piece.plan.count < targets[0]
+    (row,) = _run(_job(batching=batching, steps=90))[1:]
+    assert (row.note, row.ends_share is None) == ("", False)
 
 
 def test_the_loop_is_the_encoder_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:

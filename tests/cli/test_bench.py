@@ -55,7 +55,10 @@ def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     assert "1,125 / 150 / 450 tokens" in outcome.out
     assert "untied: 2 streams of 10 steps" in outcome.out
-    assert all(title in outcome.out for title in ("tokens/s", "s/epoch", "encoder", "end", "x loop", "x first"))
+    assert all(title in outcome.out for title in ("tokens/s", "s/epoch", "TFLOP/s", "encoder", "ends"))
+    assert all(title in outcome.out for title in ("x baseline", "x first"))
+    assert "GiB" not in outcome.out, "a GPU's alone"
+    assert max(map(len, outcome.out.splitlines()[4:])) <= 120
     record = json.loads(path.read_text())
     assert record["overrides"] == ["training.batch=2"]
     assert [(row["row"], row["mode"]) for row in record["rows"]][::2] == [
@@ -63,6 +66,9 @@ def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
         ("tied", "plain loop"),
     ]
     assert record["rows"][0]["over_first"] == 1.0
+    assert record["rows"][0]["flops"] > 0
+    assert record["rows"][0]["ends_share"] > record["rows"][0]["input_share"] > 0
+    assert record["machine"]["matrix_flops"] == record["not_measured"] == {}
 
 
 def test_steps_of_a_corpus_that_is_not_here(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +80,67 @@ def test_steps_of_a_corpus_that_is_not_here(cli: Cli, monkeypatch: pytest.Monkey
     assert outcome.code == 0, outcome.err
     assert "ptb is not here: random text of its 10,000 words; an epoch is its 929,589 tokens" in outcome.out
     assert "Small + WT: 2 streams of 2 steps" in outcome.out
+
+
+ATTENTION = """
+title = "ends of a small Transformer"
+[base]
+corpus.name = "ptb"
+encoder = { kind = "transformer", layers = 1, heads = 2, ffn_dim = 8 }
+[base.training]
+updates = 2
+batching = "blocks"
+batch = 4
+steps = 8
+accumulate = 2
+divisor = "tokens"
+optimiser = { kind = "sgd", learning_rate = 1.0 }
+schedule = { kind = "constant" }
+[[rows]]
+name = "plain"
+[rows.set]
+tables.words = { kind = "word", dim = 8 }
+input = { kind = "lookup", table = "words" }
+output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+[[rows]]
+name = "adaptive"
+[rows.set]
+tables.words = { kind = "banded", dim = 8, sizes = [20, 40], factor = 2 }
+projections.bands = { kind = "bands", table = "words", dim = 8 }
+input = { kind = "adaptive", table = "words", projections = "bands" }
+output = { kind = "adaptive", projections = "bands", labels = { kind = "plain", table = "words", bias = false } }
+[[rows]]
+name = "pieces"
+[rows.set]
+vocabulary.bpe.merges = 20
+tables.words = { kind = "word", dim = 8 }
+input = { kind = "lookup", table = "words" }
+output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+[[rows]]
+name = "spellings"
+[rows.set]
+tables.words = { kind = "word", dim = 8 }
+input = { kind = "char_cnn", dim = 8, filters = [[1, 4]] }
+output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+"""
+
+
+def test_steps_of_self_attention(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    path, recipe = tmp_path / "record.json", tmp_path / "attention.toml"
+    recipe.write_text(ATTENTION)
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "steps", recipe, *quick)
+    assert outcome.code == 0, outcome.err
+    assert "plain: 4 blocks of 8 steps, in 2 parts" in outcome.out
+    assert "not measured: pieces, spellings, whose words the corpus alone can tell:" in outcome.out
+    record = json.loads(path.read_text())
+    assert list(record["not_measured"]) == ["pieces", "spellings"]
+    modes = [(row["row"], row["mode"], row["note"]) for row in record["rows"]]
+    assert modes == [(name, mode, "") for name in ("plain", "adaptive") for mode in ("stored logits", "eager")]
+    alone = cli("bench", "steps", recipe, "--row", "pieces", *quick)
+    assert alone.code == 3
+    assert "the corpus ptb has to be found" in alone.err
 
 
 @pytest.mark.parametrize(

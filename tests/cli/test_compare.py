@@ -86,6 +86,14 @@ def test_every_run_must_have_scored_the_same_text(
     assert cli("compare", runs.untied, other, "--split", "valid", "--json").json()[0]["of"] == "token"
 
 
+def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
+    outcome = cli("compare", runs.tied, lines)
+    assert outcome.code == 0
+    assert f"note: {lines} was scored with other context (lines) than {runs.tied} (one stream)" in outcome.err
+    assert "note" not in cli("compare", lines, lines).err
+
+
 def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     fewer = train(cli, recipe, tmp_path / "fewer", "vocabulary.max_size=9")
     outcome = cli("compare", runs.tied, fewer)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from reefknot.evaluation import dynamic
+from tiny import encoder
 
 from .conftest import Outcome, Runs
 
@@ -167,7 +168,7 @@ def test_save_of_one_text_joins_or_replaces(cli: Cli, run: Path) -> None:
     assert saved(run, "mc")["settings"] == {"passes": 2, "window": 10, "seed": 0}
     assert "valid" not in saved(run, "dynamic")
     (run / "result.json").unlink()
-    assert "finished runs" in cli("evaluate", run, "--mc", 2, "--save").err
+    assert "train this one to its end first" in cli("evaluate", run, "--mc", 2, "--save").err
 
 
 def test_the_figure_of_the_paper_and_that_of_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
@@ -198,6 +199,78 @@ def test_rates_that_lead_astray_are_short_and_seen(cli: Cli, runs: Runs, plain: 
     assert f"without it: perplexity {plain:,.2f}, which is better" in text
 
 
+def test_windows(cli: Cli, run: Path, plain: float) -> None:
+    """A recurrent model in windows that are computed afresh, the figure of training beside it."""
+    found = cli("evaluate", run, "--context", 20, "--stride", 5, "--json").json()
+    assert "context: windows of 25 tokens of which the last 5 are scored, each computed afresh" in found["definition"]
+    assert found["windows"] == "context-20-stride-5"
+    assert found["perplexity"] == pytest.approx(plain, rel=0.05)
+    assert found["recorded"] == {"perplexity": pytest.approx(plain), "streams": 1}
+    assert "training recorded" in cli("evaluate", run, "--windows", "lines").out
+    # What is not said makes windows as long as the run's, which are as long as the blocks of its training.
+    assert cli("evaluate", run, "--context", 7, "--json").json()["windows"] == "context-7-stride-3"
+    assert cli("evaluate", run, "--stride", 7, "--json").json()["windows"] == "context-3-stride-7"
+    assert cli("evaluate", run, "--context", 30, "--json").json()["windows"] == "context-30-stride-1"
+    whole = cli("evaluate", run, "--windows", "complete-1000000", "--json").json()
+    assert whole["perplexity"] == pytest.approx(plain)
+    cached = cli("evaluate", run, "--cache", "--context", 20, "--json").json()
+    assert "windows of 21 tokens" in cached["definition"]
+    assert "continuous cache: weight 0.1" in cached["definition"]
+    outcome = cli("evaluate", run, "--context", 20, "--stride", 5, "--save")
+    assert outcome.err == f"saved to {run}/evaluations/context-20-stride-5.json\n"
+    record = saved(run, "context-20-stride-5")
+    assert record["settings"] == {"windows": "context-20-stride-5"}
+    assert record["test"]["perplexity"] == found["perplexity"]
+    assert record["valid"]["tokens"] == 150
+
+
+@pytest.fixture(scope="module")
+def attentive(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose encoder carries no state, and whose settings say nothing of windows."""
+    out = tmp_path_factory.mktemp("attentive") / "run"
+    settings = (
+        encoder("transformer"),
+        "training.epochs=1",
+        "training.optimiser.learning_rate=0.1",
+        "evaluation.train=true",
+    )
+    outcome = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", *settings)
+    assert outcome.code == 0, outcome.err
+    return out
+
+
+def test_an_encoder_without_a_state(cli: Cli, attentive: Path) -> None:
+    result = json.loads((attentive / "result.json").read_text(encoding="utf-8"))
+    for split in ("train", "valid", "test"):
+        assert "context: blocks of 10 tokens, each computed afresh" in result[split]["definition"]
+        found = cli("evaluate", attentive, "--split", split, "--json").json()
+        assert found["perplexity"] == pytest.approx(result[split]["perplexity"])
+        assert "recorded" not in found
+    more = cli("evaluate", attentive, "--context", 10, "--json").json()
+    assert more["windows"] == "context-10-stride-1"
+    assert more["perplexity"] != pytest.approx(result["test"]["perplexity"], rel=1e-4)
+    assert more["recorded"]["windows"] == "context-0-stride-10"
+    assert "training recorded" in cli("evaluate", attentive, "--windows", "lines").out
+    dropped = cli("evaluate", attentive, "--mc", 2, "--limit", 40, "--json").json()
+    assert "masks drawn for every window" in dropped["definition"]
+    assert cli("rank", attentive, "--contexts", 30, "--json").json()["contexts"] == 30
+    assert "mean probability over" in cli("predict", attentive, "--split", "valid").out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--dynamic",), "Transformer carries none: give it more context instead"),
+        (("--streams", 2), "--streams: a Transformer carries no state from window to window"),
+        (("--protocol", "awd"), 'Transformer carries none; count by the protocol "definition"'),
+    ],
+)
+def test_what_needs_a_state_is_refused(cli: Cli, attentive: Path, options: Any, sentence: str) -> None:
+    outcome = cli("evaluate", attentive, *options)
+    assert outcome.code == 2
+    assert sentence in outcome.err
+
+
 MISTAKES = [
     ("--dynamic --cache", "--dynamic and --cache: a text is scored in one of these ways at a time; choose one"),
     ("--cache --mc 3", "--cache and --mc: a text is scored in one of"),
@@ -216,7 +289,15 @@ MISTAKES = [
     ("--cache --weight 1.5", "weight: must be less than 1 .it is 1.5."),
     ("--cache --fill never", "fill: must be 'partial' or 'full'"),
     ("--mc 0", "--mc"),
-    ("--save", "--save goes with --dynamic, --cache or --mc: training has saved the plain figures"),
+    ("--save", "--save goes with --dynamic, --cache, --mc, --context, .* training has saved the plain figures"),
+    ("--context 5 --save --limit 9", "whole valid and test texts; leave --limit out"),
+    ("--context 5 --windows lines", "--context and --windows: a text is cut in one way at a time; choose one"),
+    ("--windows complete", "no windows are called 'complete': context-C-stride-S, complete-L or lines"),
+    ("--context 5 --stride 5 --dynamic", "--context: --dynamic reads a text through, with a state; leave one of both"),
+    ("--windows lines --streams 2", "--windows: --streams reads a text through, with a state"),
+    ("--context -1", "--context"),
+    ("--stride 0", "--stride"),
+    ("--mc 2 --seed 9223372036854775808", "seed = 9223372036854775808: must be at least 0 and less than"),
     ("--cache --save --limit 9", "--save keeps figures of the whole valid and test texts; leave --limit out"),
     ("--cache --save --split train", "leave --split train out"),
     ("--protocol inan", "--protocol inan: must be one of definition, zaremba, awd"),

@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "inputs.char_cnn": {"dim": 6, "filters": [[1, 3], [2, 4]], "byte_dim": 4},
     **{f"encoders.{kind}": {"hidden_dim": 6} for kind in ENCODERS},
     "encoders.highway": {"hidden_dim": 6, "depth": 2},
+    "encoders.transformer": {"layers": 2, "heads": 2, "ffn_dim": 12},
     "outputs.augmented": {"tau": 2.0, "gamma": 0.5},
     "outputs.mixture": {"experts": 3},
     "outputs.sampled": {"samples": 5},

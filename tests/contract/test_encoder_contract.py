@@ -38,8 +38,8 @@ def vectors(encoder: Encoder) -> Tensor:
 
 
 def some_state(encoder: Encoder) -> State:
-    """A state that is not the initial one."""
-    state: State = encoder(vectors(encoder), encoder.initial_state(STREAMS)).state
+    """A state that something was read into."""
+    state: State = encoder(vectors(encoder), encoder.memory(STREAMS)).state
     return state
 
 
@@ -55,12 +55,21 @@ def test_shapes(encoder: Encoder) -> None:
 
 def test_a_carried_state_joins_windows(encoder: Encoder) -> None:
     x_BTD = vectors(encoder)
-    long = encoder(x_BTD, encoder.initial_state(STREAMS))
-    first = encoder(x_BTD[:, :4], encoder.initial_state(STREAMS))
+    long = encoder(x_BTD, encoder.memory(STREAMS))
+    first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
     second = encoder(x_BTD[:, 4:], first.state)
     torch.testing.assert_close(torch.cat([first.output, second.output], dim=1), long.output)
     for name, tensor in long.state.items():
         torch.testing.assert_close(second.state[name], tensor)
+
+
+def test_a_window_carries_on_or_is_computed_afresh(encoder: Encoder) -> None:
+    x_BTD = vectors(encoder)
+    afresh = encoder(x_BTD, encoder.initial_state(STREAMS))
+    after = encoder(x_BTD, afresh.state)
+    assert torch.equal(after.output, afresh.output) is not encoder.carries
+    torch.testing.assert_close(encoder(x_BTD, encoder.memory(STREAMS)).output, afresh.output)
+    assert bool(encoder.initial_state(STREAMS)) is encoder.carries
 
 
 def test_streams_do_not_see_each_other(encoder: Encoder) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reefknot.encoders.stacked import LSTM
+from reefknot.encoders.transformer import Transformer
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.plain import Plain
@@ -48,5 +49,21 @@ def model_for() -> Callable[[int], LanguageModel]:
             for parameter in model.parameters():
                 parameter.normal_(std=0.8)
         return model
+
+    return build
+
+
+@pytest.fixture
+def transformer_for() -> Callable[[int], LanguageModel]:
+    """The same in float64 with an encoder that carries no state."""
+
+    def build(words: int) -> LanguageModel:
+        torch.manual_seed(0)
+        table = WordTable(words, 8)
+        model = LanguageModel(Lookup(table), Transformer(8, 2, 2, 16, dropout=0.5), Softmax(Plain(table)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(std=0.5)
+        return model.double()
 
     return build

@@ -13,7 +13,8 @@ from torch import Tensor
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.evaluation import cache as module
 from reefknot.evaluation.cache import CacheSettings, Fill, cache_log_probs, cache_score, read, search_cache
-from reefknot.evaluation.perplexity import score
+from reefknot.evaluation.perplexity import one_stream, score
+from reefknot.evaluation.windows import Sliding
 from reefknot.models.language_model import LanguageModel
 from reefknot.settings import check
 from reefknot.text.dataset import Dataset
@@ -162,3 +163,30 @@ def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
 def test_impossible_settings(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         check(CacheSettings, given, "here")
+
+
+def test_windows_have_one_cache(opened: Open, transformer_for: Build) -> None:
+    """States come from their own windows, and are all remembered in the text's order."""
+    dataset = opened(REPEATED)
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model, windows = transformer_for(len(vocabulary)).eval(), Sliding(5, 7)
+    reading = read(model, split, vocabulary, windows=windows)
+    x_1T, y_1T = one_stream(split, vocabulary)
+    spans = windows.cut(y_1T[0], None)
+    with torch.no_grad():
+        states = [
+            model(x_1T[:, start:stop]).raw[0, scored - start :] for start, scored, stop in zip(*spans, strict=True)
+        ]
+    torch.testing.assert_close(reading.states, torch.cat(states))
+    plain = score(model, split, vocabulary, windows=windows)
+    np.testing.assert_allclose(-reading.log_probs.numpy(), plain.nll, rtol=1e-6)
+    found = cache_score(model, split, vocabulary, CacheSettings(weight=0.3, theta=0.4, window=20), windows=windows)
+    from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
+    expected = 0.7 * reading.log_probs.exp().numpy() + 0.3 * from_cache
+    np.testing.assert_allclose(found.nll[1:], -np.log(expected[1:]), rtol=1e-5)
+    assert "windows of 12 tokens of which the last 7 are scored" in found.definition
+    assert "independent of how windows are computed together\ncontinuous cache: weight 0.3" in found.definition
+    _, grid = search_cache(model, split, vocabulary, CacheSettings(theta=0.4, window=20), windows=windows)
+    assert len(grid.points) == len(module.WEIGHTS)
+    with pytest.raises(SettingsError, match="Transformer carries no state"):
+        cache_score(model, split, vocabulary)

@@ -192,8 +192,12 @@ def test_weights_come_back_from_anything(opened: Open, model_for: Build, error: 
     assert model.training
 
 
+def carries(encoder: str) -> bool:
+    return bool(ENCODERS.load(encoder).carries)
+
+
 def ends() -> list[Case]:
-    encoders = [Case("lookup", encoder, "softmax", "plain", True) for encoder in ENCODERS]
+    encoders = [Case("lookup", encoder, "softmax", "plain", True) for encoder in ENCODERS if carries(encoder)]
     outputs = [Case("lookup", "lstm", output, "drill", True) for output in OUTPUTS if output != "adaptive"]
     inputs = [Case(source, "lstm", "softmax", "plain", False) for source in INPUTS]
     bands = [
@@ -326,3 +330,10 @@ def test_frozen_parameters_stay_out(opened: Open, model_for: Build) -> None:
     with adapting(model) as (parameters, trained):
         assert len(parameters) == len(trained) == len(list(model.parameters())) - 1
         assert all(each is not frozen for each in parameters)
+
+
+def test_an_encoder_without_a_state_is_refused(opened: Open, transformer_for: Build) -> None:
+    dataset = opened()
+    model = transformer_for(len(dataset.vocabulary))
+    with pytest.raises(SettingsError, match=r"Transformer carries none: give it more context instead \(--context"):
+        gradient_statistics(model, dataset.splits["train"])

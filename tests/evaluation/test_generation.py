@@ -10,12 +10,16 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from reefknot.encoders.stacked import LSTM
+from reefknot.encoders.transformer import Transformer
 from reefknot.errors import SettingsError
 from reefknot.evaluation.generation import generate
 from reefknot.inputs.adaptive import AdaptiveLookup
+from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.adaptive import AdaptiveSoftmax
-from reefknot.tables import BandedTable, BandProjections
+from reefknot.outputs.labels.drill import Drill
+from reefknot.outputs.softmax import Softmax
+from reefknot.tables import BandedTable, BandProjections, WordTable
 
 WORDS = 9
 Build = Callable[[int], LanguageModel]
@@ -147,3 +151,89 @@ def test_an_adaptive_output_opens_what_it_draws_from_only(monkeypatch: pytest.Mo
     assert searched
     assert not seen[~kept].any()
     assert chisquare(seen[kept], allowed_V[kept] / allowed_V.sum() * draws).pvalue > 1e-4
+
+
+@pytest.fixture
+def attentive() -> LanguageModel:
+    """A transformer between adaptive ends, whose texts do not soon repeat a word for ever."""
+    torch.manual_seed(0)
+    bands = BandedTable(WORDS, 8, sizes=[3, 3], factor=2)
+    projections = BandProjections(bands, 8)
+    encoder = Transformer(8, layers=2, heads=2, ffn_dim=16, dropout=0.5, final_norm=True)
+    model = LanguageModel(AdaptiveLookup(bands, projections), encoder, AdaptiveSoftmax(bands, projections)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.7)
+    return model
+
+
+@torch.no_grad()
+def reading_all(model: LanguageModel, prompt: list[int], length: int, seed: int | None, window: int) -> list[int]:
+    """The same texts the plain way: for every word, all that the memory would hold is read again."""
+    model.eval()
+    generator = torch.Generator().manual_seed(seed or 0)
+    text, begin = list(prompt), 0
+    for _ in range(length):
+        if len(text) - begin > window:
+            begin = len(text) - max(1, window // 2)
+        h_1D = model(torch.tensor([text[begin:]])).output[:, -1]
+        drawn = model.output.log_probs(h_1D).argmax() if seed is None else model.output.sample(h_1D, generator)
+        text.append(int(drawn))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("prompt", [[2, 5, 1], [1, 8, 7, 6, 5, 4, 3, 2, 1, 0, 3, 3]])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_memory_writes_what_reading_all_again_does(
+    attentive: LanguageModel, prompt: list[int], seed: int | None
+) -> None:
+    """The best word or a drawn one, without a window and across full ones."""
+    options = {"temperature": 0.0} if seed is None else {"seed": seed}
+    texts = set()
+    for window in (None, 1, 2, 7, 10):
+        plain = reading_all(attentive, prompt, 20, seed, window or 10**6)
+        found = list(generate(attentive.train(), prompt, 20, window=window, **options))  # type: ignore[arg-type]
+        assert found == plain
+        texts.add(tuple(found))
+    assert len(texts) > 2  # what is forgotten shows
+
+
+def test_a_memory_holds_a_window_at_most(attentive: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int]] = []
+    forward = Transformer.forward
+
+    def counted(self: Transformer, x_BTD: Tensor, state: dict[str, Tensor]) -> object:
+        read.append((x_BTD.shape[1], state["block.0"].shape[-2]))
+        return forward(self, x_BTD, state)
+
+    monkeypatch.setattr(Transformer, "forward", counted)
+    assert len(list(generate(attentive, [2, 5], 9, window=6))) == 9
+    assert read == [(2, 0), (1, 2), (1, 3), (1, 4), (1, 5), (3, 0), (1, 3), (1, 4), (1, 5)]
+
+
+def test_a_carried_state_needs_no_window(model_for: Build) -> None:
+    model = model_for(WORDS)
+    assert list(generate(model, [2, 5], 30, window=3)) == list(generate(model, [2, 5], 30))
+
+
+def test_a_window_without_tokens_is_a_sentence(attentive: LanguageModel) -> None:
+    with pytest.raises(SettingsError, match="window = 0: must be at least 1 token, or left out"):
+        next(generate(attentive, [2], 1, window=0))
+
+
+@pytest.mark.parametrize(("training", "computed"), [(False, 1), (True, 6)])
+def test_a_label_network_runs_once_where_the_model_stays_as_it_is(
+    training: bool, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model in training may change between the words."""
+    table = WordTable(WORDS, 8)
+    model = LanguageModel(Lookup(table), LSTM(8, 8), Softmax(Drill(table, depth=1))).train(training)
+    calls: list[int] = []
+    encode = Drill.encode
+    monkeypatch.setattr(Drill, "encode", lambda *given: calls.append(1) or encode(*given))
+    assert len(list(generate(model, [2], 6))) == 6
+    assert len(calls) == computed
+    assert model.training is training
+    with torch.no_grad():
+        model.target_log_probs(torch.tensor([[1]]), torch.tensor([[2]]))
+    assert len(calls) == computed + 1  # nothing is held any longer

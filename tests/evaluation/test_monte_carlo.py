@@ -14,7 +14,8 @@ from contract.combinations import WORDS, Case
 from reefknot.encoders.stacked import Stacked
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.evaluation.monte_carlo import monte_carlo_score
-from reefknot.evaluation.perplexity import score
+from reefknot.evaluation.perplexity import one_stream, score, window_log_probs
+from reefknot.evaluation.windows import Complete
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.drill import LabelDropout
 from reefknot.text.dataset import Dataset, Split
@@ -126,3 +127,21 @@ def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
         next(model.encoder.parameters()).fill_(math.nan)
     with pytest.raises(NonFiniteError):
         monte_carlo_score(model, dataset.splits["test"], dataset.vocabulary, passes=2, window=9)
+
+
+def test_windows_have_masks_of_their_own(opened: Open, transformer_for: Build) -> None:
+    dataset = opened()
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    model, windows = transformer_for(len(vocabulary)), Complete(12)
+    found = monte_carlo_score(model, split, vocabulary, passes=3, window=windows, seed=5)
+    x_1T, y_1T = one_stream(split, vocabulary)
+    torch.manual_seed(5)
+    model.train()
+    with torch.no_grad():
+        spans = windows.cut(y_1T[0], vocabulary.eos)
+        passes = [window_log_probs(model, x_1T[0], y_1T[0], spans).numpy() for _ in range(3)]
+    assert not np.allclose(passes[0], passes[1])
+    np.testing.assert_allclose(found.nll, math.log(3) - logsumexp(np.stack(passes), axis=0), rtol=1e-5)
+    assert "3 passes, masks drawn for every window (seed 5)" in found.definition
+    assert "blocks of whole lines of at most 12 tokens" in found.definition
+    assert found.summary()["windows"] == "complete-12"

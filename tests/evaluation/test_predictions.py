@@ -11,6 +11,7 @@ import torch
 from reefknot.errors import SettingsError
 from reefknot.evaluation import predictions as module
 from reefknot.evaluation.predictions import predict, tendency, watched_ids
+from reefknot.evaluation.windows import Sliding
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset
 from reefknot.text.vocabulary import Vocabulary
@@ -100,3 +101,20 @@ def test_all_neighbours_and_the_target_have_all_the_probability(opened: Open, mo
     for k in (0, size):
         with pytest.raises(SettingsError, match=f"{k} of {size - 1} other words"):
             tendency(model, dataset.splits["test"], dataset.vocabulary, k=k)
+
+
+def test_means_over_windows(opened: Open, transformer_for: Build) -> None:
+    dataset = opened()
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model = transformer_for(len(vocabulary))
+    ids = split.ids.tolist()
+    targets = []
+    for start in range(0, len(ids) - 1, 10):
+        part = ids[max(0, start - 4) : start + 11]
+        p_NV = probabilities(model, part[:-1])
+        targets += [p_V[y] for p_V, y in zip(p_NV, part[1:], strict=True)][min(start, 4) :]
+    found = tendency(model, split, vocabulary, k=3, windows=Sliding(4, 10))
+    assert found.contexts == len(targets) == 227
+    assert found.target == pytest.approx(np.mean(targets), rel=1e-6)
+    with pytest.raises(SettingsError, match="Transformer carries no state"):
+        tendency(model, split, vocabulary)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reefknot.errors import DataError
+from reefknot.errors import DataError, SettingsError
 from reefknot.evaluation import perplexity as module
 from reefknot.evaluation.perplexity import losses
 from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
@@ -132,3 +132,11 @@ def test_inputs_may_have_ids_of_their_own(opened: Open, model_for: Build) -> Non
     model = model_for(len(dataset.vocabulary) + 2)
     spelled = cut_losses(model, dataset.splits["test"], Counting(1))
     assert abs(spelled.mean() - cut_losses(model, opened().splits["test"], Counting(1)).mean()) > 1e-3
+
+
+def test_an_encoder_without_a_state_is_refused(opened: Open, transformer_for: Build) -> None:
+    dataset = opened()
+    countings = protocol("awd", batch=4, steps=9)
+    assert countings is not None
+    with pytest.raises(SettingsError, match="carry a state and Transformer carries none"):
+        score_by_protocol(transformer_for(len(dataset.vocabulary)), dataset.splits, countings)

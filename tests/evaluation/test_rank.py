@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from reefknot.encoders.stacked import LSTM
+from reefknot.encoders.transformer import Transformer
 from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsError
 from reefknot.evaluation import rank as module
 from reefknot.evaluation.rank import Spectrum, TriangularFactor, bound, memory, spectrum
+from reefknot.evaluation.windows import Lines, Sliding
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.plain import Plain
@@ -139,3 +141,18 @@ def test_what_cannot_be_computed_is_refused(text: Split, monkeypatch: pytest.Mon
 def test_memory_does_not_grow_with_the_contexts() -> None:
     assert memory(100, 10_000) == 32 * 100 * 10_000
     assert memory(10**6, 10_000) == memory(10**9, 10_000) == 64 * 10_000**2
+
+
+def test_windows_are_computed_afresh(text: Split) -> None:
+    torch.manual_seed(0)
+    table = WordTable(WORDS, WIDTH)
+    model = LanguageModel(Lookup(table), Transformer(WIDTH, 1, 1, 8), Softmax(Plain(table)))
+    ids = torch.from_numpy(text.ids.astype(np.int64))
+    with torch.no_grad():
+        blocks = [model(ids[None, start : min(start + 50, 120)]).output[0] for start in range(0, 120, 50)]
+        logp = model.double().output.log_probs(torch.cat(blocks).double()).numpy()
+    found = spectrum(model.float(), text, 120, windows=Sliding(0, 50))
+    np.testing.assert_allclose(found.values.numpy(), np.linalg.svd(logp, compute_uv=False), atol=1e-5)
+    assert spectrum(model, text, windows=Lines(), eos=3).contexts == 300
+    with pytest.raises(SettingsError, match="Transformer carries no state"):
+        spectrum(model, text)

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from reefknot.errors import SettingsError
+from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.models.initialisation import InitialisationSettings, initialise
+from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.labels.plain import Plain
-from reefknot.tables import BandedTable, WordTable
+from reefknot.settings import check
+from reefknot.tables import BandedTable, BandProjections, WordTable
 
 
 def model(tied: bool = False) -> nn.ModuleDict:
@@ -57,3 +61,47 @@ def test_tables_may_have_another_range_than_the_rest() -> None:
     initialise(made, InitialisationSettings(uniform=0.01, tables=0.1))
     assert float(made["words"].weight.detach().abs().max()) > 0.09
     assert float(made["layer"].weight.detach().abs().max()) <= 0.01
+
+
+def test_normal_tables_are_as_wide_as_their_vectors_say() -> None:
+    """Whatever else was drawn before; matrices and clusters of bands are Xavier-uniform, and nothing else changes."""
+    torch.manual_seed(0)
+    table = BandedTable(3000, 64, sizes=[1000], factor=4)
+    shared = BandProjections(table, 64)
+    ends = {"input": AdaptiveLookup(table, shared), "output": AdaptiveSoftmax(table, shared)}
+    made = nn.ModuleDict({**ends, "layer": nn.Linear(8, 8)})
+    initialise(made, InitialisationSettings(uniform=0.001, tables="normal"))
+    for band, width in zip(table.tables, (64, 16), strict=True):
+        assert float(band.weight.detach().std()) == pytest.approx(width**-0.5, rel=0.05)
+        assert float(band.weight.detach().abs().max()) > 3 * width**-0.5
+    for matrix, fans in ((shared.bands[0], 128), (shared.bands[1], 80), (made["output"].clusters, 65)):
+        assert 0.8 < float(matrix.detach().abs().max()) / (6 / fans) ** 0.5 <= 1.0
+    assert float(made["layer"].weight.detach().abs().max()) <= 0.001
+
+
+def test_normal_tables_of_an_adaptive_softmax_alone_are_xavier_uniform() -> None:
+    """Whatever order the ends come in; the first band here is tied, the second is not."""
+    torch.manual_seed(0)
+    table, classes = (BandedTable(3000, 64, sizes=[1000], factor=4) for _ in range(2))
+    bands = [Plain(band, bias=False) for band in (table.tables[0], classes.tables[1])]
+    output = AdaptiveSoftmax(bands, BandProjections(classes, 64, head=False))
+    made = nn.ModuleDict({"output": output, "input": AdaptiveLookup(table, BandProjections(table, 64))})
+    initialise(made, InitialisationSettings(tables="normal"))
+    for band, width in zip(table.tables, (64, 16), strict=True):
+        assert float(band.weight.detach().std()) == pytest.approx(width**-0.5, rel=0.05)
+    assert 0.99 < float(output.tables()[1].weight.detach().abs().max()) / (6 / 2016) ** 0.5 <= 1.0
+
+
+def test_normal_tables_without_bands_or_clusters() -> None:
+    made = model()
+    initialise(made, InitialisationSettings(tables="normal"))
+    for words in (made["words"], made["labels"].table):  # a plain softmax's too
+        assert float(words.weight.detach().std()) == pytest.approx(8**-0.5, rel=0.1)
+    table = BandedTable(50, 8, sizes=[])
+    initialise(AdaptiveSoftmax(table, BandProjections(table, 8, head=False)), InitialisationSettings(tables="normal"))
+
+
+@pytest.mark.parametrize("wrong", ["uniform", 0.0, -1.0, float("inf"), True, [0.1]])
+def test_what_is_no_start_of_tables_is_one_sentence(wrong: object) -> None:
+    with pytest.raises(SettingsError, match=r"^recipe:\n  tables: must be a number greater than 0, or 'normal'[^\n]*$"):
+        check(InitialisationSettings, {"tables": wrong}, "recipe")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reefknot.encoders.contract import Encoder
 from reefknot.encoders.stacked import LSTM
+from reefknot.encoders.transformer import Transformer
 from reefknot.errors import SettingsError
 from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.inputs.char_cnn import CharCNN
+from reefknot.inputs.contract import InputEnd
 from reefknot.inputs.lookup import Lookup
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.models.regularisation import RegularisationSettings
 from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.augmented import Augmented
+from reefknot.outputs.contract import OutputEnd
 from reefknot.outputs.labels.drill import Drill
 from reefknot.outputs.labels.plain import Plain
 from reefknot.outputs.labels.projected import Projected
@@ -158,6 +163,54 @@ def test_loss_is_the_sum_of_target_log_probs() -> None:
     assert logp_BT[0, 2] == 0
     torch.testing.assert_close(losses.sum(), -logp_BT.sum())
     assert all(torch.equal(losses.state[name], state[name]) for name in state)
+
+
+PADDED = torch.tensor([[4, 9, IGNORE, IGNORE, IGNORE], [3, 5, 8, 1, 7]])
+
+
+def ends_of(kind: str) -> tuple[InputEnd, OutputEnd]:
+    if kind == "adaptive":
+        bands = BandedTable(WORDS, WIDTH, sizes=[4, 4], factor=2)
+        shared = BandProjections(bands, WIDTH)
+        return AdaptiveLookup(bands, shared), AdaptiveSoftmax(bands, shared)
+    table = WordTable(WORDS, WIDTH)
+    return Lookup(table), Softmax(Plain(table))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "adaptive"])
+@pytest.mark.parametrize("encoder", [LSTM(WIDTH, WIDTH), Transformer(WIDTH, layers=2, heads=2, ffn_dim=8)])
+def test_an_output_end_sees_no_row_without_a_target(
+    kind: str, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rows that have one, or all of them and padding that counts for nothing: the loss and its gradients."""
+    torch.manual_seed(0)
+    source, output = ends_of(kind)
+    model = LanguageModel(source, encoder, output, RegularisationSettings(activation=0.5)).double()
+    places_M = (PADDED.flatten() != IGNORE).nonzero().squeeze(-1)
+    seen: list[tuple[int, list[int]]] = []
+    loss = output.loss
+    monkeypatch.setattr(output, "loss", lambda h, y, plan: seen.append((len(h), y.tolist())) or loss(h, y, plan))
+    whole = model.loss(TOKENS[:, :-1], PADDED)
+    plan = output.prepare(PADDED.flatten()[places_M])
+    given, own = (model.loss(TOKENS[:, :-1], PADDED, None, each, places_M) for each in (plan, None))
+    assert [rows for rows, _ in seen] == [10, 7, 7]
+    assert seen[1][1] == seen[2][1] == [4, 9, 3, 5, 8, 1, 7]
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(whole.parts["nll"].sum, parameters)
+    for found in (given, own):
+        assert found.parts["nll"].count == found.parts["activation"].count == 7
+        torch.testing.assert_close(found.parts["nll"].sum, whole.parts["nll"].sum)
+        torch.testing.assert_close(torch.autograd.grad(found.parts["nll"].sum, parameters, retain_graph=True), expected)
+
+
+def test_a_memory_reads_a_text_in_pieces() -> None:
+    table = WordTable(WORDS, WIDTH)
+    encoder = Transformer(WIDTH, layers=2, heads=2, ffn_dim=8)
+    model = LanguageModel(Lookup(table), encoder, Softmax(Plain(table)))
+    whole, _ = model.target_log_probs(TOKENS[:, :-1], TOKENS[:, 1:])
+    first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3], model.memory(2))
+    second, _ = model.target_log_probs(TOKENS[:, 2:-1], TOKENS[:, 3:], state)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 
 
 def test_the_state_is_carried() -> None:

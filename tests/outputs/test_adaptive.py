@@ -17,7 +17,8 @@ from reefknot.errors import SettingsError
 from reefknot.inputs.adaptive import AdaptiveLookup
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.models.language_model import LanguageModel
-from reefknot.outputs.adaptive import AdaptiveSoftmax
+from reefknot.outputs import adaptive
+from reefknot.outputs.adaptive import FILL, AdaptiveSoftmax
 from reefknot.outputs.contract import Plan
 from reefknot.outputs.labels.drill import Drill
 from reefknot.outputs.labels.plain import Plain
@@ -202,10 +203,76 @@ def test_a_band_without_rows_gets_zero_gradients() -> None:
 def test_the_plan_is_found_on_the_host_and_optional() -> None:
     ours, h_ND, y_N = build(), hidden(), targets()
     plan = ours.prepare(y_N.view(4, 10))
-    assert sum(len(rows) for rows, _ in plan.tails) == int((y_N >= 7).sum())
+    assert sum(int((words != IGNORE).sum()) for _, words in plan.tails) == int((y_N >= 7).sum())
     assert plan.count == 40
     prepared = ours.loss(h_ND, y_N, plan)["nll"].sum
     torch.testing.assert_close(ours.loss(h_ND, y_N, Plan(40))["nll"].sum, prepared)
+
+
+def test_rows_that_fill_up_a_tail_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for _ in range(2):
+        ours, h_ND, y_N = build(), hidden(300), targets(300)
+        y_N[::7] = IGNORE
+        plan = ours.prepare(y_N)
+        loss = ours.loss(h_ND, y_N, plan)["nll"]
+        loss.sum.backward()
+        found.append((loss, plan, [h_ND.grad, *(parameter.grad for parameter in ours.parameters())]))
+        monkeypatch.setattr(adaptive, "_filled", lambda rows, words, total: (rows, words))
+    (filled, more, ours_grads), (bare, fewer, grads) = found
+    assert filled.count == bare.count
+    torch.testing.assert_close(filled.sum, bare.sum)
+    torch.testing.assert_close(ours_grads, grads)
+    for (rows, words), (few, _) in zip(more.tails, fewer.tails, strict=True):
+        assert len(rows) % FILL == 0
+        assert len(rows) > len(few)
+        assert len(rows.unique()) == len(rows)
+        assert torch.equal(rows[: len(few)], few)
+        assert (words[len(few) :] == IGNORE).all()
+
+
+def test_pieces_of_an_update_have_tails_of_one_length() -> None:
+    """As long as the longest wants, or as long as a piece is, and the loss is the one of each piece by itself."""
+    ours, h_ND, y_N = build(), hidden(310), targets(310)
+    y_N[:100] = 0
+    parts = list(zip(h_ND.split(100), y_N.split(100), strict=True))
+    plans = ours.prepare_pieces([y for _, y in parts])
+    assert [[len(words) for _, words in plan.tails] for plan in plans] == [[32, 64], [32, 64], [32, 64], [10, 10]]
+    for (h, y), plan in zip(parts, plans, strict=True):
+        inputs = [h_ND, *ours.parameters()]
+        together, alone = (ours.loss(h, y, each)["nll"] for each in (plan, ours.prepare(y)))
+        assert together.count == alone.count == len(y)
+        torch.testing.assert_close(together.sum, alone.sum)
+        gradients = [torch.autograd.grad(each.sum, inputs, retain_graph=True) for each in (together, alone)]
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(("rows", "filled"), [(0, 0), (1, 32), (32, 32), (400, 416), (513, 576), (4_100, 4_608)])
+def test_how_far_a_tail_is_filled(rows: int, filled: int) -> None:
+    ours, y_N = build(), torch.zeros(5_000, dtype=torch.long)
+    y_N[5_000 - rows :] = 20
+    (_, (found, _)) = ours.prepare(y_N).tails
+    assert len(found) == filled
+    assert len(found.unique()) == filled
+    (_, (found, _)) = ours.prepare(y_N[5_000 - rows - 1 :]).tails
+    assert len(found) == min(filled, rows + 1), "there are no more rows to fill up with"
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces", "most"), [(4_096, 1, 40), (65_536, 1, 12), (65_536, 4, 16), (65_536, 8, 20)]
+)
+def test_few_shapes_over_many_batches(rows: int, pieces: int, most: int) -> None:
+    """Words of the tails come in clumps, as they do in text: their share differs from block to block, and so from piece
+    to piece of an update."""
+    ours, draw = build(), torch.Generator().manual_seed(0)
+    shapes = set()
+    for _ in range(200):
+        shares = 0.1 * torch.rand(rows // 512, 1, generator=draw) * torch.tensor([1.4, 0.6])
+        picks = torch.rand(rows // 512, 512, generator=draw)
+        y_N = torch.where(picks < shares[:, :1], 7, torch.where(picks > 1 - shares[:, 1:], 15, 0)).flatten()
+        plans = ours.prepare_pieces(y_N.chunk(pieces))
+        shapes.add(tuple(len(words) for plan in plans for _, words in plan.tails))
+    assert 1 < len(shapes) <= most
 
 
 @pytest.mark.parametrize("head_projection", ["none", "own", "shared"])

@@ -181,6 +181,16 @@ def test_targets_come_in_few_numbers(distinct: int, length: int) -> None:
     assert len(plan.targets) == length
 
 
+def test_pieces_of_an_update_have_as_many_targets() -> None:
+    table = WordTable(40, CONTEXT)
+    pieces = [torch.arange(3), torch.arange(33), torch.full((4,), IGNORE), torch.tensor([IGNORE, 5])]
+    plans = Augmented(Plain(table), table, gamma=0.5).prepare_pieces(pieces)
+    assert [len(plan.targets) for plan in plans] == [64, 64, 0, 64]
+    assert [plan.count for plan in plans] == [3, 33, 0, 1]
+    for piece, plan in zip(pieces, plans, strict=True):
+        assert torch.equal(plan.targets[plan.places], piece[piece != IGNORE])
+
+
 @pytest.mark.parametrize("make", [tied, untied])
 def test_what_fills_up_the_targets_changes_nothing(make: Any) -> None:
     output, h_ND = make(), hidden()

@@ -180,3 +180,20 @@ def test_pieces_are_counted_in_a_saved_evaluation_too(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("82430", str(figures["tokens"])))
     _, row = join([], collect([tmp_path]))
     assert row.perplexity("test") == Spread(pytest.approx(81.0), None, 1)
+
+
+def test_windows_are_compared_with_each_other_and_remarked_on(tmp_path: Path) -> None:
+    blocks = "blocks of 512 tokens, each computed afresh; <eos> stands"
+    run = write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0) | {"definition": f"context: {blocks}"}))
+    write_evaluation(run, "context-2560-stride-512", test=110.0)
+    path = run / "evaluations" / "context-2560-stride-512.json"
+    record = json.loads(path.read_text())
+    windows = "windows of 3,072 tokens of which the last 512 are scored, each computed afresh, the first"
+    record["test"] |= {"definition": f"context: {windows}", "tokens": scored(120.0)["tokens"]}
+    path.write_text(json.dumps(record))
+    rows = join([], collect([tmp_path]))
+    assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
+    assert build(rows).best == {1}
+    assert mark(rows)[1] == (
+        "† scored in windows of 3,072 tokens of which the last 512 are scored here, in blocks of 512 tokens in Small",
+    )

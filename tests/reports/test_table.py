@@ -142,6 +142,22 @@ def test_epochs_say_what_the_recipe_asks_for(tmp_path: Path) -> None:
     assert table.notes[1].startswith("Small: not the recipe's settings (training.epochs: 1000 -> 13;")
 
 
+def test_runs_of_so_many_updates(tmp_path: Path) -> None:
+    """They may end in the middle of an epoch, so nothing is told per epoch."""
+    training = result("Small", 0)["training"] | {"epochs": None}
+    write_run(tmp_path, "Small", 0, result("Small", 0, training=training))
+    rows = [TableRow("Small", {"test": 114.5, "hours": 30.0}), TableRow("Small + WT", {"hours": 70.0})]
+    rows = join(rows, collect([tmp_path]))
+    table = build(rows)
+    ran, waiting = (cells(table, name) for name in ("Small", "Small + WT"))
+    assert (ran["time updates"], ran["time paper hours"], waiting["time paper hours"]) == ("30,199", "30", "70")
+    assert waiting["time updates"] == ""
+    assert not {"time epochs", "time s/epoch"} & set(ran)
+    assert table.notes == ()  # nothing was stopped early
+    titles = "| row | parameters | valid | test | paper | diff | updates | paper hours | tokens/s | seeds |"
+    assert to_markdown(rows).splitlines()[0] == titles
+
+
 def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0, changed=["training.epochs: 20 -> 13"]))

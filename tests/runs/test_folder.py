@@ -68,6 +68,16 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     RunFolder.open_for_training(tmp_path, CONFIG).close()  # the refusal has released the lock
 
 
+def test_a_run_may_go_on_with_other_parts_of_an_update_until_it_is_finished(tmp_path: Path) -> None:
+    one, four = ({"recipe": "demo", "settings": {"training": {"accumulate": parts}}} for parts in (1, 4))
+    RunFolder.open_for_training(tmp_path, one).close()
+    with RunFolder.open_for_training(tmp_path, four) as run:
+        assert run.config == one
+        run.write_result({})
+    with pytest.raises(SettingsError, match=r"settings\.training\.accumulate: 1 -> 4"):
+        RunFolder.open_for_training(tmp_path, four)
+
+
 def test_many_differences_are_counted(tmp_path: Path) -> None:
     RunFolder.open_for_training(tmp_path, {f"k{i:02}": i for i in range(20)}).close()
     with pytest.raises(SettingsError, match=r"k07: 7 -> 8; and 12 more\); use another --out") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pydantic import ValidationError
 from reefknot.errors import DataError
 from reefknot.text import corpora
 from reefknot.text.corpora import KNOWN, Corpus, CorpusSettings, KnownCorpus, KnownFile, find_corpus
+from reefknot.text.dataset import open_dataset
+from reefknot.text.vocabulary import VocabularySettings
 
 
 def find(name: object, cache: Path, data: Path | None = None, **cut: object) -> Corpus:
@@ -55,7 +58,30 @@ def test_settings_are_strict(bad: dict[str, object]) -> None:
 
 
 def test_published_types_need_no_data() -> None:
-    assert (KNOWN["ptb"].types, KNOWN["wikitext-2"].types) == (10_000, 33_278)
+    assert (KNOWN["ptb"].types, KNOWN["wikitext-2"].types, KNOWN["wikitext-103"].types) == (10_000, 33_278, 267_735)
+
+
+def test_a_file_without_a_hash_is_known_by_its_counts(
+    tiny: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the training text of WikiText-103 is, whose held-out texts are those of WikiText-2."""
+    small = corpora.KNOWN[tiny]
+    train = replace(small.files["train"], sha256=None, tokens=4)
+    large = replace(small, title="A large corpus", types=3, files={**small.files, "train": train})
+    monkeypatch.setattr(corpora, "KNOWN", {"tiny": small, "large": large})
+    folder = fill(tmp_path / "data" / "large", *TINY)
+    with pytest.raises(DataError, match="these are the files of tiny, not of large"):
+        find("large", cache, tmp_path / "data")
+    settings = CorpusSettings(name="large"), VocabularySettings()
+    (folder / TINY[0]).write_text("a b\n")
+    with pytest.raises(DataError, match=r"tiny\.train\.txt: 3 tokens with <eos>, 4 published"):
+        open_dataset(*settings, data=tmp_path / "data", cache=cache)
+    (folder / TINY[0]).write_text("a b b\n")
+    assert open_dataset(*settings, data=tmp_path / "data", cache=cache).splits["train"].tokens == 4
+    (folder / TINY[0]).write_text("a b c\n")
+    with pytest.raises(DataError, match=r"tiny\.train\.txt: 4 types with <eos>, 3 published"):
+        open_dataset(*settings, data=tmp_path / "data", cache=cache)
+    assert find(folder, cache).name == "large/"  # a text of one's own, for all that its hashes say
 
 
 @pytest.mark.parametrize("below", ["tiny", "."])
@@ -128,7 +154,7 @@ def test_two_candidates_or_none(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["no-such-folder", "~nobody-of-that-name/x", "a\0b", "x" * 10_000])
 def test_a_name_that_is_no_corpus(name: str, cache: Path) -> None:
     with pytest.raises(
-        DataError, match=r"neither a known corpus \(python-docs, ptb, wikitext-2, text8, imdb, bbc\) nor a folder"
+        DataError, match=r"neither a known corpus \(python-docs, ptb, wikitext-2, wikitext-103, .*\) nor a folder"
     ) as error:
         find(name, cache)
     assert len(str(error.value)) < 400

@@ -132,6 +132,7 @@ def is_here(name: str) -> bool:
     [
         ("imdb", {"train": "3516947f0a07ae40", "valid": "760aabefe8d2dcba", "test": "153e91c5998602b4"}),
         ("bbc", {"train": "6594725f63d5a7df", "valid": "c24796dc82d4c0e2", "test": "15a97bbf02f67ada"}),
+        ("enwiki-sample", {"train": "9d1dfa6b7f31dca0", "valid": "ca580d0dbf56dad3", "test": "93b66f57a8eb1431"}),
     ],
 )
 def test_texts_of_the_real_files(name: str, hashes: dict[str, str], tmp_path: Path) -> None:
@@ -148,3 +149,12 @@ def test_the_real_text8(tmp_path: Path) -> None:
     dataset = open_dataset(CorpusSettings(name="text8"), VocabularySettings(min_count=11), cache=tmp_path)
     assert 40_000 < len(dataset.vocabulary) < 50_000
     assert sum(split.bytes for split in dataset.splits.values()) == pytest.approx(101_000_000, rel=1e-6)
+
+
+@pytest.mark.corpus
+def test_the_real_billion_word(tmp_path: Path) -> None:
+    if not is_here("billion-word"):
+        pytest.skip("REEFKNOT_DATA names no folder that holds billion-word")
+    dataset = open_dataset(CorpusSettings(name="billion-word"), VocabularySettings(min_count=3), cache=tmp_path)
+    assert (dataset.splits["valid"].tokens, dataset.splits["test"].tokens) == (161_828, 159_658)
+    assert len(dataset.vocabulary) == pytest.approx(793_471, abs=5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -39,8 +37,9 @@ def test_the_shares_of_all_processes_are_the_whole(world: int, share: int, steps
     streams = Streams(text(world * share * length + share), world * share, steps)
     shares = [streams.slice(rank, world) for rank in range(world)]
     assert {part.windows for part in shares} == {streams.windows}
-    assert sum(part.tokens for part in shares) == streams.tokens
+    assert {part.tokens for part in shares} == {streams.tokens}
     for index in range(streams.windows):
+        assert {part.count(index) for part in shares} == {streams.count(index)} == {streams.window(index)[1].numel()}
         parts = [torch.cat(halves) for halves in zip(*(part.window(index) for part in shares), strict=True)]
         assert all(torch.equal(a, b) for a, b in zip(parts, streams.window(index), strict=True))
 
@@ -57,9 +56,12 @@ def test_a_window_is_a_pair_of_contiguous_integer_tensors() -> None:
 def test_the_last_window_is_short_and_not_dropped() -> None:
     streams = Streams(text(22), batch=2, steps=4)
     assert [streams.window(i)[0].shape[1] for i in range(streams.windows)] == [4, 4, 2]
+    assert [streams.count(i) for i in range(streams.windows)] == [8, 8, 4]
     for outside in (-1, 3):
         with pytest.raises(IndexError):
             streams.window(outside)
+        with pytest.raises(IndexError):
+            streams.count(outside)
 
 
 def test_too_little_text_says_how_much_is_needed() -> None:
@@ -115,13 +117,6 @@ def test_lengths_follow_from_the_seed_and_the_epoch_alone() -> None:
     share = Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=3).slice(1, 4)
     assert [lengths(share, 2), lengths(share, 1)] == [second, first]
     assert lengths(Streams(text(20 * 2000), batch=20, steps=70, random_steps=AWD, seed=4), 1) != first
-
-
-def test_a_text_is_read_as_a_recipe_says() -> None:
-    said = SimpleNamespace(batch=20, steps=70, random_steps=AWD, seed=3)
-    found = Streams.of(said, text(20 * 2000), text(20 * 2000) + 9)
-    expected = Streams(text(20 * 2000), 20, 70, text(20 * 2000) + 9, random_steps=AWD, seed=3)
-    assert all(torch.equal(*pair) for pair in zip(whole(found), whole(expected), strict=True))
 
 
 def test_a_share_is_of_the_epoch_it_was_cut_in() -> None:

@@ -114,6 +114,7 @@ def test_fingerprint_tells_words_and_counts_apart() -> None:
         ({"format": 1, "words": ["a", "b", "a"], "counts": [3, 2, 1]}, "twice"),
         ({"format": 1, "words": ["a", "b"], "counts": [1, 2]}, "not in order"),
         ({"format": 1, "words": ["b", "a"], "counts": [1, 1]}, "not in order"),
+        ({"format": 1, "words": ["b", "a"], "counts": [1, 1], "ordered": 0}, "neither true nor false"),
         ({"format": 1, "words": [], "counts": []}, "no words"),
         ({"format": 1, "words": ["a"], "counts": [1], "spelled": "b"}, "a spelled word is no text"),
         ({"format": 1, "words": ["a"], "counts": [1], "spelled": [1]}, "a spelled word is no text"),
@@ -126,6 +127,14 @@ def test_a_file_that_is_no_vocabulary_is_refused(stored: object, problem: str, t
     path.write_bytes(stored if isinstance(stored, bytes) else json.dumps(stored).encode())
     with pytest.raises(DataError, match=rf"vocabulary\.json .*{problem}"):
         Vocabulary.load(path)
+
+
+def test_another_programs_order_survives_the_file(tmp_path: Path) -> None:
+    made = Vocabulary(("<pad>", "b", "a"), (0, 1, 1), ordered=False)
+    made.save(tmp_path / "vocabulary.json")
+    assert Vocabulary.load(tmp_path / "vocabulary.json") == made
+    assert made.encode(["a", "b"], "refuse") == [2, 1]
+    assert made.fingerprint != Vocabulary(made.words, made.counts).fingerprint
 
 
 def test_an_absent_file(tmp_path: Path) -> None:

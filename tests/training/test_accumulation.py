@@ -1,4 +1,4 @@
-"""Streams cut into pieces give the update of the whole batch: losses are sums, divided once."""
+"""Rows cut into pieces give the update of the whole batch: losses are sums, divided once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from reefknot import experiments
 from reefknot.errors import SettingsError
-from reefknot.recipe import load_recipe
+from reefknot.kernels.scores import IGNORE
+from reefknot.outputs.adaptive import AdaptiveSoftmax
+from reefknot.parts import OPTIMISERS
+from reefknot.recipe import build_model, load_recipe
+from reefknot.tables import BandedTable, BandProjections
+from reefknot.text.sentence_batches import Sentences
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
+from reefknot.training.state import Progress, TrainState
+from reefknot.training.update import Piece, Update
 
 Metrics = Callable[[Path], list[dict[str, Any]]]
 
@@ -62,3 +70,64 @@ def test_pieces_must_be_equal(tmp_path: Path, last_weights: Callable[..., dict[s
     with pytest.raises(SettingsError, match=r"training: accumulate = 5 does not divide batch = 32"):
         last_weights(tmp_path / "run", "training.accumulate=5")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("encoder", ["lstm", "transformer"])
+def test_sentences_of_unlike_lengths_in_pieces(tiny_recipe: Callable[..., Path], encoder: str) -> None:
+    """In float64, three pieces of a batch with padding; one of five rows."""
+    sizes = {"lstm": "hidden_dim = 8", "transformer": "layers = 2, heads = 2, ffn_dim = 8"}
+    overrides = [f"encoder={{kind = '{encoder}', {sizes[encoder]}}}", "training.divisor=tokens"]
+    overrides += ["training.batching=sentences", "training.batch=6", "training.steps=5"]
+    ids = np.random.default_rng(3).integers(0, 9, 60).astype(np.int32)
+    batches = Sentences(ids, 6, 5, eos=0)
+    found = []
+    for accumulate in (1, 3):
+        recipe = load_recipe(str(tiny_recipe()), [*overrides, f"training.accumulate={accumulate}"], "tied")
+        settings = recipe.experiments["tied"].training
+        torch.manual_seed(2)
+        model = build_model(recipe.experiments["tied"], 9).double()
+        parallel = World().parallel(model)
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
+        update = Update(model, TrainState(parallel, optimiser, {}, Progress()), World(), settings)
+        for index in range(batches.windows):
+            update(*batches.window(index), 0.5, batches.count(index))
+        report = update.tally.report()
+        assert report.tokens == len(ids)
+        found.append((dict(model.named_parameters()), report))
+    assert any((batches.window(index)[1] == IGNORE).any() for index in range(batches.windows))
+    (whole, one), (pieces, other) = found
+    for name, weight in whole.items():
+        torch.testing.assert_close(pieces[name], weight, rtol=0, atol=1e-12)
+    assert other.sums == pytest.approx(one.sums, abs=1e-10)
+    assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-10)
+
+
+def test_targets_of_all_processes_are_the_divisor(tiny_recipe: Callable[..., Path]) -> None:
+    """Twice as many targets in all as this process has: half the step."""
+    recipe = load_recipe(str(tiny_recipe()), ["training.divisor=tokens", "training.clip=default"], "tied")
+    settings = recipe.experiments["tied"].training
+    x_BT = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    moved = []
+    for count in (6, 12):
+        torch.manual_seed(2)
+        model = build_model(recipe.experiments["tied"], 9).double().eval()
+        before = [each.detach().clone() for each in model.parameters()]
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
+        state = TrainState(World().parallel(model), optimiser, model.initial_state(2), Progress())
+        Update(model, state, World(), settings)(x_BT, x_BT, 1.0, count)
+        moved.append([new.detach() - old for new, old in zip(model.parameters(), before, strict=True)])
+    for whole, half in zip(*moved, strict=True):
+        torch.testing.assert_close(half, whole / 2)
+        assert whole.count_nonzero() > 0
+
+
+def test_few_shapes_over_many_updates_in_four_pieces() -> None:
+    """What an update is captured by: the shapes of all its pieces. Rare words come in clumps, as they do in text."""
+    bands = BandedTable(30, 4, sizes=[10, 10], factor=2)
+    output, draw = AdaptiveSoftmax(bands, BandProjections(bands, 4, head=False)), torch.Generator().manual_seed(0)
+    keys = set()
+    for _ in range(200):
+        share_B1, pick_BT = 0.1 * torch.rand(32, 1, generator=draw), torch.rand(32, 512, generator=draw)
+        y_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
+        keys.add(tuple(piece.shapes() for piece in Piece.cut(y_BT, y_BT, 4, output)))
+    assert 1 < len(keys) <= 40

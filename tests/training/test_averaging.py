@@ -25,6 +25,7 @@ RATE, DECAY = 0.3, 1.2e-3
 RANDOM = "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}"
 NONMONOTONE = "training.averaging={start = 'nonmonotone', interval = 1}"
 AT_ONCE = "training.averaging={start = 'at_once'}"
+MADE, LEFT_OUT = torch.tensor(1.0), torch.tensor(0.0)
 
 Outcome = Callable[[Path], dict[str, Any]]
 
@@ -61,10 +62,10 @@ def test_the_averages_are_those_of_asgd() -> None:
     sgd = SGD(ours.parameters(), RATE, weight_decay=DECAY)
     for number, _ in enumerate(zip(losses(ours, sgd, 40), losses(theirs, asgd, 40), strict=True)):
         if number == 0:
-            averages = Averages(ours)
+            averages = Averages(dict(ours.named_parameters()))
             continue
         assert averages is not None
-        averages.update()
+        averages.update(MADE)
         for mean, parameter in zip(averages.means.values(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mean, asgd.state[parameter]["ax"], rtol=1e-12, atol=1e-12)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -74,21 +75,34 @@ def test_the_averages_are_those_of_asgd() -> None:
 @pytest.mark.usefixtures("_float64")
 def test_the_mean_of_all_iterates() -> None:
     network = model()
-    averages = Averages(network)
+    averages = Averages(dict(network.named_parameters()))
     assert all(torch.equal(mean, p) for mean, p in zip(averages.means.values(), network.parameters(), strict=True))
     seen: list[Tensor] = []
     for _ in losses(network, SGD(network.parameters(), RATE), 25):
-        averages.update()
+        averages.update(MADE)
         seen.append(network[0].weight.detach().clone())
         torch.testing.assert_close(averages.means["0.weight"], torch.stack(seen).mean(0), rtol=1e-12, atol=1e-14)
     assert averages.count.item() == 25
 
 
+@pytest.mark.usefixtures("_float64")
+def test_an_update_that_was_left_out_is_no_iterate() -> None:
+    network = model()
+    averages = Averages(dict(network.named_parameters()))
+    averages.update(LEFT_OUT)
+    seen: list[Tensor] = []
+    for number, _ in enumerate(losses(network, SGD(network.parameters(), RATE), 6)):
+        averages.update(MADE if number % 2 else LEFT_OUT)
+        seen += [network[0].weight.detach().clone()] if number % 2 else []
+    torch.testing.assert_close(averages.means["0.weight"], torch.stack(seen).mean(0), rtol=1e-12, atol=1e-14)
+    assert averages.count.item() == 3
+
+
 def test_swapping_puts_everything_back_into_its_tensors() -> None:
     network = model()
-    averages = Averages(network)
+    averages = Averages(dict(network.named_parameters()))
     for _ in losses(network, SGD(network.parameters(), 0.1), 3):
-        averages.update()
+        averages.update(MADE)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     places = [p.data_ptr() for p in network.parameters()]
     with averages.swapped():
@@ -132,7 +146,7 @@ def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
     progress = trainer.state.progress
     assert progress.averaged_from == 6
     assert progress.validated == [1.9, 1.95]
-    windows = trainer.streams.windows
+    windows = trainer.batches.windows
     assert trainer.state.averages is not None
     assert trainer.state.averages.count.item() == 2 * windows
     assert (progress.best_nll, progress.best_epoch) == (1.9, 6)
@@ -160,7 +174,7 @@ def test_only_losses_of_averages_stop_a_run_that_is_to_have_some(scripted: Any) 
     progress = trainer.state.progress
     assert progress.averaged_from == 5
     assert len(seen) == 7
-    assert progress.stopped == "stopped after epoch 7 by patience: no new best in 1 epochs"
+    assert progress.stopped == "stopped after epoch 7 by patience: no new best in 1 validations"
 
 
 def test_averaging_at_once(scripted: Any) -> None:

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 AVERAGED = 'training.averaging={start = "at_once"}'
 RANDOM = "training.random_steps={probability = 0.7, deviation = 1.0, least = 3}"
+ADAMW = 'training.optimiser={kind = "adamw", learning_rate = 0.01}'
+NESTEROV = 'training.optimiser={kind = "sgd", learning_rate = 0.1, momentum = 0.9, nesterov = true}'
+TRANSFORMER = 'encoder={kind = "transformer", layers = 2, heads = 2, ffn_dim = 8, dropout = 0.3}'
+BLOCKS = ("training.batching=blocks", "training.divisor=tokens")
 
 
 @pytest.fixture
@@ -48,6 +52,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
         (encoder("awd_lstm"), AVERAGED),
         ("training.accumulate=2",),
         ("training.precision=bfloat16", encoder("variational_lstm")),
+        ("training.precision=float16", "training.log_every=1", NESTEROV),
+        (ADAMW, AVERAGED),
+        (TRANSFORMER, *BLOCKS, "training.precision=float16", NESTEROV),
+        (TRANSFORMER, "training.batching=sentences", "training.divisor=tokens", "training.accumulate=3", ADAMW),
+        (encoder("awd_lstm"), *BLOCKS),
         ('output={kind = "augmented", table = "words", gamma = 0.5, labels = {kind = "plain", table = "words"}}',),
         ('output={kind = "mixture", experts = 3, labels = {kind = "plain", table = "words"}}',),
         ('input={kind = "char_cnn", dim = 8, byte_dim = 4, filters = [[1, 4], [2, 4]]}',),
@@ -95,3 +104,41 @@ def test_a_step_that_is_not_a_number_is_not_made(
         train(tmp_path / "run", "training.log_every=3")
     assert all(torch.equal(seen[0].nan_to_num(), each.nan_to_num()) for each in seen[1:])
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+def test_a_captured_update_that_overflows_is_left_out(
+    tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth, fifth and sixth: the first is not captured, the next ones are."""
+    step, seen = Trainer._step, []
+
+    def spoilt(self: Trainer, stop: Any) -> Any:
+        weight = next(self.model.encoder.parameters())
+        scale = self.state.scaler._scale
+        number = self.state.progress.step + 1
+        if number in (4, 7) and scale is not None:
+            # What float16 cannot hold for three updates, and then can.
+            scale.fill_(2.0**100 if number == 4 else 2.0**10)
+        seen.append(weight.detach().clone())
+        return step(self, stop)
+
+    monkeypatch.setattr(Trainer, "_step", spoilt)
+    settings = ("training.precision=float16", TRANSFORMER, *BLOCKS, NESTEROV, "training.log_every=2")
+    train(tmp_path / "run", *settings)
+    same = [number for number in range(1, len(seen)) if torch.equal(seen[number - 1], seen[number])]
+    assert same == [4, 5, 6]
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("optimiser", [ADAMW, NESTEROV])
+def test_a_captured_run_of_float16_resumes_to_the_same_bits(
+    tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None], optimiser: str
+) -> None:
+    settings = ("training.precision=float16", optimiser)
+    train(tmp_path / "whole", *settings)
+    signal_in_step(7)
+    with pytest.raises(Stopped):
+        train(tmp_path / "cut", *settings)
+    train(tmp_path / "cut", *settings)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(one[name], other[name]) for name in one)

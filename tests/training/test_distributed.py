@@ -71,10 +71,12 @@ def test_two_processes_are_one_and_each_resumes_the_other(
 
     one_process(recipe, rewind(tmp_path / "two", tmp_path / "two then one", 9))
     assert_equal_losses(metrics(tmp_path / "two then one"), expected)
-    resumed = two_processes(recipe, rewind(tmp_path / "one", tmp_path / "one then two", 3))
+    resumed = two_processes(recipe, rewind(tmp_path / "one", tmp_path / "one then two", 3), "training.shard=true")
     done = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.count("resumed at step 3, epoch 1") == 1
     assert_equal_losses(metrics(tmp_path / "one then two"), expected)
+    result = json.loads((tmp_path / "one then two" / "result.json").read_text(encoding="utf-8"))
+    assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
 
 
 def test_processes_exchange_a_label_networks_gradients_once_for_all_pieces(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from reefknot.training.optimisers import SGD
+from reefknot.errors import SettingsError
+from reefknot.training.optimisers import SGD, AdamW
+from reefknot.training.schedules import Cosine
 
 
 def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
@@ -68,3 +73,87 @@ def test_the_decay_is_part_of_the_state() -> None:
     other = SGD(parameters(), 0.5)
     other.load_state_dict(saved)
     assert other.param_groups[0]["decoupled_decay"] == 0.25
+
+
+def gradients(weights: list[nn.Parameter], step: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return [torch.randn(each.shape, generator=draw, dtype=each.dtype) for each in weights]
+
+
+def test_nesterov_is_fairseqs_under_a_changing_rate() -> None:
+    """Its velocity holds the rate, and is rescaled with it: p += mu^2 (lr/old) v - (1 + mu) lr g, then
+    v = mu (lr/old) v - lr g."""
+    mu, schedule = 0.99, Cosine(30, warmup=20, warmup_from=1e-3, growth=2.0, shrink=0.75, least=1e-3)
+    weights = parameters()
+    optimiser = SGD(weights, 1.0, momentum=mu, nesterov=True)
+    expected = [each.detach().clone() for each in weights]
+    velocities = [torch.zeros_like(each) for each in expected]
+    old = schedule.factor(1, 0)
+    for step in range(120):
+        rate = schedule.factor(1, step)
+        optimiser.param_groups[0]["lr"] = rate
+        for weight, p, v, g in zip(weights, expected, velocities, gradients(weights, step), strict=True):
+            weight.grad = g
+            p += mu**2 * (rate / old) * v - (1 + mu) * rate * g
+            v.mul_(mu * rate / old).sub_(rate * g)
+        old = rate
+        optimiser.step()
+    for weight, p in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), p, rtol=1e-10, atol=1e-10)
+
+
+def test_adamw_is_torchs() -> None:
+    ours, theirs = parameters(), parameters()
+    mine = AdamW(ours, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1)
+    other = torch.optim.AdamW(theirs, 0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    for step in range(5):
+        for one, two, gradient in zip(ours, theirs, gradients(ours, step), strict=True):
+            one.grad, two.grad = gradient, gradient.clone()
+        mine.step()
+        other.step()
+    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+    assert not torch.equal(ours[0], parameters()[0])
+
+
+def test_adamw_decays_every_parameter_biases_too() -> None:
+    bias = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    bias.grad = torch.zeros_like(bias)
+    AdamW([bias], 0.5, weight_decay=0.1).step()
+    torch.testing.assert_close(bias.detach(), torch.full_like(bias, 0.95))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_first_update_that_is_left_out_leaves_no_trace(kind: str) -> None:
+    """Fused, as on a GPU: the next update is what a first one is."""
+
+    def after(*refused: float) -> list[nn.Parameter]:
+        weights = parameters(torch.float32)
+        made = {"sgd": lambda: SGD(weights, 0.5, momentum=0.9, nesterov=True), "adamw": lambda: AdamW(weights, 0.5)}
+        optimiser: Any = made[kind]()
+        optimiser.param_groups[0]["fused"] = True
+        for each in refused:
+            optimiser.found_inf = torch.tensor(each)
+            for weight, gradient in zip(weights, gradients(weights, 7), strict=True):
+                weight.grad = gradient * (float("inf") if each else 1.0)
+            optimiser.step()
+        return weights
+
+    assert all(torch.equal(one, two) for one, two in zip(after(1.0), parameters(torch.float32), strict=True))
+    for one, two in zip(after(1.0, 0.0), after(0.0), strict=True):
+        assert torch.equal(one, two)
+        assert one.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: SGD(parameters(), 1.0, nesterov=True), "nesterov = true looks ahead along the momentum, which is 0"),
+        (lambda: SGD(parameters(), 1.0, momentum=1.0), "sgd: momentum = 1.0: must be at least 0 and less than 1"),
+        (lambda: SGD(parameters(), 0.0), "sgd: learning_rate = 0.0: must be above 0"),
+        (lambda: AdamW(parameters(), 1.0, beta2=1.0), "adamw: beta2 = 1.0: must be at least 0 and less than 1"),
+        (lambda: AdamW(parameters(), 1.0, weight_decay=-0.1), "adamw: weight_decay = -0.1: must be at least 0"),
+    ],
+)
+def test_impossible_settings_are_refused(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        make()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import DataError
+from reefknot.models.language_model import LanguageModel
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.training.averaging import Averages
 from reefknot.training.distributed import World
@@ -36,20 +37,24 @@ class Model(nn.Module):
 def new_state(streams: int = 2) -> TrainState:
     model = Model()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.1)  # has tensors and numbers of its own to save
-    return TrainState(model, optimiser, {"h": torch.zeros(1, streams, 3)}, Progress())
+    parallel = World().parallel(cast(LanguageModel, model))
+    hidden = {"h": torch.zeros(1, streams, 3)}
+    return TrainState(parallel, optimiser, hidden, Progress(), scaler=parallel.scaler(enabled=True))
 
 
 def used_state() -> TrainState:
     state = new_state()
     for _ in range(3):
         state.optimiser.zero_grad()
-        cast(Model, state.model).first(torch.rand(4, 3)).sum().backward()
+        cast(Model, state.parallel.model).first(torch.rand(4, 3)).sum().backward()
         state.optimiser.step()
-    state.averages = Averages(state.model)
+    state.averages = Averages(state.parallel.parameters)
     for _ in range(2):
         state.optimiser.step()
-        state.averages.update()
+        state.averages.update(torch.tensor(1.0))
     state.optimiser.param_groups[0]["lr"] = 0.025
+    state.scaler.scale(torch.ones(()))
+    state.scaler.update(1024.0)
     state.hidden = {"h": torch.rand(1, 2, 3)}
     return state
 
@@ -92,14 +97,16 @@ def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
     torch.manual_seed(99)
     back.restore(*saved, World(), 0)
     assert torch.equal(torch.rand(3), after)
-    assert list(flatten(weights(back.model))) == list(flatten(weights(state.model)))
+    assert list(flatten(weights(back.parallel.model))) == list(flatten(weights(state.parallel.model)))
     assert list(flatten(back.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
     assert torch.equal(back.hidden["h"], state.hidden["h"])
     assert back.averages is not None
     assert state.averages is not None
     assert back.averages.count.item() == 2
     assert list(flatten(back.averages.means)) == list(flatten(state.averages.means))
-    assert {field.name for field in fields(TrainState)} == {"model", "optimiser", "hidden", "progress", "averages"}, (
+    assert back.scaler.state_dict() == state.scaler.state_dict()
+    held = {"parallel", "optimiser", "hidden", "progress", "averages", "scaler"}
+    assert {field.name for field in fields(TrainState)} == held, (
         "a field was added: save it in capture, bring it back in restore, and compare it here"
     )
 
@@ -109,8 +116,8 @@ def test_the_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
     model, _, _ = through_disk(tmp_path, state, World())
     assert state.averages is not None
     assert torch.equal(model["first.weight"], state.averages.means["first.weight"])
-    assert not torch.equal(model["first.weight"], weights(state.model)["first.weight"])
-    assert torch.equal(model["scale"], weights(state.model)["scale"])
+    assert not torch.equal(model["first.weight"], weights(state.parallel.model)["first.weight"])
+    assert torch.equal(model["scale"], weights(state.parallel.model)["scale"])
 
 
 def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
@@ -120,6 +127,17 @@ def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
     back.restore(*through_disk(tmp_path, state, World()), World(), 0)
     assert back.optimiser.param_groups[0]["lr"] is place
     assert place.item() == 0.125
+
+
+def test_an_optimiser_runs_as_its_device_wants(tmp_path: Path) -> None:
+    """Saved on a GPU, whose optimisers can be captured, and taken up on a CPU, where torch refuses that."""
+    state, back = used_state(), new_state()
+    state.optimiser.param_groups[0] |= {"capturable": True, "fused": True}
+    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert not back.optimiser.param_groups[0]["capturable"]
+    assert not back.optimiser.param_groups[0]["fused"]
+    cast(Model, back.parallel.model).first(torch.rand(4, 3)).sum().backward()
+    back.optimiser.step()
 
 
 def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:

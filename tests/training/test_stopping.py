@@ -29,14 +29,14 @@ def test_the_nonmonotone_rule_is_that_of_the_code(losses: list[float], interval:
         stored.append(current)
 
 
-def test_the_nonmonotone_rule_forgives_the_last_epochs() -> None:
+def test_the_nonmonotone_rule_forgives_the_last_validations() -> None:
     assert not nonmonotone([3.0, 2.0], 9.0, 2)  # too few
     assert not nonmonotone([3.0, 1.0, 1.0], 2.5, 2)  # worse than the last two, not than the one before
     assert nonmonotone([3.0, 1.0, 1.0], 3.5, 2)
     assert not nonmonotone([3.0, 1.0, 1.0], 3.0, 2)  # as good is not worse
 
 
-def test_patience_counts_epochs_without_a_new_best() -> None:
+def test_patience_counts_validations_without_a_new_best() -> None:
     falling = [5.0, 4.0, 3.0]
     assert not impatient(falling, 2.0, 1)
     assert impatient(falling, 3.0, 1)  # as good is no new best
@@ -47,7 +47,7 @@ def test_patience_counts_epochs_without_a_new_best() -> None:
 
 def test_a_verdict_names_its_rule() -> None:
     losses = [2.0, 3.0, 3.0]
-    assert "patience: no new best in 3 epochs" in str(
+    assert "patience: no new best in 3 validations" in str(
         StoppingSettings(rule="patience", interval=3).verdict(losses, 2.5)
     )
     assert "non-monotone rule" in str(StoppingSettings(rule="nonmonotone", interval=2).verdict(losses, 2.5))
@@ -63,7 +63,7 @@ def test_a_run_that_stops_early_is_finished(
     assert len(valid) < 40
     assert valid[-1] >= min(valid[:-1])
     assert all(later < earlier for earlier, later in pairwise(valid[:-1]))
-    said = f"stopped after epoch {len(valid)} by patience: no new best in 1 epochs"
+    said = f"stopped after epoch {len(valid)} by patience: no new best in 1 validations"
     assert result["training"]["stopped"] == said
     assert any(said in line for line in heard.lines)
     assert train(tmp_path / "run", *wild) == result

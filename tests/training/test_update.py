@@ -18,6 +18,7 @@ from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.labels.drill import Drill
 from reefknot.recipe import build_model, load_recipe
 from reefknot.runs.folder import RunFolder
+from reefknot.text.batches import batches_of
 from reefknot.text.streams import Streams
 from reefknot.training.loop import Trainer
 from reefknot.training.optimisers import SGD
@@ -156,11 +157,11 @@ def test_a_step_has_the_rate_of_its_epoch_and_its_window(
     monkeypatch.setattr(SGD, "step", recorded)
     with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
         model = build_model(experiment, VOCABULARY)
-        Trainer(model, Streams.of(settings, ids), lambda: 1.0, settings, folder).train()
-    streams, factors = Streams.of(settings, ids), []
+        Trainer(model, batches_of(settings, ids), lambda: 1.0, settings, folder).train()
+    batches, factors = batches_of(settings, ids), []
     for epoch in (1, 2, 3):
-        streams.begin(epoch)
-        factors.append([streams.rate_factor(index) for index in range(streams.windows)])
+        batches.begin(epoch)
+        factors.append([batches.rate_factor(index) for index in range(batches.windows)])
     first, second, third = factors
     assert found == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
     assert first != second

@@ -145,19 +145,6 @@ def version(package: str) -> str | None:
         return None
 
 
-def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a large square product, measured here and now.
-
-    On a GPU the median of the last half second of a whole one, since its clock falls under load; on a CPU the best,
-    since others may use it too.
-    """
-    size = 8192 if device == "cuda" else 1536
-    one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    for _ in range(2 if device == "cuda" else 1):
-        (spent,) = work_times(device, [(lambda: one @ other, lambda: None)], seconds=SUSTAINED)
-    return 2.0 * size**3 / (1e-3 * (median(spent) if device == "cuda" else min(spent)))
-
-
 def times(steps: Sequence[Step], device: str, seconds: float) -> list[list[float]]:
     """Milliseconds of every repeat of every step, `seconds` of repeats for each but at least three."""
     return work_times(device, [(step.run, step.clear) for step in steps], seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from reefknot.cli.options import Data, Device, Overrides
 
 if TYPE_CHECKING:
     from reefknot.benchmarks import encoders, heads, steps
-    from reefknot.recipe import Experiment
+    from reefknot.recipe import Experiment, Recipe, Row
     from reefknot.text.vocabulary import Vocabulary
 
 EXAMPLES = """\b
@@ -29,6 +30,8 @@ TAKES = {
     "steps": {"row", "data"},
 }
 """Options that not everything takes."""
+WIDE = 120
+"""Columns of a table that goes into a file."""
 
 
 def bench(
@@ -131,24 +134,25 @@ class _Report:
         if self.path is not None:
             write_json(self.path, self.head | {"rows": self.rows})
 
-    def table(self, titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
-        """Names on the left, figures on the right; below, who did not take part and why: (name, note)."""
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
 
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(titles[0], no_wrap=True)
-        for title in titles[1:]:
-            table.add_column(title, justify="right", no_wrap=True)
-        for line in lines:
-            table.add_row(*line)
-        console = Console()
-        if lines:
-            console.print(table)
-        for note in dict.fromkeys(note for _, note in notes if note):
-            names = ", ".join(name for name, told in notes if told == note)
-            console.print(f"{names}: {note}", highlight=False, markup=False)
+def print_figures(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
+    """Names on the left, figures on the right; below, who did not take part and why: (name, note)."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
+        table.add_column(title, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    if lines:
+        console.print(table)
+    for note in dict.fromkeys(note for _, note in notes if note):
+        names = ", ".join(name for name, told in notes if told == note)
+        console.print(f"{names}: {note}", highlight=False, markup=False)
 
 
 def _bench_heads(
@@ -163,9 +167,10 @@ def _bench_heads(
     graph: bool,
 ) -> None:
     from reefknot.benchmarks.heads import FAMILIES, LEAN, SWEPT, Bench, cases, facts, measure_all
-    from reefknot.benchmarks.measure import matrix_rate
+    from reefknot.benchmarks.measure import SUSTAINED
     from reefknot.benchmarks.problems import ENDS, Shape
     from reefknot.errors import SettingsError
+    from reefknot.training.throughput import matrix_rate
 
     _check_names("--end", ends, ENDS)
     _check_names("--competitor", families, FAMILIES)
@@ -179,7 +184,7 @@ def _bench_heads(
     place = report.place
     setup = Bench(place, families or FAMILIES, weights, memory or (LEAN[place],), seconds, graph)
     chosen = cases(place, ends, [Shape.read(text) for text in shapes], vocabulary)
-    rate = matrix_rate(place, setup.dtype)
+    rate = matrix_rate(place, setup.dtype, 2 * SUSTAINED)
     found = facts(setup, rate)
     told = [found["dtype"], f"{found['matrix_tflops']:,.3g} TFLOP/s in large products"]
     report.begin(found, told, vocabulary=vocabulary)
@@ -194,7 +199,7 @@ def _bench_heads(
             "same bits",
             *(["graph ms"] if graph else []),
         ]
-        report.table(titles, [_head_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
+        print_figures(titles, [_head_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
         report.add(row.record() for row in rows)
 
 
@@ -212,7 +217,7 @@ def _bench_encoders(report: _Report, shapes: Sequence[str], weights: str | None,
     for rows in measure_all(setup, chosen, report.progress):
         report.line(f"\n{rows[0].shape}, {rows[0].dtype}")
         titles = ["competitor", "ms", *(["graph ms"] if graph else []), "x nn.LSTM", "worst error", "same bits"]
-        report.table(titles, [_encoder_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
+        print_figures(titles, [_encoder_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
         report.add(row.record() for row in rows)
 
 
@@ -224,53 +229,111 @@ def _encoder_line(row: encoders.Row, graph: bool) -> list[str]:
 def _bench_steps(
     report: _Report, name: str, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
 ) -> None:
-    from functools import partial
-
     from reefknot.benchmarks.encoders import facts
-    from reefknot.benchmarks.steps import Job, measure_all
+    from reefknot.benchmarks.steps import measure_all
+    from reefknot.errors import CorpusNotHere
     from reefknot.recipe import load_recipe
 
     loaded = load_recipe(name, overrides, rows[0] if len(rows) == 1 else None)
     chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if row.trained]
-    jobs = []
+    jobs: list[steps.Job] = []
+    absent: dict[str, CorpusNotHere] = {}
     for row in chosen:
-        experiment = loaded.experiments[row.name]
-        text, words = _text(experiment, data)
-        jobs.append(Job(row.name, experiment.training, partial(loaded.build, row, words), text))
-    report.begin(facts(), recipe=loaded.name, overrides=list(overrides))
-    for told in dict.fromkeys(job.text.told for job in jobs):
-        report.line(told)
-    titles = ["steps", "ms", "tokens/s", "s/epoch", "encoder", "end", "x loop", "x first"]
-    for found in measure_all(jobs, report.place, seconds, report.progress):
-        report.line(f"\n{found[0].row}: {found[0].batch} streams of {found[0].steps} steps")
-        report.table(
-            titles, [_step_line(row) for row in found if row.ms is not None], [(r.mode, r.note) for r in found]
-        )
+        try:
+            jobs.append(_job(loaded, row, data))
+        except CorpusNotHere as error:
+            absent[row.name] = error
+    if not jobs:
+        raise next(iter(absent.values()))
+    rates = _matrix_rates(report.place, [job.settings.precision for job in jobs])
+    told = [f"{rate / 1e12:,.3g} TFLOP/s in large {precision} products" for precision, rate in rates.items()]
+    missing = {name: str(reason) for name, reason in absent.items()}
+    machine = facts() | {"matrix_flops": rates}
+    report.begin(machine, told, recipe=loaded.name, overrides=list(overrides), not_measured=missing)
+    for line in dict.fromkeys(job.text.told for job in jobs):
+        report.line(line)
+    for reason in dict.fromkeys(missing.values()):
+        names = ", ".join(name for name, other in missing.items() if other == reason)
+        report.line(f"not measured: {names}, whose words the corpus alone can tell: {reason}")
+    for found in measure_all(jobs, report.place, rates, seconds, report.progress):
+        report.line(f"\n{found[0].row}: {_update(found[0])}")
+        cells = [_step_cells(row) for row in found if row.ms is not None]
+        shown = [title for title in cells[0] if any(line[title] for line in cells)] if cells else []
+        lines = [[line[title] for title in shown] for line in cells]
+        print_figures(shown, lines, [(row.mode, row.note) for row in found])
         report.add(row.record() for row in found)
 
 
+def _matrix_rates(place: str, precisions: Iterable[str]) -> dict[str, float]:
+    """Operations a second in large products, on a GPU: a CPU is shared with everything else that runs there."""
+    from reefknot.benchmarks.measure import SUSTAINED
+    from reefknot.training.throughput import matrix_rate
+    from reefknot.training.update import PRODUCTS
+
+    if place == "cpu":
+        return {}
+    return {each: matrix_rate(place, PRODUCTS[each], 2 * SUSTAINED) for each in dict.fromkeys(precisions)}
+
+
+def _job(loaded: Recipe, row: Row, data: Path | None) -> steps.Job:
+    from functools import partial
+
+    from reefknot.benchmarks.steps import Job
+    from reefknot.parts import ENCODERS
+
+    experiment = loaded.experiments[row.name]
+    text, words = _text(experiment, data)
+    carries = ENCODERS.load(experiment.encoder.kind).carries  # type: ignore[attr-defined]
+    return Job(row.name, experiment.training, partial(loaded.build, row, words), text, carries)
+
+
 def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabulary | int]:
-    """The corpus and its words, or, where a published one is not here, random words, as many as it has."""
+    """The corpus and its words, or, where a published one is not here, random words, as many as it has.
+
+    What the model makes of the letters of a word (pieces, spellings) the corpus alone can tell.
+    """
     from reefknot.benchmarks.steps import Text
     from reefknot.cli.sizes import vocabulary_size
     from reefknot.errors import CorpusNotHere
+    from reefknot.parts import INPUTS
     from reefknot.text.corpora import KNOWN
     from reefknot.text.dataset import open_dataset
 
     try:
         dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
     except CorpusNotHere:
+        if INPUTS.asks_for(experiment.input, "spellings"):
+            raise
         words = vocabulary_size(experiment, data)
         return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
     train = dataset.splits["train"]
-    return Text(train.ids, train.tokens, dataset.summary, train.inputs), dataset.vocabulary
+    text = Text(train.ids, train.tokens, dataset.summary, train.inputs, dataset.vocabulary.eos)
+    return text, dataset.vocabulary
 
 
-def _step_line(row: steps.Row) -> list[str]:
-    speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
-    shares = ("" if share is None else f"{share:.0%}" for share in (row.encoder_share, row.end_share))
-    ratios = (_figure(row.over_loop), _figure(row.over_first))
-    return [row.mode, _figure(row.ms), speed, _figure(row.epoch_seconds), *shares, *ratios]
+def _update(row: steps.Row) -> str:
+    """What goes into an update, for people."""
+    parts = f", in {row.accumulate} parts" if row.accumulate > 1 else ""
+    if row.batching == "sentences":
+        return f"sentences, {row.batch} x {row.steps} tokens at most{parts}"
+    return f"{row.batch} {row.batching} of {row.steps} steps{parts}"
+
+
+def _step_cells(row: steps.Row) -> dict[str, str]:
+    """Titles and what stands below them: nothing where nothing was measured."""
+    return {
+        "steps": row.mode,
+        "ms": _figure(row.ms),
+        "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        "s/epoch": _figure(row.epoch_seconds),
+        "GiB": "" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f}",
+        "TFLOP/s": _figure(None if row.flops is None else row.flops / 1e12),
+        "of rate": _percent(row.matrix_share),
+        "encoder": _percent(row.encoder_share),
+        "ends": _percent(row.ends_share),
+        "x baseline": _figure(row.over_baseline),
+        "x first": _figure(row.over_first),
+    }
 
 
 def _notes(rows: Sequence[heads.Row] | Sequence[encoders.Row]) -> list[tuple[str, str]]:
@@ -281,6 +344,10 @@ def _figure(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _error(value: float | None) -> str:

@@ -55,6 +55,7 @@ def compare(
     if len(systems) < 2:
         raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
     _refuse_other_streams(systems)
+    _note_other_windows(systems, split)
     of, (scores_a, *scores_b) = _pair(systems, split, data)
     if of == "word" and (bands or by == "documents"):
         advice = "leave out --bands" if bands else "use --by blocks"
@@ -152,6 +153,16 @@ def _refuse_other_streams(systems: list[_System]) -> None:
                 f"{run.path} was scored in {here} streams, {first.path} in {there}: no fair comparison; "
                 "train both with one evaluation.streams"
             )
+
+
+def _note_other_windows(systems: list[_System], split: str) -> None:
+    """Whether more context helps is a fair question, but not one to ask unawares."""
+    first, *others = [run for system in systems for run in system.runs]
+    for run in others:
+        here, there = ((each.result or {}).get(split, {}).get("windows", "one stream") for each in (run, first))
+        if here != there:
+            typer.echo(f"note: {run.path} was scored with other context ({here}) than {first.path} ({there})", err=True)
+            return
 
 
 def _pair(systems: list[_System], split: str, data: Path | None) -> tuple[str, list[list[Any]]]:

@@ -1,4 +1,5 @@
-"""`reefknot evaluate`: perplexity with its definition; also of a model that learns, remembers or drops as it reads."""
+"""`reefknot evaluate`: perplexity with its definition; also with more context, and of a model that learns, remembers or
+drops as it reads."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from reefknot.evaluation.grid import Grid, Progress
     from reefknot.evaluation.perplexity import Score
     from reefknot.evaluation.protocols import ProtocolName
+    from reefknot.evaluation.windows import Windows
     from reefknot.experiments import TrainedRun
     from reefknot.text.dataset import Dataset, Split
 
 EXAMPLES = """\b
 Examples:
-  reefknot evaluate runs/demo/tied/seed0 --split valid --streams 20 --json
-  reefknot evaluate RUN --dynamic --search --search-tokens 30000
-  reefknot evaluate RUN --cache --search --window 500 --save
+  reefknot evaluate runs/demo/tied/seed0 --split valid --context 60 --stride 20
+  reefknot evaluate RUN --cache --search --search-tokens 30000 --save --json
 """
 
 Given = Mapping[str, Any]
@@ -37,6 +38,9 @@ def evaluate(
     run: Run,
     split: Annotated[str | None, typer.Option(help="train, valid or test (test; --save: last two).")] = None,
     streams: Annotated[int | None, typer.Option(min=1, help="Parts, each from an empty state (1).")] = None,
+    context: Annotated[int | None, typer.Option(min=0, help="Tokens read before the scored.")] = None,
+    stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window (rest).")] = None,
+    windows: Annotated[str | None, typer.Option(help="Or cut into complete-L or lines (the run's).")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score the first so many tokens only.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Count as zaremba, awd, definition (the run's).")] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from every segment once it is scored.")] = False,
@@ -53,7 +57,7 @@ def evaluate(
     window: Annotated[int | None, typer.Option(help="Cache: how far it looks back (500).")] = None,
     fill: Annotated[str | None, typer.Option(help="Cache: partial (at once), full (once filled).")] = None,
     mc: Annotated[int | None, typer.Option(min=1, help="Average so many passes with dropout.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="MC: of the masks (0).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="MC: of the masks (0).")] = None,
     search: Annotated[bool, typer.Option("--search", help="First tune what is not given, on valid.")] = False,
     search_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of valid for that (all).")] = None,
     save: Annotated[bool, typer.Option("--save", help="Keep these figures in RUN/evaluations.")] = False,
@@ -70,15 +74,18 @@ def evaluate(
         "--cache": {"weight": weight, "theta": theta, "window": window, "fill": fill},
         "--mc": {"seed": seed},
     }
+    cut: Given = {"context": context, "stride": stride, "windows": windows}
     ways = [way for way, asked in zip(given, (dynamic, cache, mc is not None), strict=True) if asked]
     _check(ways, given, streams=streams, search=search, search_tokens=search_tokens)
+    _check_windows(cut, ways, streams)
     if protocol is not None:
         _check_protocol(protocol, ways, split, limit)
     if save:
-        _check_save(ways, split, limit)
+        _check_save(ways or [*_said(cut)], split, limit)
     trained = open_trained(run, device)
     if save and trained.run.result is None:
-        raise SettingsError("--save keeps figures of finished runs; train this one to its end first")
+        why = "this one was imported" if trained.run.imported else "train this one to its end first"
+        raise SettingsError(f"--save keeps figures beside those of a run's training; {why}")
     dataset = trained.dataset(data)
     if split is not None and split not in dataset.splits:
         raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")
@@ -86,7 +93,7 @@ def evaluate(
     texts = {name: beginning(dataset.splits[name], limit, trained.vocabulary) for name in names}
     searched = beginning(dataset.splits["valid"], search_tokens, trained.vocabulary) if search else None
     with _progress() as progress:
-        scoring = _Scoring(trained, dataset, searched, progress)
+        scoring = _Scoring(trained, dataset, searched, progress, _chosen(trained, cut, streams))
         if dynamic:
             way = scoring.dynamic(given["--dynamic"])
         elif cache:
@@ -96,12 +103,9 @@ def evaluate(
         scores = {name: way.score(text) for name, text in texts.items()}
     told = [_figures(scoring, name, texts[name], score) for name, score in scores.items()]
     if not ways and limit is None:
-        for figures, lines in (
-            _as_the_paper_counts(trained, dataset, names[0], cast("ProtocolName | None", protocol)),
-            _as_training_recorded(trained, names[0], streams or 1),
-        ):
-            told[0][0].update(figures)
-            told[0][1].extend(lines)
+        for name, found in zip(names, told, strict=True):
+            _add(found, _as_the_paper_counts(trained, dataset, name, cast("ProtocolName | None", protocol)))
+            _add(found, _as_training_recorded(scoring, name, streams or 1))
     if save:
         from reefknot.evaluation.saved import save as keep
 
@@ -137,7 +141,7 @@ def _figures(scoring: _Scoring, split: str, text: Split, score: Score) -> Told:
     if tokens < whole:
         figures["limit"] = tokens
         lines.append(f"limit: the first {tokens:,} of {whole:,} tokens only; bytes are in proportion")
-    opened = tails_opened(scoring.trained.model, text)
+    opened = tails_opened(scoring.trained.model, text, scoring.trained.vocabulary, scoring.windows)
     if opened is not None:
         figures["tails_opened"] = asdict(opened)
         lines.append(str(opened))
@@ -163,17 +167,24 @@ def _as_the_paper_counts(trained: TrainedRun, dataset: Dataset, split: str, aske
     ]
 
 
-def _as_training_recorded(trained: TrainedRun, split: str, streams: int) -> Told:
-    """The figure in result.json, where it is another one because of the streams."""
+def _add(told: Told, more: Told) -> None:
+    told[0].update(more[0])
+    told[1].extend(more[1])
+
+
+def _as_training_recorded(scoring: _Scoring, split: str, streams: int) -> Told:
+    """The figure in result.json, where it is another one because the text was cut in another way."""
     from reefknot.evaluation.units import shown
 
-    settings, result = trained.experiment, trained.run.result or {}
-    then = settings.training.batch if split == "train" else settings.evaluation.streams
-    if split not in result or streams == then:
+    settings, result = scoring.trained.experiment, scoring.trained.run.result or {}
+    windows = settings.windows
+    then = 1 if windows else settings.training.batch if split == "train" else settings.evaluation.streams
+    if split not in result or (_named(windows), then) == (_named(scoring.windows), streams):
         return {}, []
-    recorded = {"perplexity": result[split]["perplexity"], "streams": then}
+    recorded = {"perplexity": result[split]["perplexity"], "streams": then, **_named(windows)}
     parts = "1 stream" if then == 1 else f"{then} streams, each of which begins without context"
-    return {"recorded": recorded}, [f"training recorded {shown(recorded['perplexity'])}, in {parts}"]
+    how = windows.describe() if windows else parts
+    return {"recorded": recorded}, [f"training recorded {shown(recorded['perplexity'])}, in {how}"]
 
 
 def _check(
@@ -205,6 +216,18 @@ def _check(
             raise SettingsError(f"--search has nothing to look for: {fixed} are all given; leave one out")
 
 
+def _check_windows(cut: Given, ways: Sequence[str], streams: int | None) -> None:
+    """Refuse options of windows that contradict each other, or the others."""
+    from reefknot.errors import SettingsError
+
+    given = [f"--{name}" for name in _said(cut)]
+    if "--windows" in given and len(given) > 1:
+        raise SettingsError(f"{given[0]} and --windows: a text is cut in one way at a time; choose one")
+    through = "--dynamic" if "--dynamic" in ways else "--streams" if streams is not None else None
+    if given and through:
+        raise SettingsError(f"{given[0]}: {through} reads a text through, with a state; leave one of both out")
+
+
 def _check_protocol(name: str, ways: Sequence[str], split: str | None, limit: int | None) -> None:
     from reefknot.errors import SettingsError
     from reefknot.evaluation.protocols import ProtocolName
@@ -223,7 +246,10 @@ def _check_save(ways: Sequence[str], split: str | None, limit: int | None) -> No
     from reefknot.errors import SettingsError
 
     if not ways:
-        raise SettingsError("--save goes with --dynamic, --cache or --mc: training has saved the plain figures")
+        raise SettingsError(
+            "--save goes with --dynamic, --cache, --mc, --context, --stride or --windows: training has saved the plain "
+            "figures"
+        )
     if split == "train" or limit is not None:
         option = "--limit" if limit is not None else "--split train"
         raise SettingsError(f"--save keeps figures of the whole valid and test texts; leave {option} out")
@@ -270,15 +296,17 @@ class _Scoring:
     searched: Split | None
     """What to tune settings on, if they are to be tuned."""
     progress: Progress
+    windows: Windows | None
+    """The pieces of a text that are computed afresh; None: it is read through."""
 
     def plain(self, streams: int) -> _Way:
         from reefknot.evaluation.perplexity import score
 
-        model, words, precision = self.trained.model, self.trained.vocabulary, self.precision
+        model, words, windows, precision = self.trained.model, self.trained.vocabulary, self.windows, self.precision
         return _Way(
-            "plain",
-            {"streams": streams},
-            lambda text: score(model, text, words, streams=streams, precision=precision),
+            windows.name if windows else "plain",
+            _named(windows) or {"streams": streams},
+            lambda text: score(model, text, words, streams=streams, windows=windows, precision=precision),
         )
 
     def dynamic(self, given: Given) -> _Way:
@@ -305,18 +333,24 @@ class _Scoring:
         from reefknot.settings import check
 
         settings = check(CacheSettings, _said(given), "evaluate --cache")
-        model, words, how = self.trained.model, self.trained.vocabulary, self.how
+        model, words, how = self.trained.model, self.trained.vocabulary, self.how | {"windows": self.windows}
         grid = None
         if self.searched is not None:
             settings, grid = search_cache(model, self.searched, words, settings, **how)
-        return _Way("cache", settings.model_dump(), lambda text: cache_score(model, text, words, settings, **how), grid)
+        used = settings.model_dump() | _named(self.windows)
+        return _Way("cache", used, lambda text: cache_score(model, text, words, settings, **how), grid)
 
     def monte_carlo(self, passes: int, seed: int) -> _Way:
         from reefknot.evaluation.monte_carlo import monte_carlo_score
 
         model, words, how = self.trained.model, self.trained.vocabulary, self.how
-        used: dict[str, Any] = {"passes": passes, "window": self.trained.experiment.training.steps, "seed": seed}
-        return _Way("mc", used, lambda text: monte_carlo_score(model, text, words, **used, **how))
+        steps = self.trained.experiment.training.steps
+        window = self.windows or steps
+        return _Way(
+            "mc",
+            {"passes": passes, **(_named(self.windows) or {"window": steps}), "seed": seed},
+            lambda text: monte_carlo_score(model, text, words, passes=passes, window=window, seed=seed, **how),
+        )
 
     @property
     def precision(self) -> str:
@@ -325,6 +359,33 @@ class _Scoring:
     @property
     def how(self) -> dict[str, Any]:
         return {"precision": self.precision, "progress": self.progress}
+
+
+def _chosen(trained: TrainedRun, given: Given, streams: int | None) -> Windows | None:
+    """The windows that the options name, with what they leave out as the run has it; or else the run's own, but for
+    streams that were asked for."""
+    from reefknot.errors import SettingsError
+    from reefknot.evaluation.windows import Sliding, named
+
+    own, encoder = trained.experiment.windows, trained.model.encoder
+    if given["windows"] is not None:
+        return named(given["windows"])
+    if said := _said(given):
+        # What is left out fills the windows up to what the model has learned to read.
+        length = own.context + own.stride if isinstance(own, Sliding) else trained.experiment.training.steps
+        context = said.get("context", max(length - said.get("stride", length), 0))
+        return Sliding(context, said.get("stride", max(length - context, 1)))
+    if streams is None:
+        return own
+    if not encoder.carries:
+        name = type(encoder).__name__
+        raise SettingsError(f"--streams: a {name} carries no state from window to window; use --context and --stride")
+    return None
+
+
+def _named(windows: Windows | None) -> dict[str, str]:
+    """Windows as settings and figures name them: not at all where there are none."""
+    return {"windows": windows.name} if windows else {}
 
 
 def _said(given: Given) -> dict[str, Any]:

@@ -37,9 +37,15 @@ def generate(
     vocabulary = trained.vocabulary
     ids = prompt_ids(words, vocabulary)
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
-    model = trained.model
-    writer = write(model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed)
+    model, window = trained.model, trained.experiment.training.steps
+    writer = write(
+        model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed, window=window
+    )
     written = list(writer)
     tell_unknown(words, vocabulary)
+    # The last token is written but not read.
+    if not model.encoder.carries and len(ids) + length - 1 > window:
+        kept = max(1, window // 2)
+        typer.echo(f"longer than the {window} tokens of training: each time, it went on from the last {kept}", err=True)
     text = " ".join([*words, vocabulary.text(written)])
     emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in written], "text": text}, text, as_json)

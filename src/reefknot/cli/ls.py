@@ -26,7 +26,7 @@ RULES = {
         "awd": "also as the AWD-LSTM's program counts: validation in 10 streams, divided by their first tokens too",
     },
     "training.averaging.start": {
-        "nonmonotone": "once a validation loss is worse than the best of more than `interval` epochs ago",
+        "nonmonotone": "once a validation loss is worse than the best of more than `interval` validations ago",
         "at_once": "from the first step, as a finetuned AWD-LSTM does",
     },
     "training.stop.rule": {

@@ -15,10 +15,12 @@ from typing import Any
 import typer
 
 from reefknot.cli import (
+    advise,
     bench,
     compare,
     evaluate,
     generate,
+    import_,
     ls,
     neighbors,
     params,
@@ -87,10 +89,12 @@ for verb in (
     params,
     validate,
     ls,
+    advise,
     bench,
+    import_,
 ):
     name = verb.__name__.rpartition(".")[2]
-    app.command(name, epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
+    app.command(name.rstrip("_"), epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
 
 
 def main() -> None:

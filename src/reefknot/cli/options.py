@@ -20,7 +20,7 @@ Overrides = Annotated[
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder of the corpora, or of a text that has moved; else REEFKNOT_DATA.", show_default=False),
+    typer.Option(help="Folder of corpora or text; else REEFKNOT_DATA.", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -33,7 +33,7 @@ def open_trained(run: Path, device: str = "cpu") -> TrainedRun:
 
     trained = open_run(run, device)
     set_determinism(trained.experiment.training.determinism)
-    if trained.run.result is None:
+    if trained.run.result is None and not trained.run.imported:
         typer.echo(f"{run}: training is not finished; these are its best weights so far", err=True)
     return trained
 

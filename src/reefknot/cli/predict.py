@@ -47,7 +47,8 @@ def predict(
         texts = trained.dataset(data).splits
         if split not in texts:
             raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
-        means = tendency(trained.model, texts[split], trained.vocabulary, neighbors)
+        windows = trained.experiment.windows
+        means = tendency(trained.model, texts[split], trained.vocabulary, neighbors, windows)
         found["text"] = {"split": split, **asdict(means)}
         told.append(_told(split, means))
     trained = trained.knowing(chain.from_iterable(cut))

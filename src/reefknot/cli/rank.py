@@ -40,7 +40,8 @@ def rank(
     if split not in texts:
         raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
     output = trained.model.output
-    found, most = spectrum(trained.model, texts[split], contexts), bound(output)
+    windows, eos = trained.experiment.windows, trained.vocabulary.eos
+    found, most = spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), bound(output)
     tolerances = {"numpy's": found.numpy_tolerance, "the paper's": AUTHORS}
     if tolerance is not None:
         tolerances["yours"] = tolerance

@@ -16,7 +16,8 @@ Examples:
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps what a GRU has too; encoder="{...}" keeps nothing
-  torchrun --nproc-per-node=2 -m reefknot train demo --row tied
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # a copy of the model each
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # a part of the model each
 """
 
 
@@ -64,6 +65,8 @@ def train(
         return
     with join_world(choose_device(device)) as world:
         display = open_display() if world.first else Silent()
+        if loaded.experiments[chosen.name].training.shard and world.size == 1:
+            display.say("training.shard: a process alone holds the whole model; torchrun starts several")
         try:
             train_row(
                 loaded,

@@ -28,9 +28,19 @@ class Encoder(nn.Module):
     """Width of the vectors it reads."""
     dim: int
     """Width of the hidden states."""
+    carries: bool = True
+    """Whether the state of one window is part of what the next one computes; False: every window is computed afresh."""
+    waits: bool = False
+    """Whether its forward asks a GPU or its generator for a number, which a step that is captured must not."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        """What the first window of a text begins with."""
         raise NotImplementedError
+
+    def memory(self, streams: int, device: torch.device | None = None) -> State:
+        """The state to begin with where a text is read piece by piece, as in generation: whatever the pieces, all of
+        the text counts."""
+        return self.initial_state(streams, device)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raise NotImplementedError

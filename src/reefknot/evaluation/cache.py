@@ -6,7 +6,7 @@ h is the encoder's last output before its dropout, and y_i the word that followe
 target's probability is computed, in blocks along the diagonal: no row is as wide as the vocabulary, or as the text.
 States and log-probabilities of the model are computed once, whatever is tried on them.
 
-Shapes: T tokens of the one stream, D width of h, Q positions of a block, K those they look back on.
+Shapes: T tokens of the text, N of them at once, D width of h, Q positions of a block, K those they look back on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,18 @@ from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError
+from reefknot.evaluation.contexts import contexts
 from reefknot.evaluation.grid import Grid, Point, Progress, search, unheard
-from reefknot.evaluation.perplexity import ANY_WINDOWS, ROWS_AT_ONCE, Score, one_stream, score, score_otherwise
+from reefknot.evaluation.perplexity import (
+    Score,
+    autocast,
+    invariance,
+    one_stream,
+    score,
+    score_otherwise,
+    scored_rows,
+)
+from reefknot.evaluation.windows import Windows
 from reefknot.kernels.scores import at_least_float32
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.settings import Count, NonNegative, Probability, Settings
@@ -71,24 +81,26 @@ def read(
     split: Split,
     vocabulary: Vocabulary,
     *,
+    windows: Windows | None = None,
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> Reading:
-    """Run the model over a text, in one stream."""
+    """Run the model over a text, in one stream or in windows."""
     device = next(model.parameters()).device
-    x_1T, y_1T = (each.to(device) for each in one_stream(split, vocabulary))
-    window = max(1, min(1024, ROWS_AT_ONCE // model.output.rows_per_token))
-    state = model.initial_state(1)
-    states, log_probs = [], []
-    with evaluating(model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-        for start in range(0, x_1T.shape[1], window):
-            encoded = model(x_1T[:, start : start + window], state)
-            state = encoded.state
-            y_N = y_1T[0, start : start + window]
-            log_probs.append(at_least_float32(model.output.target_log_probs(encoded.output[0], y_N)))
-            states.append(at_least_float32(encoded.raw[0]))
-            progress(f"reading the {split.name} text", start / x_1T.shape[1])
-    return Reading(torch.cat(states), y_1T[0], torch.cat(log_probs))
+    x_1T, y_1T = one_stream(split, vocabulary)
+    spans = windows.cut(y_1T[0], vocabulary.eos) if windows else None
+    y_T = y_1T[0].to(device)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    done = 0
+    with evaluating(model), autocast(device, precision):
+        for output_ND, raw_ND, place_N in contexts(model, x_1T[0], spans):
+            logp_N = scored_rows(model, output_ND, y_T[place_N])
+            found.append((at_least_float32(raw_ND), at_least_float32(logp_N), place_N))
+            done += len(place_N)
+            progress(f"reading the {split.name} text", done / len(y_T))
+    states_TD, logp_T, place_T = map(torch.cat, zip(*found, strict=True))
+    order_T = place_T.argsort()
+    return Reading(states_TD[order_T], y_T, logp_T[order_T])
 
 
 @torch.no_grad()
@@ -117,21 +129,22 @@ def cache_score(
     vocabulary: Vocabulary,
     settings: CacheSettings | None = None,
     *,
+    windows: Windows | None = None,
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> Score:
-    """Score a text with a model and a cache."""
+    """Score a text with a model and a cache, which keeps the states of all windows."""
     settings = settings or CacheSettings()
-    plain = score(model, split, vocabulary, precision=precision)
-    reading = read(model, split, vocabulary, precision=precision, progress=progress)
+    plain = score(model, split, vocabulary, windows=windows, precision=precision)
+    reading = read(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
     from_cache_T = cache_log_probs(reading.states, reading.targets, settings.theta, settings.window)
     nll_T = -_mix(reading.log_probs, from_cache_T, settings)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(f"the model and its cache give the {split.name} text a probability that is not a number")
     since = "from the start" if settings.fill == "partial" else "only once there are more than so many"
     how = (
-        f"{ANY_WINDOWS}\ncontinuous cache: weight {settings.weight:.4g}, theta {settings.theta:.4g}, over the last "
-        f"{settings.window:,} positions, used {since}"
+        f"{invariance(windows)}\ncontinuous cache: weight {settings.weight:.4g}, theta {settings.theta:.4g}, over "
+        f"the last {settings.window:,} positions, used {since}"
     )
     return score_otherwise(plain, nll_T.float().cpu().numpy(), how, split, vocabulary, precision=precision)
 
@@ -142,6 +155,7 @@ def search_cache(
     vocabulary: Vocabulary,
     settings: CacheSettings | None = None,
     *,
+    windows: Windows | None = None,
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> tuple[CacheSettings, Grid]:
@@ -153,7 +167,7 @@ def search_cache(
         "theta": [settings.theta] if "theta" in fixed else THETAS,
         "weight": [settings.weight] if "weight" in fixed else WEIGHTS,
     }
-    reading = read(model, split, vocabulary, precision=precision, progress=progress)
+    reading = read(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
 
     @lru_cache(maxsize=1)  # weights run fastest, and what the cache says does not depend on them
     def from_cache(theta: float, window: int) -> Tensor:

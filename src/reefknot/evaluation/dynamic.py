@@ -34,9 +34,9 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from reefknot.encoders.contract import detach
-from reefknot.errors import NonFiniteError
+from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.evaluation.grid import Grid, Point, Progress, search, unheard
-from reefknot.evaluation.perplexity import Score, one_stream, score, score_otherwise
+from reefknot.evaluation.perplexity import Score, autocast, one_stream, score, score_otherwise
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import send
 from reefknot.settings import Count, NonNegative, Positive, Settings
@@ -138,7 +138,7 @@ def gradient_statistics(
         for number in range(windows.windows):
             x_BT, y_BT = windows.window(number)
             plan = model.output.prepare(y_BT).to(device)
-            with _autocast(device, precision):
+            with autocast(device, precision):
                 losses = model.loss(send(x_BT, device), send(y_BT, device), state, plan)
             state = losses.state
             nll = losses.parts["nll"]
@@ -215,6 +215,12 @@ def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]
     Meanwhile nothing is dropped; encoders give gradients in evaluation mode too, cuDNN or not. Class vectors are not
     held, because they change with the parameters.
     """
+    if not model.encoder.carries:
+        raise SettingsError(
+            "dynamic evaluation learns from one short segment after the other, and knows the earlier ones by the state "
+            f"that is carried; {type(model.encoder).__name__} carries none: give it more context instead "
+            "(--context, --stride)"
+        )
     parameters: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
     trained = [each.detach().clone() for each in parameters]
     was_training = model.training
@@ -248,7 +254,7 @@ def _adapt(
         step = [rates.eta / (each + rates.epsilon) for each in statistics.ms]
         for number, start in enumerate(range(0, tokens, settings.segment)):
             here = slice(start, start + settings.segment)
-            with _autocast(device, precision):
+            with autocast(device, precision):
                 logp_1S, state = model.target_log_probs(x_1T[:, here], y_1T[:, here], state)
             state = detach(state)
             gradients = _gradients(-logp_1S.mean(), parameters)
@@ -264,8 +270,3 @@ def _adapt(
 def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
     """Zero for a parameter that the loss does not reach. The parameters' own `grad` is left alone."""
     return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
-
-
-def _autocast(device: torch.device, precision: str) -> torch.autocast:
-    """To be entered anew after every update: it keeps its half-precision copies of weights until it is left."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")

@@ -1,10 +1,10 @@
 """Monte-Carlo dropout (Gal & Ghahramani 2016): the probabilities of many passes with dropout on, averaged.
 
-Each pass reads the text once, as training does: masks are drawn for every window, the state is carried. What is
-averaged over the passes is the probability of each token, not its logarithm. Of a model that drops nothing one pass is
-made, whatever was asked for: all are the same.
+Each pass reads the text once, as training does: masks are drawn for every window, and the state is carried or every
+window computed afresh. What is averaged over the passes is the probability of each token, not its logarithm. Of a model
+that drops nothing one pass is made, whatever was asked for: all are the same.
 
-Shapes: T tokens of the one stream.
+Shapes: T tokens of the text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.evaluation.grid import Progress, unheard
-from reefknot.evaluation.perplexity import Score, log_probs, one_stream, score, score_otherwise
+from reefknot.evaluation.perplexity import (
+    Score,
+    autocast,
+    log_probs,
+    one_stream,
+    score,
+    score_otherwise,
+    window_log_probs,
+)
 from reefknot.evaluation.units import perplexity, shown
+from reefknot.evaluation.windows import Spans, Windows
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
@@ -52,7 +62,7 @@ def monte_carlo_score(
     vocabulary: Vocabulary,
     *,
     passes: int,
-    window: int,
+    window: int | Windows,
     seed: int = 0,
     precision: str = "float32",
     progress: Progress = unheard,
@@ -60,20 +70,25 @@ def monte_carlo_score(
     """Score a text by several passes with dropout.
 
     Arguments:
-        window: tokens that share their masks; training's `steps`, for what the model was trained with.
+        window: tokens of one stream that share their masks; training's `steps`, for what the model was trained with.
+            Or windows that are computed afresh, each with masks of its own.
         seed: of the masks. The generators of the process are afterwards where they were.
     """
-    if passes < 1 or window < 1:
+    steps, windows = (window, None) if isinstance(window, int) else (None, window)
+    if passes < 1 or (steps is not None and steps < 1):
         raise SettingsError(f"Monte-Carlo dropout: passes = {passes}, window = {window}: both must be at least 1")
-    plain = score(model, split, vocabulary, window=window, precision=precision)
+    if not 0 <= seed < 2**63:
+        raise SettingsError(f"Monte-Carlo dropout: seed = {seed}: must be at least 0 and less than 2**63")
+    plain = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
     told: dict[str, str] = {"precision": precision, "without": "dropout"}
     device = next(model.parameters()).device
-    x_1T, y_1T = (each.to(device) for each in one_stream(split, vocabulary))
+    x_1T, y_1T = one_stream(split, vocabulary)
+    cut = window if isinstance(window, int) else window.cut(y_1T[0], vocabulary.eos)
     alone: list[float] = []
-    together_T = torch.full(y_1T.shape[1:], -math.inf, dtype=torch.float64, device=device)
-    with _dropping(model, seed), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+    together_T = torch.full(plain.nll.shape, -math.inf, dtype=torch.float64, device=device)
+    with _dropping(model, seed), autocast(device, precision):
         for number in range(passes):
-            logp_T = torch.cat(list(log_probs(model, x_1T, y_1T, window)), dim=1)[0].double()
+            logp_T = _pass(model, x_1T, y_1T, cut)
             # Asking the device for the mean keeps the host from running a whole text ahead.
             alone.append(perplexity(-float(logp_T.mean())))
             if number == 0 and np.allclose(logp_T.cpu().numpy(), -plain.nll, rtol=_ROUNDING, atol=_ROUNDING):
@@ -84,15 +99,24 @@ def monte_carlo_score(
     nll = (math.log(passes) - together_T).float().cpu().numpy()
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"with dropout the model gives the {split.name} text a probability that is not a number")
+    masks = f"{steps:,} tokens" if steps else "window"
     how = (
-        f"Monte-Carlo dropout: mean probability of {passes:,} passes, masks drawn for every {window:,} tokens (seed "
-        f"{seed}), so this figure depends on both; a pass alone: perplexity {shown(min(alone))} to {shown(max(alone))}"
+        f"Monte-Carlo dropout: mean probability of {passes:,} passes, masks drawn for every {masks} (seed {seed}), so "
+        f"this figure depends on both; a pass alone: perplexity {shown(min(alone))} to {shown(max(alone))}"
     )
     return _with_passes(score_otherwise(plain, nll, how, split, vocabulary, **told), alone)
 
 
+def _pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, cut: int | Spans) -> Tensor:
+    """logp_T of one pass, in one stream by windows of so many tokens, or in windows computed afresh."""
+    if isinstance(cut, Spans):
+        return window_log_probs(model, x_1T[0], y_1T[0], cut).double()
+    return torch.cat(list(log_probs(model, x_1T, y_1T, cut)), dim=1)[0].double()
+
+
 def _with_passes(found: Score, alone: Sequence[float]) -> MonteCarloScore:
-    return MonteCarloScore(found.nll, found.first, found.words, found.bytes, found.definition, tuple(alone))
+    counted = (found.nll, found.first, found.words, found.bytes, found.definition)
+    return MonteCarloScore(*counted, tuple(alone), windows=found.windows)
 
 
 @contextmanager

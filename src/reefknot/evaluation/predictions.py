@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.evaluation.contexts import contexts
+from reefknot.evaluation.contexts import contexts, inside
 from reefknot.evaluation.generation import prompt_ids
 from reefknot.evaluation.neighbors import nearest_ids
+from reefknot.evaluation.windows import Windows
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
-from reefknot.text.streams import Streams
 from reefknot.text.symbols import UNKNOWN
 from reefknot.text.vocabulary import Vocabulary
 
@@ -79,26 +79,31 @@ def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[
 
 
 @torch.no_grad()
-def tendency(model: LanguageModel, split: Split, vocabulary: Vocabulary, k: int = 10) -> Tendency:
-    """Means over every context of a text, read as one stream; its first token is context only."""
+def tendency(
+    model: LanguageModel, split: Split, vocabulary: Vocabulary, k: int = 10, windows: Windows | None = None
+) -> Tendency:
+    """Means over every context of a text, read as one stream or in windows; its first token is context only."""
     classes = model.output.vocab_size
     if not 1 <= k < classes:
         raise SettingsError(f"neighbours: {k} of {classes - 1} other words were asked for")
     watched = watched_ids(vocabulary)
     device = next(model.parameters()).device
     ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
-    rows = max(1, min(1024, SCORES_AT_ONCE // (model.output.rows_per_token * classes)))
-    streams = Streams(split.ids, 1, rows, split.inputs)
+    rows = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
+    x_T, y_T = inside(split)
+    spans = windows.cut(y_T, vocabulary.eos) if windows else None
+    y_T = y_T.to(device)
     target = torch.zeros((), dtype=torch.float64, device=device)
     near, total_W = torch.zeros_like(target), torch.zeros(len(ids_W), dtype=torch.float64, device=device)
     with evaluating(model):
         near_VK = _neighbors(model.input.vectors(), classes, k)
-        for h_1TD, y_1T in contexts(model, streams):
-            p_NV, y_N = model.output.log_probs(h_1TD[0]).exp(), y_1T[0]
-            target += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
-            near += p_NV.gather(1, near_VK[y_N]).sum(dtype=torch.float64)
-            total_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
-    count = streams.tokens
+        for found in contexts(model, x_T, spans):
+            for h_ND, place_N in zip(torch.split(found.output, rows), torch.split(found.place, rows), strict=True):
+                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[place_N]
+                target += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
+                near += p_NV.gather(1, near_VK[y_N]).sum(dtype=torch.float64)
+                total_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
+    count = len(y_T)
     means = (total_W / count).tolist()
     return Tendency(count, float(target) / count, float(near) / count, k, dict(zip(watched, means, strict=True)))
 

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.errors import DataError
+from reefknot.errors import DataError, SettingsError
 from reefknot.evaluation.perplexity import losses
 from reefknot.evaluation.units import perplexity
 from reefknot.models.language_model import LanguageModel
@@ -103,6 +103,11 @@ def score_by_protocol(
     model: LanguageModel, splits: Mapping[str, Split], countings: Mapping[str, Counting], precision: str = "float32"
 ) -> dict[str, Any]:
     """The figures of each text and the definition that holds for them: what result.json keeps."""
+    if not model.encoder.carries:
+        raise SettingsError(
+            f"papers' programs that read a text through carry a state and {type(model.encoder).__name__} carries none; "
+            'count by the protocol "definition"'
+        )
     figures: dict[str, Any] = {}
     for name, counting in countings.items():
         split = splits[name]

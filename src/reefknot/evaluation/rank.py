@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsError
-from reefknot.evaluation.contexts import contexts
+from reefknot.evaluation.contexts import contexts, inside
+from reefknot.evaluation.windows import Windows
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.outputs.contract import OutputEnd
 from reefknot.outputs.mixture import MixtureOfSoftmaxes
 from reefknot.outputs.softmax import Softmax
 from reefknot.text.dataset import Split
-from reefknot.text.streams import Streams
 
 AUTHORS = 1.0
 """The tolerance of Pappas & Henderson: their program passes numpy `tol=True`."""
@@ -101,10 +101,18 @@ def memory(contexts: int, classes: int) -> int:
 
 
 @torch.no_grad()
-def spectrum(model: LanguageModel, split: Split, limit: int | None = None) -> Spectrum:
+def spectrum(
+    model: LanguageModel,
+    split: Split,
+    limit: int | None = None,
+    *,
+    windows: Windows | None = None,
+    eos: int | None = None,
+) -> Spectrum:
     """Singular values of the log-probabilities after the first `limit` tokens of a text, or after all but the last.
 
-    The text is read as one stream. The hidden states are the model's own, in its precision.
+    The text is read as one stream, or in windows, some of which may have to know the token that ends a line. The hidden
+    states are the model's own, in its precision.
     """
     there = split.tokens - 1
     if there < 1:
@@ -116,10 +124,11 @@ def spectrum(model: LanguageModel, split: Split, limit: int | None = None) -> Sp
     _refuse_too_large(memory(count, classes), next(model.parameters()).device)
     exact = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
-    streams = Streams(split.ids[: count + 1], 1, 1024, split.inputs[: count + 1])
+    x_T, y_T = (each[:count] for each in inside(split))
+    spans = windows.cut(y_T, eos) if windows else None
     with evaluating(model), exact.holding():
-        for h_1TD, _ in contexts(model, streams):
-            for h_ND in torch.split(h_1TD[0].double(), _rows_at_once(exact)):
+        for found in contexts(model, x_T, spans):
+            for h_ND in torch.split(found.output.double(), _rows_at_once(exact)):
                 logp_NV = exact.log_probs(h_ND)
                 if not bool(torch.isfinite(logp_NV).all()):
                     raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")

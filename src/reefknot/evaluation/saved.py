@@ -1,5 +1,6 @@
-"""RUN/evaluations/KIND.json: what a finished run gives when it is scored by dynamic evaluation, with a cache or by
-Monte-Carlo dropout. The plain figures are in result.json.
+"""RUN/evaluations/KIND.json: what a finished run gives when it is scored by dynamic evaluation, with a cache, by
+Monte-Carlo dropout, or in other windows (KIND is their name then, such as context-2560-stride-512). The plain figures
+are in result.json.
 
     format, kind
     settings                                 what was used, whether given, searched for or by default

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from reefknot.evaluation.contexts import contexts, inside
+from reefknot.evaluation.windows import Windows
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.text.dataset import Split
+from reefknot.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,25 @@ class TailsOpened:
 
 
 @torch.no_grad()
-def tails_opened(model: LanguageModel, split: Split, k: int = 10, tokens: int = 1000) -> TailsOpened | None:
-    """Search for the k best words after each of the first tokens; None for an output end without tails."""
+def tails_opened(
+    model: LanguageModel,
+    split: Split,
+    vocabulary: Vocabulary,
+    windows: Windows | None = None,
+    *,
+    k: int = 10,
+    tokens: int = 1000,
+) -> TailsOpened | None:
+    """Search for the k best words after each of the first tokens; None for an output end without tails, or a single
+    token."""
     output = model.output
     if not isinstance(output, AdaptiveSoftmax) or len(output.labels) == 1:
         return None
-    ids_1T = torch.from_numpy(split.inputs[:tokens].astype("int64"))[None].to(next(model.parameters()).device)
+    x_T, y_T = (each[:tokens] for each in inside(split))
+    if not len(x_T):
+        return None
+    spans = None if windows is None else windows.cut(y_T, vocabulary.eos)
     with evaluating(model):
-        found = output.search(model(ids_1T).output[0], min(k, output.vocab_size))
-    return TailsOpened(found.ids.shape[1], ids_1T.shape[1], found.opened)
+        read = contexts(model, x_T, spans)
+        found = output.search(torch.cat([each.output for each in read]), min(k, output.vocab_size))
+    return TailsOpened(found.ids.shape[1], len(x_T), found.opened)

@@ -1,6 +1,6 @@
 """A language model: an input end, an encoder, an output end.
 
-Shapes: B streams, T steps, D width, V classes, N = B x T rows.
+Shapes: B streams, T steps, D width, V classes, N = B x T places, M of them with a target.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ class LanguageModel(nn.Module):
     def initial_state(self, streams: int) -> State:
         return self.encoder.initial_state(streams, next(self.parameters()).device)
 
+    def memory(self, streams: int) -> State:
+        """The state to begin with where the text comes piece by piece."""
+        return self.encoder.memory(streams, next(self.parameters()).device)
+
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
         """Hidden states of a window. Without a state the streams start from nothing."""
         if state is None:
@@ -109,15 +113,23 @@ class LanguageModel(nn.Module):
         targets_BT: Tensor | None = None,
         state: State | None = None,
         plan: Plan | None = None,
+        places_M: Tensor | None = None,
     ) -> Losses:
-        """The loss of a window. Without targets, each token is the target of the one before it."""
+        """The loss of a window. Without targets, each token is the target of the one before it.
+
+        Of a window with padding, `places_M` are those that have a target, counted over streams and steps: the output
+        end sees no others, and the plan is one of theirs.
+        """
         if targets_BT is None:
             tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
-        targets_N = targets_BT.reshape(-1)
         encoded = self(tokens_BT, state)
+        h_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
+        if places_M is not None:
+            # Places are distinct, so the gradient of this adds nothing up, and in no order.
+            h_ND, targets_N = h_ND.index_select(0, places_M), targets_N.index_select(0, places_M)
         plan = plan or self.output.prepare(targets_N)
-        parts = self.output.loss(encoded.output.flatten(0, 1), targets_N, plan)
-        parts |= activation_losses(encoded, self.regularisation)
+        parts = self.output.loss(h_ND, targets_N, plan)
+        parts |= activation_losses(encoded, self.regularisation, places_M)
         return Losses(parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(

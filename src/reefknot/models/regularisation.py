@@ -1,6 +1,6 @@
 """Penalties on activations (Merity et al. 2017): hidden states kept small (AR) and slow (TAR).
 
-Shapes: B streams, T steps, D width.
+Shapes: B streams, T steps, D width, N = B x T places, M of them with a target.
 """
 
 from __future__ import annotations
@@ -28,21 +28,29 @@ class RegularisationSettings(Settings):
     ] = 0.0
 
 
-def activation_losses(encoded: Encoded, settings: RegularisationSettings) -> dict[str, LossPart]:
+def activation_losses(
+    encoded: Encoded, settings: RegularisationSettings, places_M: Tensor | None = None
+) -> dict[str, LossPart]:
     """AR and TAR as named parts of the loss, where they have a weight: means of squares, times the window's tokens.
 
-    A window has one step fewer than tokens; counting tokens for both lets all parts of a loss share one divisor.
+    A window has one step fewer than tokens; counting tokens for both lets all parts of a loss share one divisor. Where
+    there is padding, `places_M` are those that are none, counted over streams and steps: nothing else adds to the sums.
     """
     found = {}
     if settings.activation:
-        found["activation"] = _part(encoded.output, encoded, settings.activation)
+        found["activation"] = _part(encoded.output, encoded, places_M, settings.activation)
     if settings.temporal_activation:
-        found["temporal_activation"] = _part(encoded.raw.diff(dim=1), encoded, settings.temporal_activation)
+        found["temporal_activation"] = _part(encoded.raw.diff(dim=1), encoded, places_M, settings.temporal_activation)
     return found
 
 
-def _part(values: Tensor, encoded: Encoded, weight: float) -> LossPart:
-    tokens = encoded.output.shape[0] * encoded.output.shape[1]
-    at_least = torch.promote_types(values.dtype, torch.float32)
-    mean = values.square().sum(dtype=at_least) / max(values.numel(), 1)
-    return LossPart(tokens * mean, tokens, weight)
+def _part(values_BTD: Tensor, encoded: Encoded, places_M: Tensor | None, weight: float) -> LossPart:
+    streams, steps = encoded.output.shape[:2]
+    tokens = streams * steps
+    if places_M is not None:
+        there_N = values_BTD.new_zeros(tokens).index_fill(0, places_M, 1.0)
+        # Padding is at the right, so a step that ends in a token begins in one.
+        values_BTD = values_BTD * there_N.view(streams, steps, 1)[:, steps - values_BTD.shape[1] :]
+    at_least = torch.promote_types(values_BTD.dtype, torch.float32)
+    mean = values_BTD.square().sum(dtype=at_least) / max(values_BTD.numel(), 1)
+    return LossPart(tokens * mean, tokens if places_M is None else len(places_M), weight)

@@ -12,7 +12,7 @@ Shapes: N rows, D width, V classes, H classes of the head, S of a tail, R rows w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
+from reefknot.kernels.scores import IGNORE
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.outputs.labels.contract import Labels
 from reefknot.outputs.labels.plain import Plain
@@ -33,6 +34,11 @@ from reefknot.tables import BandedTable, NamedProjections, WordTable, check_band
 
 HeadProjection = Literal["none", "own", "shared"]
 
+FILL = 32
+"""A tail's rows are filled up to a multiple of this, or, from 512 rows on, of an eighth of the power of two below them:
+a training step is captured once for each of its shapes, and few should be. Text of 4,096 tokens has about 24. Where an
+update is made in pieces, it is the longest of theirs that is filled up so, and the others to its length."""
+
 
 @dataclass(frozen=True)
 class BandPlan(Plan):
@@ -41,7 +47,13 @@ class BandPlan(Plan):
     head: Tensor
     """y_N of the head's classifier: a word of the first band, or the cluster of its band."""
     tails: tuple[tuple[Tensor, Tensor], ...]
-    """Per tail its rows, and their words counted from the band's first."""
+    """Per tail its rows, and their words counted from the band's first; then other rows, to fill up, without a word
+    (`IGNORE`). All rows of a tail are distinct."""
+
+    def filled(self, lengths: Sequence[int]) -> BandPlan:
+        """The same with tails so long, or with all rows that there are."""
+        pairs = zip(self.tails, lengths, strict=True)
+        return replace(self, tails=tuple(_filled(*tail, min(length, len(self.head))) for tail, length in pairs))
 
 
 class Search(NamedTuple):
@@ -123,12 +135,14 @@ class AdaptiveSoftmax(OutputEnd):
         ]
 
     def prepare(self, y_cpu: Tensor) -> BandPlan:
-        y_N = y_cpu.reshape(-1)
-        head_N = y_N.clone()
-        tails = rows_by_band(y_N, self.bounds)[1:]
-        for band, (rows_R, _) in enumerate(tails, start=1):
-            head_N[rows_R] = self._cluster(band)
-        return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
+        return self.prepare_pieces([y_cpu])[0]
+
+    def prepare_pieces(self, pieces: Sequence[Tensor]) -> list[BandPlan]:
+        """A tail is filled up to the same length in all of them."""
+        plans = [self._bands(y_cpu.reshape(-1)) for y_cpu in pieces]
+        by_tail = zip(*(plan.tails for plan in plans), strict=True)
+        lengths = [_length(max(len(rows_R) for rows_R, _ in tails)) for tails in by_tail]
+        return [plan.filled(lengths) for plan in plans]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         plan = (plan if isinstance(plan, BandPlan) else self.prepare(y_N)).to(h_ND.device)
@@ -156,7 +170,7 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.cat(bands, dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        plan = self.prepare(y_N)
+        plan = self._bands(y_N)
         h_ND = self._front(h_ND)
         nll_N = row_losses(self._head_context(h_ND), *self._head_classes(), plan.head).nll
         for band, (rows_R, words_R) in enumerate(plan.tails, start=1):
@@ -237,6 +251,14 @@ class AdaptiveSoftmax(OutputEnd):
 
     # -- head and tails --------------------------------------------------------------------------------------------
 
+    def _bands(self, y_N: Tensor) -> BandPlan:
+        """The plan before its tails are filled up."""
+        head_N = y_N.clone()
+        tails = rows_by_band(y_N, self.bounds)[1:]
+        for band, (rows_R, _) in enumerate(tails, start=1):
+            head_N[rows_R] = self._cluster(band)
+        return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
+
     def _tail(self, band: int, h_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """A tail's rows as its classes meet them, the classes, and their biases."""
         labels = self._labels(band)
@@ -302,6 +324,19 @@ def _check_widths(
                 f"adaptive softmax: the labels of band {band + 1} read {each.context_dim} numbers but {found} reach "
                 f"them; {'make labels and projections of one table' if band else advice}"
             )
+
+
+def _length(rows: int) -> int:
+    step = max(FILL, (1 << rows.bit_length()) // 16)
+    return -(-rows // step) * step
+
+
+def _filled(rows_R: Tensor, words_R: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """A tail's rows and words, with the first rows of other words for company: they have no target here."""
+    others = torch.ones(length, dtype=torch.bool, device=rows_R.device)
+    others[rows_R[rows_R < length]] = False
+    filling = others.nonzero().squeeze(-1)[: length - len(rows_R)]
+    return torch.cat([rows_R, filling]), torch.cat([words_R, torch.full_like(filling, IGNORE)])
 
 
 def _draw(logp_NV: Tensor, generator: torch.Generator | None) -> Tensor:

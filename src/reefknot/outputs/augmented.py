@@ -18,7 +18,8 @@ Shapes: N rows (tokens), M of them scored, U distinct targets, D width of the cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -49,9 +50,15 @@ class DistinctTargets(Plan):
     rows: Tensor
     """The M scored rows."""
     targets: Tensor
-    """The U distinct targets, filled up with more of the first to a multiple of `FILL`."""
+    """The U distinct targets, filled up with more of the first to a multiple of `FILL`, the same in all pieces of an
+    update."""
     places: Tensor
     """For each of the M rows, where its target stands among the U."""
+
+    def filled(self, length: int) -> DistinctTargets:
+        """The same with so many targets, or still with none."""
+        filling = self.targets[:1].repeat(length - len(self.targets))
+        return replace(self, targets=torch.cat([self.targets, filling]))
 
 
 class Augmented(Softmax):
@@ -98,11 +105,12 @@ class Augmented(Softmax):
         self.nll_weight, self.augmented_weight = _weights(alpha, gamma, beta, tau, labels.vocab_size)
 
     def prepare(self, y_cpu: Tensor) -> DistinctTargets:
-        y_N = y_cpu.reshape(-1)
-        rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
-        targets_U, places_M = torch.unique(y_N[rows_M], return_inverse=True)
-        filling = targets_U[:1].expand(min(len(targets_U), 1) * (-len(targets_U) % FILL))
-        return DistinctTargets(super().prepare(y_N).count, rows_M, torch.cat([targets_U, filling]), places_M)
+        return self.prepare_pieces([y_cpu])[0]
+
+    def prepare_pieces(self, pieces: Sequence[Tensor]) -> list[DistinctTargets]:
+        plans = [self._distinct(y_cpu.reshape(-1)) for y_cpu in pieces]
+        length = -(-max(len(plan.targets) for plan in plans) // FILL) * FILL
+        return [plan.filled(length) for plan in plans]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
@@ -128,6 +136,12 @@ class Augmented(Softmax):
             return []
         sentence = "augmented: with detach_target its table learns nothing here; give it the table of the input end"
         return [(self.table.weight, sentence)]
+
+    def _distinct(self, y_N: Tensor) -> DistinctTargets:
+        """The plan before its targets are filled up."""
+        rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
+        targets_U, places_M = torch.unique(y_N[rows_M], return_inverse=True)
+        return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, places_M)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau}, weights={self.nll_weight} nll + {self.augmented_weight} augmented"

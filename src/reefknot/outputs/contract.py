@@ -5,7 +5,7 @@ Shapes: N rows (tokens), D width of the hidden state, V classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -90,6 +90,11 @@ class OutputEnd(nn.Module):
                 f"targets to leave out are {IGNORE}"
             )
         return Plan(count=int(scored.sum()))
+
+    def prepare_pieces(self, pieces: Sequence[Tensor]) -> Sequence[Plan]:
+        """The plans of all pieces of an update, whose shapes should vary together: an update is captured once for each
+        set of them."""
+        return [self.prepare(y_cpu) for y_cpu in pieces]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Named parts of the loss. `nll` is always among them: it alone makes perplexity."""

@@ -7,7 +7,8 @@ A row is trained, quoted (the paper has its figure from others), or another row'
     of = "AWD-LSTM"
     by = "dynamic"
 
-The figures of such a row are those that `reefknot evaluate RUN --dynamic --save` has left in the runs of the other.
+The figures of such a row are those that `reefknot evaluate RUN --dynamic --save` has left in the runs of the other;
+of `by = "context-2560-stride-512"` those of `reefknot evaluate RUN --context 2560 --stride 512 --save`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from reefknot.errors import SettingsError
+from reefknot.evaluation.ways import known
 from reefknot.runs.folder import folder_name
-from reefknot.settings import Count, Positive, Settings, check, shortened
+from reefknot.settings import Positive, Settings, check, shortened
 from reefknot.text.corpora import SPLITS
 
 if TYPE_CHECKING:
     FigureName = str
 else:
-    FigureName = Literal[(*SPLITS, "seconds")]
+    FigureName = Literal[(*SPLITS, "seconds", "hours")]
 
 
 def _one_line(text: str) -> str:
@@ -48,11 +50,14 @@ class Row(Settings):
         None
     )
     by: Annotated[
-        Literal["dynamic", "cache", "mc"] | None, Field(description="that way, as `reefknot evaluate` calls it")
+        Annotated[str, AfterValidator(known)] | None,
+        Field(description="that way: dynamic, cache, mc, or windows such as context-2560-stride-512"),
     ] = None
-    parameters: Annotated[Count | None, Field(description="exact number of parameters, checked before training")] = None
+    parameters: Annotated[
+        int | None, Field(ge=1, le=10**12, description="exact number of parameters, checked before training")
+    ] = None
     paper: dict[FigureName, Positive] = Field(
-        {}, description="the paper's figures: perplexities by split, seconds per epoch"
+        {}, description="the paper's figures: perplexities by split, seconds per epoch, hours of training"
     )
     set: dict[str, Any] = Field({}, description="what differs from the base")
 

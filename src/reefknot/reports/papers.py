@@ -22,8 +22,9 @@ from typing import Any
 
 from reefknot.durable import write_text
 from reefknot.errors import DataError
+from reefknot.evaluation.ways import in_words, options
 from reefknot.reports.results import Evaluation, Record, Result, collect
-from reefknot.reports.rows import WAYS, TableRow, join
+from reefknot.reports.rows import TableRow, join
 from reefknot.reports.table import number, spread, to_markdown
 from reefknot.runs.folder import folder_name
 
@@ -48,6 +49,7 @@ _LABELS = f"{_OUTPUTS}/labels"
 _LARGE, _SMALL = "press2017/table5", "press2017/table6"
 _VARIATIONAL = "inan2017/table1"
 _AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
+_ENDS_OF_TRANSFORMER, _SMALL_TRANSFORMER, _TAILS = "baevski2019/table3", "baevski2019/enwiki", "baevski2019/wikitext2"
 TOUR = "ends"
 """The recipe with every end on one encoder; its table stands in docs/ends.md."""
 
@@ -67,6 +69,12 @@ IDEAS = (
     Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", TOUR, "adaptive softmax"),
     Idea("char-CNN input", _BAEVSKI, "src/reefknot/inputs/char_cnn.py", TOUR, "char-CNN"),
     Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/text/bpe.py", TOUR, "BPE, tied"),
+    Idea("Transformer", _BAEVSKI, f"{_ENCODERS}/transformer.py", _ENDS_OF_TRANSFORMER, "ADP-T"),
+    Idea("cosine cycles", _BAEVSKI, "src/reefknot/training/schedules.py", _ENDS_OF_TRANSFORMER, "ADP-T"),
+    Idea("batches of sentences", _BAEVSKI, "src/reefknot/text/sentence_batches.py", "baevski2019/table4", "ADP-T"),
+    Idea("adaptive ends, tied (ADP-T)", _BAEVSKI, "src/reefknot/tables.py", _SMALL_TRANSFORMER, "ADP-T"),
+    Idea("context at inference", _BAEVSKI, f"{_SCORED}/windows.py", _SMALL_TRANSFORMER, "ADP-T, context 480"),
+    Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TAILS, "ADP-T, tail dropout 0.2"),
     Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
     Idea("finetuned by averaging anew", _PAPPAS, "src/reefknot/training/averaging.py", _AWD, "AWD-LSTM"),
     Idea("bilinear mapping", _PAPPAS, f"{_LABELS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
@@ -278,11 +286,14 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [line for record in records if record.test for line in record.test.definition.splitlines()]
     context = next((line for line in scored if line.startswith("context: ")), "")
-    ways = [way for way in WAYS if any(row.by == way and row.models for row in table.rows)]
-    evaluated = "".join(f", and `reefknot evaluate RUN --{way} --save` scores them by {WAYS[way]}" for way in ways)
+    ways = dict.fromkeys(row.by for row in table.rows if row.by and row.models)
+    evaluated = "".join(
+        f", and `reefknot evaluate RUN {options(by)} --save` scores them by {in_words(by)}" for by in ways
+    )
+    moment, pace = ("update", "tokens/s") if any(result.by_updates for result in results) else ("epoch", "s/epoch")
     return (
-        f"{'; '.join(told)}. Ours: at the epoch with the best validation perplexity; ± is the standard deviation over "
-        f"seeds; s/epoch is training alone, whatever else ran on the device; {context}.\n\n"
+        f"{'; '.join(told)}. Ours: at the {moment} with the best validation perplexity; ± is the standard deviation "
+        f"over seeds; {pace} is training alone, whatever else ran on the device; {context}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from reefknot.evaluation.ways import in_words
 from reefknot.reports.results import Spread, differing, without_seed
-from reefknot.reports.rows import WAYS, TableRow, contenders, families, judged_by_time, times_first
+from reefknot.reports.rows import TableRow, contenders, families, judged_by_time, times_first
 from reefknot.reports.table import deciding, number, percent, spread
 
 
@@ -60,7 +61,7 @@ def _lowest(rows: Sequence[TableRow], split: str) -> list[str]:
 def _extremes(done: Sequence[TableRow], split: str, name_text: bool) -> str:
     what = "validation perplexity" if split == "valid" else "test perplexity"
     what += f" on {done[0].text}" if name_text else ""
-    what += f" by {WAYS.get(done[0].by, done[0].by)}" if done[0].by else ""
+    what += f" by {in_words(done[0].manner)}" if done[0].manner else ""
     ordered = sorted(done, key=lambda row: _mean(row.perplexity(split)))
     best, worst = ordered[0], ordered[-1]
     figure = spread(best.perplexity(split))

@@ -77,7 +77,8 @@ class Best(_Stored):
 
 class Training(_Stored):
     steps: int = 0
-    epochs: float = 0
+    epochs: float | None = 0
+    """Those that were asked for; None where so many updates were."""
     tokens: int = 0
     seconds: float = 0.0
     tokens_per_second: float | None = None
@@ -150,7 +151,8 @@ class Record(_Stored):
 
 
 class Evaluation(_Stored):
-    """`evaluations/<kind>.json`: the run's best weights, scored while they learn or remember, or with dropout."""
+    """`evaluations/<kind>.json`: the run's best weights, scored while they learn or remember, with dropout, or
+    in other windows."""
 
     format: Literal[1]
     kind: str
@@ -187,7 +189,7 @@ class Result:
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
-    """By kind: dynamic, cache or mc."""
+    """By kind: dynamic, cache, mc, or the windows of a text."""
 
     def last(self, kind: str) -> Metric | None:
         """The newest metrics of a kind: `train` or `valid`."""
@@ -197,12 +199,18 @@ class Result:
     def epochs(self) -> float:
         """Epochs that were run: fewer than were planned where training has stopped early."""
         last = self.last("valid")
-        return last.epoch if last else self.record.training.epochs if self.record else 0.0
+        return last.epoch if last else (self.record and self.record.training.epochs) or 0.0
+
+    @property
+    def by_updates(self) -> bool:
+        """Whether it was trained for so many updates: its last epoch need not be a whole one."""
+        return self.record is not None and self.record.training.epochs is None
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """Of training alone, without validation."""
-        return self.record.training.seconds / self.epochs if self.record and self.epochs else None
+        whole = self.record and self.epochs and not self.by_updates
+        return self.record.training.seconds / self.epochs if self.record and whole else None
 
 
 @dataclass(frozen=True)

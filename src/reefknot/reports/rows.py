@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reefknot.evaluation.ways import WAYS, in_words
 from reefknot.reports.results import Evaluation, Record, Result, Score, Spread, differing, flatten, without_seed
 from reefknot.reports.scoring import obstacle, pieces, reservation
 
-WAYS = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Monte-Carlo dropout"}
-"""The kinds of saved evaluations in words."""
 SIGNS = "†‡§¶"
 
 
@@ -50,6 +49,12 @@ class TableRow:
     def evaluations(self) -> list[Evaluation]:
         """The saved evaluations of another row's models that this row shows."""
         return [result.evaluations[self.by] for result in self.models if self.by]
+
+    @property
+    def manner(self) -> str | None:
+        """The way it was scored in, if perplexities by that way are a kind of their own. Windows are not: how much
+        context helps is seen by comparing them."""
+        return self.by if self.by in WAYS else None
 
     @property
     def ran(self) -> bool:
@@ -116,15 +121,20 @@ class TableRow:
 
     @property
     def epochs(self) -> list[float]:
-        """Epochs run, of each finished run."""
-        return [result.epochs for result in self.results if result.record]
+        """Epochs run, of each finished run that was trained for epochs."""
+        return [result.epochs for result in self.results if result.record and not result.by_updates]
+
+    @property
+    def updates(self) -> list[int]:
+        """Updates made, of each finished run that was trained for updates."""
+        return [result.record.training.steps for result in self.results if result.record and result.by_updates]
 
     @property
     def recipe_epochs(self) -> float:
         """Epochs that the recipe asks for: as many as were asked of the runs, but for an override."""
         record = self.records[0]
         told = (re.match(r"training\.epochs: (\d+) -> ", text) for text in record.changed)
-        return next((float(found[1]) for found in told if found), record.training.epochs)
+        return next((float(found[1]) for found in told if found), record.training.epochs or 0.0)
 
     @property
     def seconds_per_epoch(self) -> Spread | None:
@@ -171,7 +181,7 @@ def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
         found.append(row)
         for by in dict.fromkeys(kind for result in row.results for kind in result.evaluations):
             if (row.recipe, row.own_name, by) not in listed:
-                name = f"{row.name} + {WAYS.get(by, by)}"
+                name = f"{row.name} + {in_words(by)}"
                 found += _scoring(TableRow(name, recipe=row.recipe, of=row.own_name, by=by), [row])
     return found
 
@@ -228,7 +238,7 @@ def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     kin: dict[tuple[str, str | None], list[TableRow]] = {}
     for row in rows:
         if row.score:
-            kin.setdefault((row.text, row.by), []).append(row)
+            kin.setdefault((row.text, row.manner), []).append(row)
     alike = ([[row for row in family if not _between(row, first)] for first in family] for family in kin.values())
     return [max(groups, key=len) for groups in alike]
 
@@ -261,9 +271,9 @@ def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
     """The rows, a sign after the name of each whose figures must not be read like the others'; and the footnotes."""
     signs: dict[str, str] = {}
     marked = []
-    usual = {(family[0].text, family[0].by): family[0] for family in families(rows)}
+    usual = {(family[0].text, family[0].manner): family[0] for family in families(rows)}
     for row in rows:
-        text = _remark(row, usual.get((row.text, row.by)))
+        text = _remark(row, usual.get((row.text, row.manner)))
         sign = signs.setdefault(text, SIGNS[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
         marked.append(replace(row, name=f"{row.name} {sign}") if sign else row)
     return marked, tuple(f"{sign} {text}" for text, sign in signs.items())
@@ -286,7 +296,7 @@ def _course(row: TableRow) -> list[str]:
     remarks = []
     if row.results and row.begins_with:
         remarks.append(f"began with the best weights of {row.begins_with}")
-    if any(result.record and result.epochs < result.record.training.epochs for result in row.results):
+    if any(result.record and result.epochs < (result.record.training.epochs or 0) for result in row.results):
         rule = flatten(row.results[0].settings).get("training.stop.rule")
         remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
     return remarks

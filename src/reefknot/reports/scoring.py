@@ -45,8 +45,8 @@ def obstacle(here: Score, there: Score, name: str) -> str | None:
 
 def reservation(here: Score, there: Score, name: str) -> str | None:
     """What is not alike in two perplexities, though they may be compared."""
-    if _differ(_streams(here), _streams(there)):
-        return f"scored in {_streams(here)} here, in {_streams(there)} in {name}"
+    if _differ(_cut(here), _cut(there)):
+        return f"scored in {_cut(here)} here, in {_cut(there)} in {name}"
     return None
 
 
@@ -66,10 +66,12 @@ def _unknown(score: Score) -> int | None:
 
 
 def _long_streams(score: Score) -> bool:
-    number = (_streams(score) or "one").split()[0].replace(",", "")
-    return score.tokens >= _LONG * (1 if number == "one" else int(number))
+    """Whether hardly a token notices where a stream began; windows are no streams, and are compared as they are."""
+    several = re.match(r"([\d,]+) contiguous streams", _cut(score) or "")
+    return score.tokens >= _LONG * (int(several[1].replace(",", "")) if several else 1)
 
 
-def _streams(score: Score) -> str | None:
-    found = re.search(r"^context: (one stream|[\d,]+ contiguous streams)", score.definition, re.MULTILINE)
+def _cut(score: Score) -> str | None:
+    """The streams or windows that a text was scored in, as the definition says it."""
+    found = re.search(r"^context: (.+?)(?: from an empty state|, each |;)", score.definition, re.MULTILINE)
     return found[1] if found else None

@@ -188,8 +188,10 @@ def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collec
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
-    """A Markdown table, with the lowest test perplexity in bold; of the costs, epochs and seconds per epoch."""
-    table = build(rows).without(("seconds", "tokens/s", "memory"))
+    """A Markdown table, with the lowest test perplexity in bold; of the costs, epochs and seconds per epoch, or updates
+    and tokens per second."""
+    by_updates = any(row.updates for row in rows)
+    table = build(rows).without(("seconds", "memory") if by_updates else ("seconds", "tokens/s", "memory"))
     lines = ["| " + " | ".join(["row", *(column.title for column in table.columns)]) + " |"]
     lines.append("|---" + "|---:" * len(table.columns) + "|")
     for n, name in enumerate(table.names):
@@ -272,6 +274,11 @@ def _epochs(row: TableRow) -> str:
     return ran if low >= row.recipe_epochs else f"{ran} of {row.recipe_epochs:g}"
 
 
+def _updates(row: TableRow) -> str:
+    low, high = min(row.updates, default=0), max(row.updates, default=0)
+    return "" if not high else f"{high:,}" if low == high else f"{low:,}–{high:,}"
+
+
 def _seconds(row: TableRow) -> str:
     seconds = Spread.of(record.training.seconds for record in row.records)
     return _duration(seconds.mean) if seconds else ""
@@ -319,8 +326,10 @@ _COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("test", "paper", _paper("test")),
     ("test", "diff", _difference("test")),
     ("time", "epochs", _epochs),
+    ("time", "updates", _updates),
     ("time", "seconds", _seconds),
     ("time", "s/epoch", _seconds_per_epoch),
+    ("time", "paper hours", lambda row: f"{row.paper['hours']:g}" if "hours" in row.paper else ""),
     ("cost", "tokens/s", _speed),
     ("cost", "memory", _memory),
     ("cost", "seeds", _seeds),

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # differences a message lists before it counts the rest
 _ABSENT = object()
+_FREE = "settings.training.accumulate:"
+"""What a run may go on with another of: how much fits at once depends on how many GPUs there are now."""
 
 
 class RunFolder:
@@ -62,7 +64,7 @@ class RunFolder:
         try:
             durable.remove_leftovers(path)
             if (path / "config.json").exists():
-                _refuse_other(path, run.config, config)
+                _refuse_other(path, run.config, config, finished=run.result is not None)
             else:
                 durable.write_json(path / "config.json", config)
         except BaseException:
@@ -97,6 +99,11 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         return _object(self.path / "config.json")
+
+    @property
+    def imported(self) -> bool:
+        """Whether another program has trained the model, and decided on the ids of its words."""
+        return "imported" in self.config
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -233,8 +240,8 @@ def _refuse_foreign(path: Path) -> None:
         raise SettingsError(f"{path} is no run (it holds {min(strangers)} but no config.json); use another --out")
 
 
-def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    changed = differences(old, new)
+def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
+    changed = [each for each in differences(old, new) if finished or not each.startswith(_FREE)]
     if changed:
         more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         listed = "; ".join(changed[:_SHOWN])

@@ -16,7 +16,9 @@ from reefknot.errors import CorpusNotHere, DataError
 from reefknot.settings import Count, Settings
 from reefknot.text import python_docs
 from reefknot.text.bbc import BBC
+from reefknot.text.billion_word import BILLION_WORD
 from reefknot.text.cache import file_hash
+from reefknot.text.enwiki import ENWIKI
 from reefknot.text.imdb import IMDB
 from reefknot.text.lines import Line, count_lines, read_file
 from reefknot.text.prepared import SPLITS, Preparation, Say, silent
@@ -25,7 +27,13 @@ from reefknot.text.text8 import TEXT8
 __all__ = ["BUILT_IN", "KNOWN", "PREPARED", "SPLITS", "Corpus", "CorpusSettings", "find_corpus"]
 
 BUILT_IN = "python-docs"
-PREPARED: Mapping[str, Preparation] = {"text8": TEXT8, "imdb": IMDB, "bbc": BBC}
+PREPARED: Mapping[str, Preparation] = {
+    "text8": TEXT8,
+    "imdb": IMDB,
+    "bbc": BBC,
+    "enwiki-sample": ENWIKI,
+    "billion-word": BILLION_WORD,
+}
 """Published corpora that come in other files than a train, a valid and a test text."""
 
 
@@ -36,8 +44,8 @@ class CorpusSettings(Settings):
         str,
         Field(
             min_length=1,
-            description="python-docs (made from the Python installation), ptb, wikitext-2, text8, imdb, bbc,"
-            " or a folder that holds train, valid and test text",
+            description="python-docs (made from the Python installation), ptb, wikitext-2, wikitext-103, text8, imdb,"
+            " bbc, enwiki-sample, billion-word, or a folder that holds train, valid and test text",
         ),
     ] = BUILT_IN
     part: Annotated[
@@ -61,11 +69,14 @@ class CorpusSettings(Settings):
 
 @dataclass(frozen=True)
 class KnownFile:
-    """One published file: its usual name, its tokens with an `<eos>` per line, and its SHA-256."""
+    """One published file: its usual name, its tokens with an `<eos>` per line, and its SHA-256.
+
+    Without a SHA-256 it is known by its tokens and types, which are counted when it is encoded.
+    """
 
     name: str
     tokens: int
-    sha256: str
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,13 @@ class KnownCorpus:
     types: int
     files: Mapping[str, KnownFile]
 
+
+_WIKITEXT_HELD_OUT = {  # WikiText-2 and WikiText-103 have them in common
+    "valid": KnownFile(
+        "wiki.valid.tokens", 217_646, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"
+    ),
+    "test": KnownFile("wiki.test.tokens", 245_569, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
+}
 
 KNOWN: Mapping[str, KnownCorpus] = {
     "ptb": KnownCorpus(
@@ -102,17 +120,13 @@ KNOWN: Mapping[str, KnownCorpus] = {
                 2_088_628,
                 "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
             ),
-            "valid": KnownFile(
-                "wiki.valid.tokens",
-                217_646,
-                "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            ),
-            "test": KnownFile(
-                "wiki.test.tokens",
-                245_569,
-                "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-            ),
+            **_WIKITEXT_HELD_OUT,
         },
+    ),
+    "wikitext-103": KnownCorpus(
+        title="WikiText-103, word level",
+        types=267_735,
+        files={"train": KnownFile("wiki.train.tokens", 103_227_021), **_WIKITEXT_HELD_OUT},
     ),
 }
 
@@ -130,8 +144,7 @@ class Corpus:
     @property
     def known(self) -> KnownCorpus | None:
         """The published corpus that this is, if its files are those."""
-        name = _recognise(self.hashes)
-        return KNOWN[name] if name else None
+        return KNOWN.get(self.name)
 
     def lines(self, split: str) -> Iterator[Line]:
         """The lines of a split; of the training text only the part asked for."""
@@ -223,8 +236,10 @@ def _listing(names: list[str], most: int = 12) -> str:
 
 
 def _check_hashes(name: str, files: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
+    if (other := _recognise(hashes)) not in (None, name):
+        raise DataError(f"{files['train'].parent}: these are the files of {other}, not of {name}")
     for split, expected in KNOWN[name].files.items():
-        if hashes[split] != expected.sha256:
+        if expected.sha256 is not None and hashes[split] != expected.sha256:
             raise DataError(
                 f"{files[split]}: not the published {name} file: SHA-256 {expected.sha256} expected,"
                 f" {hashes[split]} found; to use the text as it is, name its folder instead of {name}"

@@ -83,22 +83,23 @@ def open_dataset(
     data: Path | None = None,
     cache: Path | None = None,
     say: Say = silent,
+    words: Vocabulary | None = None,
 ) -> Dataset:
     """Find a corpus and open it as ids, encoding it first if the cache does not hold it.
 
     `data` is the folder of the published corpora, `cache` that of what is made from texts; `say` hears of
-    progress.
+    progress. With `words`, those of another program's model, none are counted in the training text.
     """
     folder = cache_folder(cache)
     source = find_corpus(corpus, data=data, cache=folder, say=say)
     identity = {
         "text": source.hashes,
         "cut": corpus.model_dump(exclude={"name"}),
-        "vocabulary": vocabulary.identity,
+        "vocabulary": vocabulary.identity | ({"words": words.fingerprint} if words else {}),
     }
 
     def fill(entry: Path) -> None:
-        write_encoded(entry, source, vocabulary, say)
+        write_encoded(entry, source, vocabulary, say, words)
 
     def read(entry: Path) -> tuple[Vocabulary, dict[str, Split]] | None:
         if not entry.exists():
@@ -110,9 +111,9 @@ def open_dataset(
             return None
 
     entry = folder / "datasets" / _digest(identity, FORMAT)[:32]
-    words, splits = cached(entry, fill, read)
-    fingerprint = _digest(identity, words.fingerprint)
-    return Dataset(source.name, source.origin, words, splits, source.hashes, fingerprint, corpus, vocabulary)
+    found, splits = cached(entry, fill, read)
+    fingerprint = _digest(identity, found.fingerprint)
+    return Dataset(source.name, source.origin, found, splits, source.hashes, fingerprint, corpus, vocabulary)
 
 
 def _digest(*values: Any) -> str:

@@ -32,9 +32,14 @@ def silent(_: str) -> None:
     """For whoever wants to hear of no progress."""
 
 
+def set_apart(text: str) -> str:
+    """Words and marks of punctuation with spaces between them."""
+    return " ".join(_TOKEN.findall(text))
+
+
 def tokenise(text: str) -> str:
     """Lower case, words and marks of punctuation set apart."""
-    return " ".join(_TOKEN.findall(text.lower()))
+    return set_apart(text.lower())
 
 
 def made(entry: Path, lines: Callable[[], Lines]) -> Path:

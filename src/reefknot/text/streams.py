@@ -9,7 +9,7 @@ Shapes: B streams (the batch), T steps of one window.
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -43,17 +43,10 @@ class RandomSteps(Settings):
         return length if self.most is None else min(length, self.most)
 
 
-class Reading(Protocol):
-    """What a recipe says about how a text is read."""
-
-    @property
-    def batch(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def random_steps(self) -> RandomSteps | None: ...
-    @property
-    def seed(self) -> int: ...
+def check_sizes(batch: int, steps: int) -> None:
+    """Refuse windows without a token."""
+    if batch < 1 or steps < 1:
+        raise SettingsError(f"batch = {batch}, steps = {steps}: both must be at least 1")
 
 
 class Streams:
@@ -77,8 +70,7 @@ class Streams:
         random_steps: RandomSteps | None = None,
         seed: int = 0,
     ) -> None:
-        if batch < 1 or steps < 1:
-            raise SettingsError(f"batch = {batch}, steps = {steps}: both must be at least 1")
+        check_sizes(batch, steps)
         length = len(ids) // batch
         if length < 2:
             raise DataError(
@@ -89,15 +81,11 @@ class Streams:
         self.steps = steps
         self.random_steps = random_steps
         self.seed = seed
+        self._world = 1
         # Views: the text stays on disk.
         self._targets = ids[: batch * length].reshape(batch, length)
         self._inputs = self._targets if inputs is None else inputs[: batch * length].reshape(batch, length)
         self.begin(epoch=1)
-
-    @classmethod
-    def of(cls, reading: Reading, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None) -> Streams:
-        """A text as a recipe says that it is read."""
-        return cls(ids, reading.batch, reading.steps, inputs, random_steps=reading.random_steps, seed=reading.seed)
 
     def begin(self, epoch: int) -> None:
         """From now on, windows are those of this epoch; epochs count from 1."""
@@ -124,8 +112,8 @@ class Streams:
 
     @property
     def tokens(self) -> int:
-        """Targets per epoch."""
-        return self.batch * self._length
+        """Targets per epoch, of all processes."""
+        return self._world * self.batch * self._length
 
     @property
     def _length(self) -> int:
@@ -134,12 +122,21 @@ class Streams:
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of one window, `inputs_BT` and `targets_BT`: the same text, one token apart."""
+        start, stop = self._bounds(index)
+        inputs_BT, targets_BT = self._inputs[:, start:stop], self._targets[:, start + 1 : stop + 1]
+        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
+
+    def count(self, index: int) -> int:
+        """Targets of one window, of all processes."""
+        start, stop = self._bounds(index)
+        return self._world * self.batch * (stop - start)
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        """Where one window begins in each stream, and where it ends."""
         if not 0 <= index < self.windows:
             raise IndexError(f"window {index} of {self.windows}")
         start = int(self._starts[index])
-        stop = min(start + int(self._lengths[index]), self._length)
-        inputs_BT, targets_BT = self._inputs[:, start:stop], self._targets[:, start + 1 : stop + 1]
-        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
+        return start, min(start + int(self._lengths[index]), self._length)
 
     def rate_factor(self, index: int) -> float:
         """What the rate of a window's step is multiplied with: the length drawn for it, in `steps`, even where the
@@ -160,5 +157,6 @@ class Streams:
             random_steps=self.random_steps,
             seed=self.seed,
         )
+        part._world = world
         part.begin(self.epoch)
         return part

@@ -88,6 +88,8 @@ class Vocabulary:
     spelled: tuple[str, ...] = ()
     """Words outside the vocabulary that an input end spells; their ids follow those of the tokens."""
     bpe: BPE | None = field(default=None, repr=False)
+    ordered: bool = True
+    """Whether ids are given by frequency; a dictionary of another program may put its own symbols first."""
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], settings: VocabularySettings) -> Vocabulary:
@@ -206,6 +208,8 @@ class Vocabulary:
             stored["spelled"] = self.spelled
         if self.bpe:
             stored["tokenizer"] = hashlib.sha256(self.bpe.file).hexdigest()
+        if not self.ordered:
+            stored["ordered"] = False
         return json.dumps(stored, indent=0).encode()
 
     @classmethod
@@ -217,7 +221,8 @@ class Vocabulary:
         if fault:
             raise DataError(f"{path} is not a vocabulary: {fault}")
         bpe = _load_bpe(path, stored["tokenizer"]) if "tokenizer" in stored else None
-        vocabulary = cls(tuple(stored["words"]), tuple(stored["counts"]), tuple(stored.get("spelled", ())), bpe)
+        words, counts, spelled = (tuple(stored.get(key, ())) for key in ("words", "counts", "spelled"))
+        vocabulary = cls(words, counts, spelled, bpe, stored.get("ordered", True))
         vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # as if computed already: it takes long
         return vocabulary
 
@@ -248,7 +253,7 @@ def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
 
 def _fault(stored: dict[str, Any]) -> str | None:
     """Why what was read is no vocabulary, or None. There may be millions of words: each check is a plain loop."""
-    if stored.keys() - {"spelled", "tokenizer"} != {"format", "words", "counts"} or stored["format"] != 1:
+    if stored.keys() - {"spelled", "tokenizer", "ordered"} != {"format", "words", "counts"} or stored["format"] != 1:
         return "it must hold format 1, words and counts"
     words, counts = stored["words"], stored["counts"]
     if not isinstance(words, list) or not isinstance(counts, list) or not words:
@@ -261,7 +266,10 @@ def _fault(stored: dict[str, Any]) -> str | None:
         return "a count is no whole number from 0"
     if len(set(words)) != len(words):
         return "a word stands in it twice"
-    if any(a < b or (a == b and v > w) for (a, v), (b, w) in pairwise(zip(counts, words, strict=True))):
+    ordered = stored.get("ordered", True)
+    if not isinstance(ordered, bool):
+        return "whether it is ordered is neither true nor false"
+    if ordered and any(a < b or (a == b and v > w) for (a, v), (b, w) in pairwise(zip(counts, words, strict=True))):
         return "the words are not in order of frequency"
     spelled = stored.get("spelled", [])
     if not isinstance(spelled, list) or not set(map(type, spelled)) <= {str} or not _is_unicode(spelled):

@@ -8,7 +8,7 @@ its weight of a step is reckoned in the step before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -25,43 +25,43 @@ class AveragingSettings(Settings):
     start: Annotated[
         Literal["nonmonotone", "at_once"],
         Field(
-            description="nonmonotone: once a validation loss is worse than the best of more than `interval` epochs "
-            "ago; at_once: from the first step on"
+            description="nonmonotone: once a validation loss is worse than the best of more than `interval` "
+            "validations ago; at_once: from the first step on"
         ),
     ]
-    interval: Annotated[Count, Field(description="epochs that the nonmonotone rule does not look at")] = 5
+    interval: Annotated[Count, Field(description="validations that the nonmonotone rule does not look at")] = 5
 
 
 class Averages:
-    """The running mean of a model's parameters, one `update` per optimiser step; before the first, what they are now.
+    """The running mean of named parameters, one `update` per optimiser step; before the first, what they are now.
 
     Nothing waits for the device, and `update` can be captured in a CUDA graph.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = dict(parameters)
         self.means = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         device = next(iter(self.means.values())).device
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         """Iterates so far."""
 
     @classmethod
-    def at_once(cls, model: nn.Module, settings: AveragingSettings | None) -> Averages | None:
+    def at_once(cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None) -> Averages | None:
         """Those that training has before its first step; None: it has none yet."""
-        return cls(model) if settings is not None and settings.start == "at_once" else None
+        return cls(parameters) if settings is not None and settings.start == "at_once" else None
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take the parameters as they are now into the mean."""
+    def update(self, made: Tensor) -> None:
+        """Take the parameters as they are now into the mean; `made` is 0 where they are those of the last time."""
         means = list(self.means.values())
-        self.count += 1
+        self.count += made
         steps = torch._foreach_sub(list(self._parameters.values()), means)
-        torch._foreach_mul_(steps, self.count.reciprocal().to(means[0].dtype))
+        torch._foreach_mul_(steps, (made / self.count.clamp(min=1.0)).to(means[0].dtype))
         torch._foreach_add_(means, steps)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model with the means for parameters; afterwards with its own again. The tensors stay the same ones."""
+        """The parameters with the means for values; afterwards with their own again. The tensors stay the same ones."""
         own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self._put(self.means)
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -101,9 +101,8 @@ def open_display() -> Display:
     return LiveLine(Console()) if sys.stdout.isatty() else Lines()
 
 
-def progress_line(name: str, facts: dict[str, Any], done: float, seconds_left: float) -> str:
+def progress_line(name: str, facts: Iterable[str], done: float, seconds_left: float) -> str:
     """One line: how far, the time left, then what may be cut off where the terminal is narrow."""
     filled = round(10 * done)
     bar = "━" * filled + "╌" * (10 - filled)
-    told = "  ".join(f"{key} {value}" for key, value in facts.items())
-    return f"{name}  {bar} {done:.0%}, {duration(seconds_left)} left  {told}"
+    return "  ".join([name, f"{bar} {done:.0%}, {duration(seconds_left)} left", *facts])

@@ -1,4 +1,4 @@
-"""The training loop: windows of parallel streams, updates, metrics, checkpoints.
+"""The training loop: windows of a text, updates, metrics, validations, checkpoints.
 
 Everything that decides the next step lives in `TrainState`; the rest of this file can be rebuilt from the recipe.
 """
@@ -9,12 +9,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
-
 from reefknot.durable import write_json
+from reefknot.encoders.contract import State
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.evaluation.units import perplexity
 from reefknot.kernels.choice import current, resolve
@@ -23,7 +21,7 @@ from reefknot.parts import OPTIMISERS, SCHEDULES
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.runs.environment import peak_memory_bytes
 from reefknot.runs.folder import RunFolder, config_hash
-from reefknot.text.streams import Streams
+from reefknot.text.batches import Batches
 from reefknot.training.averaging import Averages
 from reefknot.training.display import Display, Silent, progress_line
 from reefknot.training.distributed import World
@@ -31,24 +29,11 @@ from reefknot.training.settings import TrainingSettings
 from reefknot.training.signals import StopRequest
 from reefknot.training.state import Progress, TrainState
 from reefknot.training.stopping import nonmonotone
-from reefknot.training.update import Update
+from reefknot.training.throughput import Throughput
+from reefknot.training.timetable import Due, Sitting, Timetable
+from reefknot.training.update import OVERFLOWS, PRODUCTS, Update, carries, check_precision
 
 Metric = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sitting:
-    """Where this process took training up."""
-
-    began: float
-    seconds: float
-    epoch: int
-
-    def besides(self, progress: Progress) -> float:
-        """Seconds per epoch that went into validating and saving so far; 0 before an epoch has ended."""
-        ended = progress.epoch - self.epoch
-        spent = time.monotonic() - self.began - (progress.seconds - self.seconds)
-        return spent / ended if ended else 0.0
 
 
 class Trainer:
@@ -57,7 +42,7 @@ class Trainer:
     def __init__(
         self,
         model: LanguageModel,
-        streams: Streams,
+        batches: Batches,
         validate: Callable[[], float],
         settings: TrainingSettings,
         run: RunFolder,
@@ -67,10 +52,10 @@ class Trainer:
         name: str = "",
         trackers: Sequence[Callable[[Metric], None]] = (),
     ) -> None:
-        """`streams` are this process's share; `validate` returns the mean loss per token on the validation text."""
-        if streams.batch % settings.accumulate:
+        """`batches` are this process's share; `validate` returns the mean loss per token on the validation text."""
+        if settings.batching == "streams" and batches.batch % settings.accumulate:
             raise SettingsError(
-                f"training.accumulate = {settings.accumulate} does not divide the {streams.batch} streams of a process"
+                f"training.accumulate = {settings.accumulate} does not divide the {batches.batch} streams of a process"
             )
         self.settings = settings
         self.world = world or World()
@@ -79,36 +64,50 @@ class Trainer:
         self.display = display or Silent()
         self.name = name
         self.trackers = trackers
-        self.streams = streams
+        self.batches = batches
+        self.timetable = Timetable(settings, batches)
         self.validate = validate
         self.model = model.to(self.world.device)
+        check_precision(self.model, settings)
         self.schedule = SCHEDULES.build(settings.schedule, {})
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
+        parallel = self.world.parallel(self.model, settings.shard)
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(parallel.parameters.values())})
         # Not the optimiser's own: on a GPU that is a float32.
         self.first_rate = float(settings.optimiser.model_dump()["learning_rate"])
-        averages = Averages.at_once(model, settings.averaging)
-        progress = Progress(averaged_from=0 if averages is None else 1)
-        self.state = TrainState(model, optimiser, model.initial_state(streams.batch), progress, averages)
+        averages = Averages.at_once(parallel.parameters, settings.averaging)
+        self.state = TrainState(
+            parallel,
+            optimiser,
+            self._first_state(),
+            Progress(averaged_from=0 if averages is None else 1),
+            averages,
+            parallel.scaler(settings.precision == "float16"),
+        )
+
+    def _first_state(self) -> State:
+        """What the first window of an epoch begins with; nothing where windows do not go on from one another."""
+        return self.model.initial_state(self.batches.batch) if carries(self.model, self.settings) else {}
 
     # -- the whole run ---------------------------------------------------------------------------------------------
 
     def train(self) -> Progress:
-        """Train to the last epoch, or until it is enough. Raises `Stopped` when asked to stop, after saving."""
+        """Train to the end, or until it is enough. Raises `Stopped` when asked to stop, after saving."""
         self._resume()
         self.update = Update(self.model, self.state, self.world, self.settings)
-        dtype = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
+        dtype = PRODUCTS[self.settings.precision]
         if self.world.first:
             self.run.log(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
-        self._sitting = Sitting(time.monotonic(), self.state.progress.seconds, self.state.progress.epoch)
-        if self.settings.start is not None and self.state.progress.best_nll is None:
+        self.throughput = Throughput(self.model, self.world, dtype)
+        progress = self.state.progress
+        self.batches.begin(progress.epoch)
+        self._sitting = Sitting(time.monotonic(), self.timetable.done(progress), progress.tokens, progress.seconds)
+        if self.settings.start is not None and progress.best_nll is None:
             self._score_start()
+        self.model.train()
         with StopRequest() as stop:
-            while self.state.progress.epoch <= self.settings.epochs and not self.state.progress.stopped:
-                self._run_epoch(stop)
-                self._end_epoch()
-                if self._asked(stop):
-                    raise self._stopped()
-        return self.state.progress
+            while not self.timetable.finished(progress):
+                self._advance(stop)
+        return progress
 
     def _resume(self) -> None:
         found = self.checkpoints.latest(self.display.say)
@@ -129,24 +128,25 @@ class Trainer:
         if self.world.first:
             self.run.metrics.cut(self.state.progress.metrics_lines)
 
-    def _run_epoch(self, stop: StopRequest) -> None:
+    def _advance(self, stop: StopRequest) -> None:
+        """One update and what follows it."""
         progress = self.state.progress
-        self.streams.begin(progress.epoch)
-        self._rate = self.first_rate * self.schedule.factor(progress.epoch)
-        if progress.window == 0:
-            self.state.hidden = self.model.initial_state(self.streams.batch)
-        self.model.train()
-        while progress.window < self.streams.windows:
-            asked = self._step(stop)
-            ends_epoch = progress.window == self.streams.windows
-            if ends_epoch or progress.step % self.settings.log_every == 0:
-                self._log_training()
-            if asked and not ends_epoch:
-                self._look()
-                self._save()
-                raise self._stopped()
-            if progress.step % self.settings.save_every == 0 and not ends_epoch:
-                self._save()
+        asked = self._step(stop)
+        due = self.timetable.due(progress)
+        if due.line:
+            self._log_training()
+        best = due.validation and self._validate(due)
+        if due.turn:
+            progress.epoch, progress.window = progress.epoch + 1, 0
+            self.state.hidden = self._first_state()
+            self.batches.begin(progress.epoch)
+        if due.checkpoint or asked:
+            self._save()
+        if best and self.world.first:
+            self.checkpoints.mark_best(progress.step)
+        # A validation takes long enough to be asked in.
+        if asked or (due.validation and self._asked(stop)):
+            raise self._stopped()
 
     def _score_start(self) -> None:
         """Weights that come trained are the best so far: a second session can end no worse than it began."""
@@ -156,13 +156,13 @@ class Trainer:
         if self.world.first:
             self.checkpoints.mark_best(self.state.progress.step)
 
-    def _score(self, epoch: int) -> tuple[float, bool]:
+    def _score(self, epoch: float) -> tuple[float, bool]:
         """The validation loss after so many epochs, and whether it is the best so far."""
         progress = self.state.progress
         self.display.update(f"{self.name}  validating")
         started = time.monotonic()
         with self.state.averages.swapped() if self.state.averages else nullcontext():
-            nll = self.world.from_first(self.validate() if self.world.first else math.nan)
+            nll = self.state.parallel.score(self.validate)
         line = {"kind": "valid", "step": progress.step, "epoch": epoch, "nll": nll, "perplexity": perplexity(nll)}
         self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
         best = progress.best_nll is None or nll < progress.best_nll
@@ -170,11 +170,12 @@ class Trainer:
             progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, epoch
         return nll, best
 
-    def _end_epoch(self) -> None:
+    def _validate(self, due: Due) -> bool:
+        """Look at the validation text and act on it; returns whether this is the best so far."""
         progress = self.state.progress
-        nll, best = self._score(progress.epoch)
+        nll, best = self._score(self.timetable.passes(progress))
         self.display.say(
-            f"{self.name}  epoch {progress.epoch}/{self.settings.epochs}  "
+            f"{self.name}  {self.timetable.place_of_all(progress)}  "
             f"valid perplexity {perplexity(nll):,.2f}{'  (best)' if best else ''}"
         )
         if nll > math.log(words := self.model.output.vocab_size):
@@ -182,29 +183,25 @@ class Trainer:
                 f"{self.name}  warning: worse than {words:,}, which is the perplexity of taking all words for equally "
                 "likely; a smaller learning rate may help"
             )
-        self._average_or_stop(nll)
-        progress.epoch += 1
-        progress.window = 0
-        self._save()
-        if best and self.world.first:
-            self.checkpoints.mark_best(progress.step)
+        self._average_or_stop(nll, due)
+        return best
 
-    def _average_or_stop(self, nll: float) -> None:
-        """Begin to average or stop, as the validation losses of this epoch and the earlier ones say."""
+    def _average_or_stop(self, nll: float, due: Due) -> None:
+        """Begin to average or stop, as this validation loss and the earlier ones say."""
         progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
         earlier, progress.validated = progress.validated, [*progress.validated, nll]
-        if progress.epoch == self.settings.epochs:
+        if due.end:
             return  # there is nothing left to average, or to leave out
         if averaging is not None and self.state.averages is None:
             if nonmonotone(earlier, nll, averaging.interval):
-                self.state.averages = Averages(self.model)
+                self.state.averages = Averages(self.state.parallel.parameters)
                 self.update.forget()
-                progress.averaged_from = progress.epoch + 1
-                self.display.say(f"{self.name}  averaging begins after epoch {progress.epoch}")
+                progress.averaged_from = progress.epoch + due.turn
+                self.display.say(f"{self.name}  averaging begins after {self.timetable.place(progress)}")
                 # Losses of averages are another series: what an iterate had is nothing to measure them by.
                 progress.validated = []
         elif stop is not None and (reason := stop.verdict(earlier, nll)):
-            progress.stopped = f"stopped after epoch {progress.epoch} by {reason}"
+            progress.stopped = f"stopped after {self.timetable.place(progress)} by {reason}"
             self.display.say(f"{self.name}  {progress.stopped}")
 
     def _asked(self, stop: StopRequest) -> bool:
@@ -220,21 +217,18 @@ class Trainer:
         """One update; returns whether any process was asked to stop."""
         started = time.monotonic()
         progress = self.state.progress
-        x_BT, y_BT = self.streams.window(progress.window)
-        count = self.update(x_BT, y_BT, self._rate * self.streams.rate_factor(progress.window))
+        x_BT, y_BT = self._window = self.batches.window(progress.window)
+        count = self.batches.count(progress.window)
+        self._rate = self.first_rate * self.schedule.factor(progress.epoch, progress.step)
+        self.update(x_BT, y_BT, self._rate * self.batches.rate_factor(progress.window), count)
         progress.step += 1
         progress.window += 1
-        progress.tokens += count * self.world.size
-        progress.logged_tokens += count * self.world.size
-        if self._due() or self.update.at_once or self.world.size > 1:
+        progress.tokens += count
+        asked, due = self._asked(stop), self.timetable.due(progress)
+        if asked or due.line or due.checkpoint or self.update.at_once or self.world.size > 1:
             self._look()
         progress.seconds += time.monotonic() - started
-        return self._asked(stop)
-
-    def _due(self) -> bool:
-        """Whether a line of metrics or a checkpoint follows this step."""
-        progress, often = self.state.progress, (self.settings.log_every, self.settings.save_every)
-        return progress.window == self.streams.windows or any(progress.step % each == 0 for each in often)
+        return asked
 
     def _look(self) -> None:
         """Wait for the device and see what the last updates came to. All processes see the same, and decide alike."""
@@ -243,6 +237,9 @@ class Trainer:
         *totals, refused = self.world.sum([*self.report.sums.values(), float(self.report.refused)])
         for name, total in zip(self.report.sums, totals, strict=True):
             progress.logged[name] = progress.logged.get(name, 0.0) + total
+        progress.logged_tokens += self.report.tokens
+        progress.skipped += self.report.skipped
+        progress.skipped_in_a_row = self.report.skipped_in_a_row
         if refused:
             self._tell_refusal()
 
@@ -250,8 +247,9 @@ class Trainer:
         progress, nll, norm = self.state.progress, self.report.nll, self.report.gradient_norm
         # The others in a group of processes may have seen nothing wrong.
         step = self.report.refused or progress.step
+        many = f", the last of {OVERFLOWS} in a row" if self.settings.precision == "float16" else ""
         self._stop_nonfinite(
-            f"the loss is {nll} and the gradient's norm {norm} at step {step:,}; the update was not made",
+            f"the loss is {nll} and the gradient's norm {norm} at step {step:,}{many}; the update was not made",
             {
                 "step": step,
                 "window": progress.window - 1 - (progress.step - step),
@@ -277,7 +275,8 @@ class Trainer:
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
         model, tensors, values = self.state.capture(self.world)
-        if not all(bool(weight.isfinite().all()) for weight in model.values()):
+        finite = all(bool(weight.isfinite().all()) for weight in model.values())
+        if self.world.sum([float(not finite)])[0]:  # others may have seen nothing wrong: the first has all weights
             # A finite gradient can still make an infinite weight, by weight decay for one.
             step = progress.step
             self._stop_nonfinite(
@@ -290,9 +289,11 @@ class Trainer:
 
     def _log_training(self) -> None:
         progress = self.state.progress
+        if not progress.logged_tokens:
+            return  # no update was made since the last line; the next line tells how many were left out
         parts = {name: total / progress.logged_tokens for name, total in progress.logged.items()}
         nll = parts.pop("nll")
-        speed = progress.tokens / progress.seconds
+        speed = self.throughput.speed(self._sitting.speed(progress), *self._window)
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
         line |= {
             "tokens": progress.logged_tokens,
@@ -301,15 +302,14 @@ class Trainer:
             "parts": parts,
             "penalties": self.report.penalties,
         }
-        line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
+        line["wall"] = {"seconds": progress.seconds} | speed.record()
+        if self.settings.precision == "float16":
+            line["skipped"] = progress.skipped
         progress.logged, progress.logged_tokens = {}, 0
         self._write_metric(line)
-        done = (progress.epoch - 1 + progress.window / self.streams.windows) / self.settings.epochs
-        left = progress.seconds * (1 - done) / done
-        left += self._sitting.besides(progress) * (self.settings.epochs - progress.epoch + 1)
-        facts = {"epoch": f"{progress.epoch}/{self.settings.epochs}", "perplexity": f"{perplexity(nll):,.1f}"}
-        facts["tokens/s"] = f"{speed:,.0f}"
-        self.display.update(progress_line(self.name, facts, done, left))
+        done = self.timetable.done(progress)
+        facts = [self.timetable.place_of_all(progress), f"perplexity {perplexity(nll):,.1f}", *speed.told()]
+        self.display.update(progress_line(self.name, facts, done, self._sitting.left(done)))
 
     def _write_metric(self, line: Metric) -> None:
         if not self.world.first:

@@ -1,0 +1,201 @@
+"""The decoder-only transformer of Baevski & Auli (2019): causal self-attention in pre-norm blocks.
+
+    x = x + dropout(attention(norm(x)))
+    x = x + dropout(W2 dropout_relu(relu(W1 norm(x))))
+
+after the input was given its positions: sines in one half of the width and cosines in the other, computed for as many
+positions as there are. Nothing is carried between windows: positions begin anew with each of them. Where a text is read
+piece by piece, a memory holds the keys and values of what was read, and positions go on.
+
+Shapes: B streams, T steps, S steps in memory, U = S + T, D width, H heads, K = D / H width of a head, F
+feed-forward units; 2 are keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from reefknot.encoders.contract import Encoded, Encoder, State, check_sizes
+from reefknot.errors import SettingsError
+from reefknot.settings import Dim, Layers, Probability, check_rates
+
+FIRST_POSITION = 2
+"""The authors' program counts positions from the first id behind its padding symbol."""
+SLOWEST = 10_000.0
+"""Positions in which the slowest sine turns by one."""
+
+
+class Transformer(Encoder):
+    """Blocks of causal self-attention with sinusoidal positions (Baevski & Auli 2019)."""
+
+    carries = False
+
+    def __init__(
+        self,
+        input_dim: int,
+        layers: Annotated[Layers, Field(description="number of blocks")] = 16,
+        heads: Annotated[Dim, Field(description="attention heads of every block; they divide the width")] = 16,
+        ffn_dim: Annotated[Dim, Field(description="units between the two matrices of a block's feed-forward part")] = (
+            4096
+        ),
+        dropout: Annotated[
+            Probability, Field(description="drop rate on what goes in and on what each half of a block adds")
+        ] = 0.0,
+        dropout_attention: Annotated[Probability, Field(description="drop rate on the attention weights")] = 0.0,
+        dropout_relu: Annotated[Probability, Field(description="drop rate on the feed-forward units")] = 0.0,
+        final_norm: Annotated[
+            bool, Field(description="a layer norm after the last block; the published models have none")
+        ] = False,
+        recompute: Annotated[
+            bool, Field(description="keep of a block its input alone and compute it again on the way back")
+        ] = False,
+    ) -> None:
+        super().__init__()
+        check_sizes("Transformer", input_dim=input_dim, layers=layers, heads=heads, ffn_dim=ffn_dim)
+        check_rates("Transformer", dropout=dropout, dropout_attention=dropout_attention, dropout_relu=dropout_relu)
+        if input_dim % heads:
+            raise SettingsError(
+                f"Transformer: heads = {heads} do not divide the width of the vectors it reads, {input_dim}; "
+                "use a number that does, or vectors of another width"
+            )
+        self.input_dim = self.dim = input_dim
+        self.heads = heads
+        self.dropout = dropout
+        self.waits = recompute  # a block's masks are drawn again from where the generator stood, which is asked for
+        self.blocks = nn.ModuleList(
+            Block(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute) for _ in range(layers)
+        )
+        self.final_norm = nn.LayerNorm(input_dim) if final_norm else None
+        # No buffers: they follow from the width, and neither move nor change type with the parameters.
+        self._positions: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        return {}
+
+    def memory(self, streams: int, device: torch.device | None = None) -> State:
+        """For each block the keys and values of no step yet, (2, B, H, 0, K)."""
+        shape = (2, streams, self.heads, 0, self.dim // self.heads)
+        return {f"block.{number}": torch.zeros(shape, device=device) for number in range(len(self.blocks))}
+
+    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+        """Without a state, a window by itself; with a memory, what follows it, and the longer memory."""
+        start = state["block.0"].shape[-2] if state else 0
+        # In the type of the parameters: under autocast, what the blocks add up and the norms stay in float32.
+        x_BTD = x_BTD.to(next(self.parameters()).dtype)
+        x_BTD = F.dropout(x_BTD + self._positions_from(start, x_BTD), self.dropout, self.training)
+        memory: State = {}
+        for number, block in enumerate(self.blocks):
+            name = f"block.{number}"
+            x_BTD, longer = block(x_BTD, state.get(name))
+            if longer is not None:
+                memory[name] = longer
+        if self.final_norm is not None:
+            x_BTD = self.final_norm(x_BTD)
+        return Encoded(x_BTD, x_BTD, memory)
+
+    def _positions_from(self, start: int, x_BTD: Tensor) -> Tensor:
+        """Those of the steps of x, (T, D). Computed once and kept, in lengths of powers of two.
+
+        None is ever let go: a CUDA graph reads the one that it was captured with. A call that is compiled computes its
+        own, and so does one that is captured before any other computed them, since what it leaves is not there yet.
+        """
+        stop, device = start + x_BTD.shape[1], x_BTD.device
+        if torch.compiler.is_compiling():
+            return sinusoids(start, stop, self.dim, device).to(x_BTD.dtype)
+        length = 1 << max(stop - 1, 0).bit_length()
+        key = length, x_BTD.dtype, device
+        found = self._positions.get(key)
+        if found is None:
+            found = sinusoids(0, length, self.dim, device).to(x_BTD.dtype)
+            if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+                self._positions[key] = found
+        return found[start:stop]
+
+
+class Block(nn.Module):
+    """Attention over the steps so far, then a feed-forward network at each step, both added to what they read."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        ffn_dim: int,
+        dropout: float = 0.0,
+        dropout_attention: float = 0.0,
+        dropout_relu: float = 0.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.dropout_attention = dropout_attention
+        self.dropout_relu = dropout_relu
+        self.recompute = recompute
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention_in = nn.Linear(dim, 3 * dim)  # queries, keys, values
+        self.attention_out = nn.Linear(dim, dim)
+        self.ffn_norm = nn.LayerNorm(dim)
+        self.ffn_in = nn.Linear(dim, ffn_dim)
+        self.ffn_out = nn.Linear(ffn_dim, dim)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Start as the authors' program does: queries, keys and values as three matrices, not as one."""
+        for weight in self.attention_in.weight.detach().chunk(3):
+            nn.init.xavier_uniform_(weight, gain=2**-0.5)
+        for layer in (self.attention_out, self.ffn_in, self.ffn_out):
+            nn.init.xavier_uniform_(layer.weight)
+        for layer in (self.attention_in, self.attention_out, self.ffn_in, self.ffn_out):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x_BTD: Tensor, past_2BHSK: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What the block makes of a window, and after a `past` the keys and values of all steps, its own among them."""
+        if self.recompute and torch.is_grad_enabled():
+            # Here and not around the block, so that whoever shards its parameters gathers them once for both.
+            return cast(tuple[Tensor, Tensor | None], checkpoint(self._compute, x_BTD, past_2BHSK, use_reentrant=False))
+        return self._compute(x_BTD, past_2BHSK)
+
+    def _compute(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        added_BTD, longer = self._attend(self.attention_norm(x_BTD), past_2BHSK)
+        x_BTD = x_BTD + F.dropout(added_BTD, self.dropout, self.training)
+        units_BTF = F.dropout(F.relu(self.ffn_in(self.ffn_norm(x_BTD))), self.dropout_relu, self.training)
+        return x_BTD + F.dropout(self.ffn_out(units_BTF), self.dropout, self.training), longer
+
+    def _attend(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        parts_3BHTK = self.attention_in(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q_BHTK, known_2BHUK = parts_3BHTK[0], parts_3BHTK[1:]
+        if past_2BHSK is not None:
+            known_2BHUK = torch.cat([past_2BHSK.to(q_BHTK.dtype), known_2BHUK], dim=3)
+        k_BHUK, v_BHUK = known_2BHUK.unbind()
+        new, known = q_BHTK.shape[2], k_BHUK.shape[2]
+        # `is_causal` counts from the first key. A step that follows a memory sees all of it, and a step alone sees all.
+        mask_TU = None
+        if 1 < new < known:
+            mask_TU = torch.ones(new, known, dtype=torch.bool, device=x_BTD.device).tril(known - new)
+        h_BHTK = F.scaled_dot_product_attention(
+            q_BHTK,
+            k_BHUK,
+            v_BHUK,
+            mask_TU,
+            dropout_p=self.dropout_attention if self.training else 0.0,
+            is_causal=new == known,
+        )
+        longer = None if past_2BHSK is None else known_2BHUK
+        return self.attention_out(h_BHTK.transpose(1, 2).flatten(2)), longer
+
+
+def sinusoids(start: int, stop: int, dim: int, device: torch.device) -> Tensor:
+    """What tells the positions from `start` to `stop` apart, (T, D): sines in the first half, cosines in the second."""
+    half = dim // 2
+    exponents = torch.arange(half, dtype=torch.float64, device=device) / max(half - 1, 1)
+    at = torch.arange(start, stop, dtype=torch.float64, device=device) + FIRST_POSITION
+    angles = at[:, None] * torch.exp(-math.log(SLOWEST) * exponents)
+    # An odd width has one number more than the halves; it stays zero.
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))

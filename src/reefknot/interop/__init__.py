@@ -1,0 +1,1 @@
+"""Models that other programs have trained, brought into run folders."""

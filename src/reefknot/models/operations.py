@@ -1,0 +1,189 @@
+"""Floating-point operations of a training step: what its achieved share of a machine's matrix rate is reckoned by.
+
+Only products of matrices count. A matrix of weights costs two operations per weight and row, and the two gradients as
+much each: 6 in all. Causal attention counts half of the products of all pairs. What an end costs depends on the batch:
+
+    softmax                 6 D V per target
+    adaptive softmax        head and clusters for every target, a tail and its matrix for the targets that lie in it
+    adaptive input          the matrix of its band for every token
+    char-CNN                convolutions and what follows them, once per distinct word of the batch
+
+What a method makes a second time (activations made again, scores made again in the backward pass) and rows that only
+fill up a shape (padding, rows of a tail without a target, bands asked for words of others) do not count: a faster
+program has a higher share, a busier one has not.
+
+A kind of part that has no line here is taken for matrices that meet every row once, which is true of most.
+
+Shapes: B streams, T steps, N rows (targets), D width, V classes, U distinct words.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.encoders.contract import Encoder
+from reefknot.encoders.highway import RecurrentHighway
+from reefknot.encoders.transformer import Transformer
+from reefknot.inputs.adaptive import AdaptiveLookup
+from reefknot.inputs.char_cnn import CharCNN
+from reefknot.inputs.contract import InputEnd
+from reefknot.kernels.scores import IGNORE
+from reefknot.models.language_model import LanguageModel
+from reefknot.outputs.adaptive import AdaptiveSoftmax
+from reefknot.outputs.augmented import Augmented
+from reefknot.outputs.contract import OutputEnd
+from reefknot.outputs.labels.contract import Labels
+from reefknot.outputs.labels.drill import Drill
+from reefknot.outputs.labels.dual import Dual
+from reefknot.outputs.mixture import MixtureOfSoftmaxes
+from reefknot.outputs.sampled import SampledSoftmax
+from reefknot.outputs.softmax import Softmax
+from reefknot.tables import WordTable
+
+PER_WEIGHT = 6
+"""A product and its two gradients, each a multiplication and an addition."""
+
+
+def operations(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> int:
+    """Of one forward and backward pass over a window, whose inputs and targets are on the host.
+
+    Tokens without a target (`IGNORE`) are taken for padding at the right.
+    """
+    scored_BT = y_BT != IGNORE
+    lengths_B = scored_BT.sum(dim=1)
+    ends = of_input(model.input, x_BT[scored_BT]) + of_output(model.output, y_BT[scored_BT])
+    return ends + of_encoder(model.encoder, lengths_B)
+
+
+# -- input ends ----------------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def of_input(part: InputEnd, x_N: Tensor) -> int:
+    """Operations of an input end that looks up so many tokens."""
+    return PER_WEIGHT * len(x_N) * _weights(part)
+
+
+@of_input.register
+def _(part: AdaptiveLookup, x_N: Tensor) -> int:
+    rows = _counts(x_N, part.table.bounds)
+    return PER_WEIGHT * sum(each * width * part.dim for each, width in zip(rows, part.projections.widths, strict=True))
+
+
+@of_input.register
+def _(part: CharCNN, x_N: Tensor) -> int:
+    spelled_UL = part.spellings[torch.unique(x_N).to(part.spellings.device)] > 0
+    windows = int(spelled_UL.sum(dim=1).clamp(min=1).sum())
+    at_once = windows * _weights(part.convolutions) + len(spelled_UL) * (
+        _weights(part.highway) + _weights(part.projection)
+    )
+    return PER_WEIGHT * at_once
+
+
+# -- encoders ------------------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def of_encoder(part: Encoder, lengths_B: Tensor) -> int:
+    """Operations of an encoder that reads windows of these lengths."""
+    return PER_WEIGHT * int(lengths_B.sum()) * _weights(part)
+
+
+@of_encoder.register
+def _(part: RecurrentHighway, lengths_B: Tensor) -> int:
+    return PER_WEIGHT * int(lengths_B.sum()) * (part.input_weight.numel() + part.weight.numel())
+
+
+@of_encoder.register
+def _(part: Transformer, lengths_B: Tensor) -> int:
+    # Scores and weighted values: two products of T x T by D in each block, and half of each is masked.
+    attention = len(part.blocks) * part.dim * int(lengths_B.square().sum())
+    return PER_WEIGHT * (int(lengths_B.sum()) * _weights(part) + attention)
+
+
+# -- output ends ---------------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def of_output(part: OutputEnd, y_N: Tensor) -> int:
+    """Operations of the loss of these targets."""
+    return PER_WEIGHT * len(y_N) * (_weights(part) + part.context_dim * part.vocab_size)
+
+
+@of_output.register
+def _(part: Softmax, y_N: Tensor) -> int:
+    return of_labels(part.labels, len(y_N))
+
+
+@of_output.register
+def _(part: Augmented, y_N: Tensor) -> int:
+    # Soft targets, once per distinct target: scores, means of vectors, and, where they learn, the gradients of both.
+    distinct = len(torch.unique(y_N))
+    soft = (6 if part.detach_target else 10) * distinct * part.labels.dim * part.vocab_size
+    return of_labels(part.labels, len(y_N)) + soft
+
+
+@of_output.register
+def _(part: MixtureOfSoftmaxes, y_N: Tensor) -> int:
+    own = PER_WEIGHT * len(y_N) * (_weights(part.latent) + _weights(part.prior))
+    return own + of_labels(part.labels, part.experts * len(y_N))
+
+
+@of_output.register
+def _(part: SampledSoftmax, y_N: Tensor) -> int:
+    return of_labels(part.labels, len(y_N), min(part.samples, part.vocab_size))
+
+
+@of_output.register
+def _(part: AdaptiveSoftmax, y_N: Tensor) -> int:
+    rows = _counts(y_N, part.bounds)
+    width = part.projections.dim
+    everywhere = 0 if part.front is None else _weights(part.front)
+    if part.clusters is not None:
+        everywhere += part.clusters.numel()
+    if part.head_projection != "none":
+        everywhere += width * part.projections.widths[0]
+    total = PER_WEIGHT * len(y_N) * everywhere
+    for band, labels in enumerate(part.labels):
+        assert isinstance(labels, Labels)
+        total += of_labels(labels, rows[band] if band else len(y_N))
+        total += PER_WEIGHT * rows[band] * width * part.projections.widths[band] if band else 0
+    return total
+
+
+@singledispatch
+def of_labels(part: Labels, rows: int, classes: int | None = None) -> int:
+    """Operations of labels that meet so many rows, all of their classes or some."""
+    classes = part.vocab_size if classes is None else classes
+    return PER_WEIGHT * rows * (_weights(part) + part.dim * classes)
+
+
+@of_labels.register
+def _(part: Drill, rows: int, classes: int | None = None) -> int:
+    classes = part.vocab_size if classes is None else classes
+    return PER_WEIGHT * (rows * part.dim * classes + classes * _weights(part))
+
+
+@of_labels.register
+def _(part: Dual, rows: int, classes: int | None = None) -> int:
+    classes = part.vocab_size if classes is None else classes
+    met = rows * (_weights(part.context_layer) + part.dim * classes)
+    return PER_WEIGHT * (met + classes * _weights(part.label_layer))
+
+
+# -- counts --------------------------------------------------------------------------------------------------------
+
+
+def _weights(module: nn.Module) -> int:
+    """Numbers of its matrices. A table is none: its rows are looked up, or are classes."""
+    tables = {id(each.weight) for each in module.modules() if isinstance(each, WordTable | nn.Embedding)}
+    return sum(each.numel() for each in module.parameters() if each.dim() > 1 and id(each) not in tables)
+
+
+def _counts(ids_N: Tensor, bounds: tuple[int, ...]) -> list[int]:
+    """How many of the ids lie in each band."""
+    return [int(((ids_N >= start) & (ids_N < stop)).sum()) for start, stop in pairwise(bounds)]

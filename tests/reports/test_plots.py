@@ -68,7 +68,7 @@ def test_the_same_results_give_the_same_bytes(rows: list[TableRow], drawn: list[
 
 
 def test_validation_is_drawn_at_the_epochs_it_was_made(rows: list[TableRow]) -> None:
-    points = plots._curve(rows[0].results[0], "valid")
+    points = plots._curve(rows[0].results[0], "valid", "epoch")
     assert [x for x, _ in points] == pytest.approx(range(1, 14))
     assert points[-1][1] == pytest.approx(rows[0].results[0].metrics[-1].perplexity)
 
@@ -134,7 +134,7 @@ def mixed_rows(root: Path, unknown: int) -> list[TableRow]:
 def test_validation_is_drawn_per_word(tmp_path: Path) -> None:
     rows = mixed_rows(tmp_path, unknown=77)
     run = rows[1].results[0]
-    assert plots._curve(run, "valid")[-1][1] == pytest.approx(math.exp(2 * run.metrics[-1].nll))
+    assert plots._curve(run, "valid", "epoch")[-1][1] == pytest.approx(math.exp(2 * run.metrics[-1].nll))
     validation, training = plots.curves(rows)
     assert validation.caption == "Validation perplexity by epoch."
     assert {"Small + WT", "Small + WT + PR"} <= set(drawn_text(validation))
@@ -195,7 +195,7 @@ def test_the_first_epochs_of_many_are_cut_off(tmp_path: Path) -> None:
     text = '{{"kind": "valid", "step": {0}, "epoch": {0}, "nll": {1}}}\n'
     (folder / "metrics.jsonl").write_text("".join(text.format(*each) for each in falling))
     (plot,) = plots.curves(join([], [load(folder)]))
-    assert plot.caption == "Validation perplexity by epoch. The steep first epochs are cut off."
+    assert plot.caption == "Validation perplexity by epoch. The steep beginning is cut off."
     ticks = [float(text) for text in drawn_text(plot) if re.fullmatch(r"[\d.]+", text)]
     assert 54 < max(ticks) < 70
 
@@ -240,6 +240,18 @@ def test_a_second_session_is_drawn_from_where_it_began(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
     path = folder / "metrics.jsonl"
     path.write_text('{"kind": "valid", "step": 0, "epoch": 0, "nll": 4.9}\n' + path.read_text())
-    points = plots._curve(load(folder), "valid")
+    points = plots._curve(load(folder), "valid", "epoch")
     assert points[0] == (0.0, pytest.approx(math.exp(4.9)))
     assert [x for x, _ in points] == pytest.approx(range(14))
+
+
+def test_runs_that_count_updates_are_drawn_by_update(tmp_path: Path) -> None:
+    record = result("Small", 0)
+    record["training"] |= {"epochs": None}
+    folder = write_run(tmp_path, "Small", 0, record)
+    validation, training = plots.curves(join([], [load(folder)]))
+    assert validation.caption == "Validation perplexity by update."
+    assert training.caption.startswith("Training perplexity by update. A mean over the updates since the last point")
+    trained = [metric for metric in load(folder).metrics if metric.kind == "train"]
+    assert [x for x, _ in plots._curve(load(folder), "train", "update")] == [metric.step for metric in trained]
+    assert "update" in drawn_text(validation)

@@ -76,46 +76,48 @@ class Plot:
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Validation and training perplexity by epoch, one figure each; an empty list when nothing was logged."""
-    return [*_validation(rows), *_training(rows)]
+    """Validation and training perplexity, one figure each; an empty list when nothing was logged."""
+    results = [result for row in rows for result in row.results]
+    by = "update" if results and all(result.by_updates for result in results) else "epoch"
+    return [*_validation(rows, by), *_training(rows, by)]
 
 
-def _validation(rows: Sequence[TableRow]) -> list[Plot]:
+def _validation(rows: Sequence[TableRow], by: str) -> list[Plot]:
     logged = [row for row in rows if any(result.last("valid") for result in row.results)]
-    whole = [row for row in logged if any(_curve(result, "valid") for result in row.results)]
+    whole = [row for row in logged if any(_curve(result, "valid", by) for result in row.results)]
     fair = comparable(rows)
     drawn = [row for row in whole if not row.score or row in fair]
-    caption = "Validation perplexity by epoch."
+    caption = f"Validation perplexity by {by}."
     caption += _left_out(
         [row for row in whole if row not in drawn], "they were scored in another way or on another text"
     )
     caption += _left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
-    return _by_epoch("valid", rows, drawn, caption)
+    return _drawn("valid", by, rows, drawn, caption)
 
 
-def _training(rows: Sequence[TableRow]) -> list[Plot]:
+def _training(rows: Sequence[TableRow], by: str) -> list[Plot]:
     named = [_named_by_loss(row) for row in rows]
-    drawn = [row for row in named if any(_curve(result, "train") for result in row.results)]
+    drawn = [row for row in named if any(_curve(result, "train", by) for result in row.results)]
+    mean = "each epoch" if by == "epoch" else "the updates since the last point"
     caption = (
-        "Training perplexity by epoch. A mean over each epoch while the weights change, so not comparable with "
-        "validation."
+        f"Training perplexity by {by}. A mean over {mean} while the weights change, so not comparable with validation."
     )
     if named != list(rows):
         caption += " A sampled loss, or one per piece, is not comparable with the others."
-    return _by_epoch("train", named, drawn, caption)
+    return _drawn("train", by, named, drawn, caption)
 
 
-def _by_epoch(kind: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
+def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
     if not drawn:
         return []
-    # Where there are many epochs, the first would leave no room for what sets the curves apart.
-    long = max(len(_curve(result, kind)) for row in drawn for result in row.results) > 16
+    # Where there are many points, the first would leave no room for what sets the curves apart.
+    long = max(len(_curve(result, kind, by)) for row in drawn for result in row.results) > 16
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         means = []
         for row in drawn:
-            seeds = [points for result in row.results if (points := _curve(result, kind))]
+            seeds = [points for result in row.results if (points := _curve(result, kind, by))]
             mean = _mean(seeds)
             means.append(mean)
             style = _line(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
@@ -127,11 +129,11 @@ def _by_epoch(kind: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], ca
             axes.set_ylim(0.97 * lowest, 1.03 * early)
         _log_scale(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="epoch", ylabel="perplexity, log scale")
+        axes.set(xlabel=by, ylabel="perplexity, log scale")
         _legend(figure, rows, drawn)
 
     if long:
-        caption += " The steep first epochs are cut off."
+        caption += " The steep beginning is cut off."
     if any(len(row.results) > 1 for row in drawn):
         caption += " Thin lines are seeds, thick lines their mean."
     return [Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
@@ -261,9 +263,12 @@ def _log_scale(axes: Any) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _curve(result: Result, kind: str) -> list[tuple[float, float]]:
-    """Epoch and perplexity of each validation, per word, or of each epoch's mean training loss, per token."""
+def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
+    """Place and perplexity of each validation, per word, or of the mean training loss, per token: of each epoch, or of
+    each line of metrics where places are updates."""
     metrics = [metric for metric in result.metrics if metric.kind == kind]
+    if kind == "train" and by == "update":
+        return [(metric.step, perplexity(metric.nll)) for metric in metrics]
     if kind == "train":
         epochs: dict[float, list[Metric]] = {}
         for metric in metrics:
@@ -275,7 +280,8 @@ def _curve(result: Result, kind: str) -> list[tuple[float, float]]:
     pieces = pieces_in_validation(result)
     if not length or pieces is None:
         return []
-    return [(metric.step / length, perplexity(metric.nll * pieces)) for metric in metrics]
+    unit = 1.0 if by == "update" else length
+    return [(metric.step / unit, perplexity(metric.nll * pieces)) for metric in metrics]
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:

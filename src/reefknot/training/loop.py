@@ -234,19 +234,18 @@ class Trainer:
         """Wait for the device and see what the last updates came to. All processes see the same, and decide alike."""
         progress = self.state.progress
         self.report = self.update.tally.report()
-        *totals, refused = self.world.sum([*self.report.sums.values(), float(self.report.refused)])
+        totals = self.world.sum([*self.report.sums.values()])
         for name, total in zip(self.report.sums, totals, strict=True):
             progress.logged[name] = progress.logged.get(name, 0.0) + total
         progress.logged_tokens += self.report.tokens
         progress.skipped += self.report.skipped
         progress.skipped_in_a_row = self.report.skipped_in_a_row
-        if refused:
+        if self.report.refused:
             self._tell_refusal()
 
     def _tell_refusal(self) -> NoReturn:
         progress, nll, norm = self.state.progress, self.report.nll, self.report.gradient_norm
-        # The others in a group of processes may have seen nothing wrong.
-        step = self.report.refused or progress.step
+        step = self.report.refused
         many = f", the last of {OVERFLOWS} in a row" if self.settings.precision == "float16" else ""
         self._stop_nonfinite(
             f"the loss is {nll} and the gradient's norm {norm} at step {step:,}{many}; the update was not made",

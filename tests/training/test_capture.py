@@ -69,14 +69,17 @@ def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tup
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize(
+    "settings", [(RANDOM,), *(("training.precision=float16", optimiser) for optimiser in (ADAMW, NESTEROV))]
+)
 def test_a_captured_run_resumes_to_the_same_bits(
-    tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None]
+    tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None], settings: tuple[str, ...]
 ) -> None:
-    train(tmp_path / "whole", RANDOM)
+    train(tmp_path / "whole", *settings)
     signal_in_step(7)
     with pytest.raises(Stopped):
-        train(tmp_path / "cut", RANDOM)
-    train(tmp_path / "cut", RANDOM)
+        train(tmp_path / "cut", *settings)
+    train(tmp_path / "cut", *settings)
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -128,17 +131,3 @@ def test_a_captured_update_that_overflows_is_left_out(
     same = [number for number in range(1, len(seen)) if torch.equal(seen[number - 1], seen[number])]
     assert same == [4, 5, 6]
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
-
-
-@pytest.mark.parametrize("optimiser", [ADAMW, NESTEROV])
-def test_a_captured_run_of_float16_resumes_to_the_same_bits(
-    tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None], optimiser: str
-) -> None:
-    settings = ("training.precision=float16", optimiser)
-    train(tmp_path / "whole", *settings)
-    signal_in_step(7)
-    with pytest.raises(Stopped):
-        train(tmp_path / "cut", *settings)
-    train(tmp_path / "cut", *settings)
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert all(torch.equal(one[name], other[name]) for name in one)

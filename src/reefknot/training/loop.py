@@ -131,8 +131,7 @@ class Trainer:
     def _advance(self, stop: StopRequest) -> None:
         """One update and what follows it."""
         progress = self.state.progress
-        asked = self._step(stop)
-        due = self.timetable.due(progress)
+        asked, due = self._step(stop)
         if due.line:
             self._log_training()
         best = due.validation and self._validate(due)
@@ -213,8 +212,8 @@ class Trainer:
 
     # -- one update ------------------------------------------------------------------------------------------------
 
-    def _step(self, stop: StopRequest) -> bool:
-        """One update; returns whether any process was asked to stop."""
+    def _step(self, stop: StopRequest) -> tuple[bool, Due]:
+        """One update; returns whether any process was asked to stop, and what follows."""
         started = time.monotonic()
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
@@ -228,7 +227,7 @@ class Trainer:
         if asked or due.line or due.checkpoint or self.update.at_once or self.world.size > 1:
             self._look()
         progress.seconds += time.monotonic() - started
-        return asked
+        return asked, due
 
     def _look(self) -> None:
         """Wait for the device and see what the last updates came to. All processes see the same, and decide alike."""

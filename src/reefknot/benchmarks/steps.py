@@ -47,6 +47,8 @@ from reefknot.training.update import PRODUCTS, Piece, Update, carries
 LOOP, STORED, EAGER, CAPTURED = "plain loop", "stored logits", "eager", "captured"
 WINDOWS = {"cuda": 16, "cpu": 2}
 """Windows that are trained on again and again: several, since their lengths may be random."""
+ENOUGH = 2**17
+"""Tokens, of which no more windows are taken than it takes."""
 LONGEST = 2_000_000
 """Words of a text that is made up; no bench reads further."""
 
@@ -165,7 +167,8 @@ class Course:
         seed_everything(self.settings.seed)
         self.model = job.build().to(self.world.device).train()
         batches = batches_of(self.settings, job.text.ids, job.text.inputs, job.text.eos)
-        first = range(min(WINDOWS[device], batches.windows))
+        enough = -(-ENOUGH // (self.settings.batch * self.settings.steps))
+        first = range(min(WINDOWS[device], enough, batches.windows))
         self.windows = [(*batches.window(index), batches.count(index)) for index in first]
         self.operations = sum(operations(self.model, x_BT, y_BT) for x_BT, y_BT, _ in self.windows)
         if mode == LOOP:

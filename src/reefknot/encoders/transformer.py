@@ -170,10 +170,12 @@ class Block(nn.Module):
 
     def _attend(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
         parts_3BHTK = self.attention_in(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q_BHTK, known_2BHUK = parts_3BHTK[0], parts_3BHTK[1:]
+        # All three at once: the gradient of each alone would be laid into zeros of their common size.
+        q_BHTK, k_BHUK, v_BHUK = parts_3BHTK.unbind()
+        longer = None
         if past_2BHSK is not None:
-            known_2BHUK = torch.cat([past_2BHSK.to(q_BHTK.dtype), known_2BHUK], dim=3)
-        k_BHUK, v_BHUK = known_2BHUK.unbind()
+            longer = torch.cat([past_2BHSK.to(q_BHTK.dtype), parts_3BHTK[1:]], dim=3)
+            k_BHUK, v_BHUK = longer.unbind()
         new, known = q_BHTK.shape[2], k_BHUK.shape[2]
         # `is_causal` counts from the first key. A step that follows a memory sees all of it, and a step alone sees all.
         mask_TU = None
@@ -187,7 +189,6 @@ class Block(nn.Module):
             dropout_p=self.dropout_attention if self.training else 0.0,
             is_causal=new == known,
         )
-        longer = None if past_2BHSK is None else known_2BHUK
         return self.attention_out(h_BHTK.transpose(1, 2).flatten(2)), longer
 
 

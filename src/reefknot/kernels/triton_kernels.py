@@ -10,8 +10,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-1e38)
 """In place of the largest score where all are minus infinity, which cannot be subtracted from itself."""
 IGNORE = tl.constexpr(-100)
-TOO_LARGE = tl.constexpr(2.0**100)
-"""A sum of exponentials beyond which half precision's range may have been left."""
+FAR = tl.constexpr(69.0)
+"""How far above its target a score may lie. The sum of more exponentials than there are words is within the range."""
 
 
 @triton.jit
@@ -80,6 +80,7 @@ def exponentials_kernel(
     b_ptr,
     y_ptr,
     offset_ptr,
+    tops_ptr,
     sums_ptr,
     N,
     V,
@@ -94,7 +95,8 @@ def exponentials_kernel(
     TMA: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """out = exp(z - offset), zero at the target; sums = its row sums, tile by tile."""
+    """out = exp(z - top), zero at the target; sums = its row sums, tile by tile; top = the target's score, or, where
+    others of the tile lie far above it, the largest of them."""
     # Neighbouring programs share a tile of classes, so that each is read from memory once.
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
@@ -108,8 +110,14 @@ def exponentials_kernel(
         # Where a target is left out its place is taken by class 0, whose score then is the offset.
         y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
         counted = (columns[None, :] < V) & (columns[None, :] != y[:, None])
-        e = tl.where(counted, tl.exp2((z - offset[:, None]) * LOG2_E), 0.0)
-        tl.store(sums_ptr + rows.to(tl.int64) * T + tile // tiles_n, tl.sum(e, 1), mask=rows < N)
+        z = tl.where(counted, z, -float("inf"))
+        top = tl.maximum(offset, LEAST)
+        largest = tl.max(z, 1)
+        top = tl.where(largest - top > FAR, largest, top)
+        e = tl.exp2((z - top[:, None]) * LOG2_E)
+        places = rows.to(tl.int64) * T + tile // tiles_n
+        tl.store(tops_ptr + places, top, mask=rows < N)
+        tl.store(sums_ptr + places, tl.sum(e, 1), mask=rows < N)
         _store(out, e.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
 
 
@@ -295,85 +303,62 @@ def target_scores_kernel(
 
 
 @triton.jit
-def _scores_of_row(
-    h_ptr, w_ptr, b_ptr, n, v, V, D: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, BIAS: tl.constexpr
-):
-    """Scores of one row against some classes."""
-    classes = v + tl.arange(0, BV)
-    z = tl.zeros((BV,), dtype=tl.float32)
-    for d in range(0, D, BD):
-        places = d + tl.arange(0, BD)
-        h = tl.load(h_ptr + n.to(tl.int64) * D + places, mask=places < D, other=0.0).to(tl.float32)
-        inside = (classes[:, None] < V) & (places[None, :] < D)
-        w = tl.load(w_ptr + classes[:, None].to(tl.int64) * D + places[None, :], mask=inside, other=0.0)
-        z += tl.sum(w.to(tl.float32) * h[None, :], 1)
-    if BIAS:
-        z += tl.load(b_ptr + classes, mask=classes < V, other=0.0)
-    return tl.where(classes < V, z, -float("inf"))
-
-
-@triton.jit
 def finish_kernel(
-    h_ptr,
-    w_ptr,
-    b_ptr,
     y_ptr,
     out_ptr,
     offset_ptr,
+    tops_ptr,
     sums_ptr,
     nll_ptr,
     scale_ptr,
     V,
     T,
     stride,
-    D: tl.constexpr,
-    BIAS: tl.constexpr,
     BT: tl.constexpr,
     BV: tl.constexpr,
-    BD: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """From the row sums: losses, the factor that makes `out` a gradient, and the target's own entry."""
     n = tl.program_id(0)
+    offset = tl.load(offset_ptr + n)
+    least = tl.maximum(offset, LEAST)
+    tops_ptr += n.to(tl.int64) * T
+    sums_ptr += n.to(tl.int64) * T
+    tops = tl.full((BT,), LEAST, dtype=tl.float32)
+    t = 0
+    while t < T:
+        tiles = t + tl.arange(0, BT)
+        tops = tl.maximum(tops, tl.load(tops_ptr + tiles, mask=tiles < T, other=LEAST))
+        t += BT
+    top = tl.maximum(tl.max(tops, 0), least)
     sums = tl.zeros((BT,), dtype=tl.float32)
     t = 0
     while t < T:
         tiles = t + tl.arange(0, BT)
-        sums += tl.load(sums_ptr + n.to(tl.int64) * T + tiles, mask=tiles < T, other=0.0)
+        shift = tl.load(tops_ptr + tiles, mask=tiles < T, other=LEAST) - top
+        sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(shift * LOG2_E)
         t += BT
     rest = tl.sum(sums, 0)
+    own = tl.exp2((least - top) * LOG2_E)
     y = tl.load(y_ptr + n)
     scored = (y >= 0) & (y < V)
     absent = tl.where(y == IGNORE, 0.0, float("nan"))
+    tl.store(nll_ptr + n, tl.where(scored, tl.log(own + rest) + (top - offset), absent))
+    tl.store(scale_ptr + n, tl.where(scored, 1.0 / (own + rest), 0.0))
+    # p_y - 1 = -rest / (own + rest): nothing cancels.
+    entry = (-rest).to(out_ptr.dtype.element_ty)
     row_ptr = out_ptr + n.to(tl.int64) * stride
-    if rest < TOO_LARGE:
-        tl.store(nll_ptr + n, tl.where(scored, tl.log(1.0 + rest), absent))
-        tl.store(scale_ptr + n, tl.where(scored, 1.0 / (1.0 + rest), 0.0))
-        # p_y - 1 = -rest / (1 + rest): nothing cancels.
-        tl.store(row_ptr + y, (-rest).to(out_ptr.dtype.element_ty), mask=scored)
-    else:
-        # The sum has left the range. This row again: its largest score first, then the normalised gradient. Slow, since
-        # every such row reads all class vectors; a model that trains has none.
-        top = LEAST
-        total = 0.0
+    if top == least:
+        tl.store(row_ptr + y, entry, mask=scored)
+    elif scored:
         v = 0
         while v < V:
-            z = _scores_of_row(h_ptr, w_ptr, b_ptr, n, v, V, D, BV, BD, BIAS)
-            larger = tl.maximum(top, tl.max(z, 0))
-            total = total * tl.exp2((top - larger) * LOG2_E) + tl.sum(tl.exp2((z - larger) * LOG2_E), 0)
-            top = larger
-            v += BV
-        lse = top + tl.log(total)
-        v = 0
-        while v < V:
-            z = _scores_of_row(h_ptr, w_ptr, b_ptr, n, v, V, D, BV, BD, BIAS)
             classes = v + tl.arange(0, BV)
-            p = tl.exp2((z - lse) * LOG2_E)
-            p = tl.where(classes == y, p - 1.0, p)
-            p = tl.where(scored, p, 0.0)
-            tl.store(row_ptr + classes, p.to(out_ptr.dtype.element_ty), mask=classes < V)
+            shift = tl.load(tops_ptr + classes // TILE, mask=classes < V, other=0.0) - top
+            e = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32) * tl.exp2(shift * LOG2_E)
+            e = tl.where(classes == y, entry, e.to(out_ptr.dtype.element_ty))
+            tl.store(row_ptr + classes, e, mask=classes < V)
             v += BV
-        tl.store(nll_ptr + n, tl.where(scored, lse - tl.load(offset_ptr + n), absent))
-        tl.store(scale_ptr + n, tl.where(scored, 1.0, 0.0))
 
 
 @triton.jit

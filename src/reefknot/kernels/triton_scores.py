@@ -2,8 +2,9 @@
 
 A tile of scores is never stored. `exponentials` stores exp(score - target's score) in half precision, whose exponent
 has float32's range, so that no pass for the largest score is needed: the row sums come from the same tiles, and what is
-left of the softmax's gradient is one factor per row. A row that leaves the range (its target less probable than
-2^-100) is found by its sum and done again by itself. Nothing is added up in an order that may change.
+left of the softmax's gradient is one factor per row. A row would leave the range where its target is less probable than
+2^-100, as may be before anything is learned: a tile that would is stored relative to its largest score, and its row
+is brought to one measure afterwards. Nothing is added up in an order that may change.
 
 Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
 """
@@ -122,28 +123,25 @@ class TritonScores(Scores):
 
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
         tiles = _Tiles.choose(h_ND, w_VD)
-        rows, classes, width = h_ND.shape[0], w_VD.shape[0], h_ND.shape[1]
+        rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         b_V, y_N = _side_by_side(b_V), y_N.contiguous()
         offset_N = self.target_scores(h_ND, w_VD, b_V, y_N)
         out_NV, stride = _matrix(h_ND, classes)
-        sums_NT = h_ND.new_empty(rows, across, dtype=torch.float32)
+        tops_NT, sums_NT = h_ND.new_empty(2, rows, across, dtype=torch.float32).unbind()
         nll_N, scale_N = h_ND.new_empty(2, rows, dtype=torch.float32).unbind()
-        biased = b_V is not None
         tiles.launch(
             exponentials_kernel,
             *([h_ND], [w_VD], [out_NV]),
-            *(b_V, y_N, offset_N, sums_NT, rows, classes, across, stride),
-            BIAS=biased,
+            *(b_V, y_N, offset_N, tops_NT, sums_NT, rows, classes, across, stride),
+            BIAS=b_V is not None,
             DTYPE=_TYPES[h_ND.dtype],
         )
         finish_kernel[(rows,)](
-            *(h_ND, w_VD, b_V, y_N, out_NV, offset_N, sums_NT, nll_N, scale_N, classes, across, stride),
-            D=width,
-            BIAS=biased,
+            *(y_N, out_NV, offset_N, tops_NT, sums_NT, nll_N, scale_N, classes, across, stride),
             BT=256,
-            BV=64,
-            BD=min(triton.next_power_of_2(width), 128),
+            BV=1024,
+            TILE=tiles.BV,
             num_warps=4,
         )
         return Exponentials(out_NV, nll_N, scale_N)

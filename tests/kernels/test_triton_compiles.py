@@ -93,25 +93,39 @@ def test_kernels_over_rows(name: str, constants: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "rows", "units", "masks"),
+    ("gpu", "dtype", "layers", "rows", "units", "masks"),
     [
-        ("A100", torch.bfloat16, 20, 650, 4),
-        ("A100", torch.float32, 20, 650, 1),
-        ("H200", torch.bfloat16, 80, 1150, 1),
-        ("H200", torch.float32, 20, 200, 4),
+        ("A100", torch.bfloat16, 1, 20, 650, 4),
+        ("A100", torch.float32, 1, 20, 650, 1),
+        ("H200", torch.bfloat16, 1, 80, 1150, 1),
+        ("H200", torch.float32, 1, 20, 200, 4),
+        ("A100", torch.bfloat16, 2, 20, 200, 1),
+        ("A100", torch.float32, 2, 20, 650, 1),
+        ("H200", torch.bfloat16, 3, 80, 200, 1),
+        ("H200", torch.bfloat16, 2, 20, 650, 1),
+        ("H200", torch.float32, 2, 20, 200, 1),
     ],
 )
 def test_kernels_over_steps(
-    gpu: str, dtype: torch.dtype, rows: int, units: int, masks: int, kernel: str, monkeypatch: pytest.MonkeyPatch
+    gpu: str,
+    dtype: torch.dtype,
+    layers: int,
+    rows: int,
+    units: int,
+    masks: int,
+    kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capability, limit, _ = GPUS[gpu]
     monkeypatch.setattr(recurrence, "_limits", lambda device: ({80: 108, 90: 132}[capability], limit))
-    plan = recurrence.Plan.choose(rows, units, dtype, torch.device("cuda"))
+    plan = recurrence.Plan.choose(rows, units, dtype, torch.device("cuda"), layers)
     assert plan is not None
     kind = "*bf16" if dtype == torch.bfloat16 else "*fp32"
-    products = dict.fromkeys(("x_ptr", "g_ptr", "w_ptr", "states_ptr", "h_ptr", "gates_ptr", "d_ptr"), kind)
-    padded = triton.cdiv(units, plan.BK) * plan.BK
-    cut = {"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "PRECISION": plan.precision}
-    flags = {"H": units, "P": padded, "M": masks, "MASKED": True, "MEETING": True}
-    how = capability, {**products, "count_ptr": "*i32"}, {**cut, **flags}, plan.warps, plan.stages
+    made = ("x_ptr", "g_ptr", "w_ptr", "states_ptr", "h_ptr", "gates_ptr", "d_ptr")
+    padded = triton.cdiv(units, 8) * 8
+    cut = {"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision}
+    flags = {"LAYERS": layers, "H": units, "P": padded, "M": masks}
+    left_out = {"bias_ptr": None} if layers == 1 else {}
+    pointers = {**dict.fromkeys(made, kind), "count_ptr": "*i32"}
+    how = capability, pointers, {**cut, **flags, **left_out}, plan.warps, plan.stages
     assert 0 < shared_memory(getattr(recurrence, kernel), *how) <= limit

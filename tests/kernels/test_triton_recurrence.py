@@ -2,7 +2,7 @@
 
 TRITON_INTERPRET=1 pytest tests/kernels/test_triton_recurrence.py      the interpreter's part by itself
 
-Shapes: T steps, B rows of the batch, H units, G = 4H gates.
+Shapes: L layers, T steps, B rows of the batch, H units, G = 4H gates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.recurrence import lstm_loop, lstm_scan
 
-from .test_recurrence import KINDS, everything, problem
+from .test_recurrence import KINDS, everything, problem, stack_everything, stack_problem, stacked
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -35,6 +36,8 @@ anywhere = pytest.mark.skipif(
 on_a_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
 # Rows, steps and units of the papers' models; the last has more rows than one launch.
 PAPERS = [(20, 35, 200), (20, 35, 650), (20, 35, 1500), (20, 70, 400), (20, 70, 1150), (80, 70, 1150), (300, 5, 1500)]
+# Layers, rows, steps and units: all layers in one launch, with weights that are held or not, one tile of rows or two.
+STACKS = [(2, 20, 35, 200), (3, 20, 35, 200), (2, 20, 35, 650), (3, 20, 35, 650), (2, 80, 5, 200), (2, 20, 70, 400)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
 
@@ -80,6 +83,57 @@ def test_values_and_gradients_in_small(shape: tuple[int, int, int], kind: str) -
     assert max(found.values()) < TOLERANCE[torch.float32], found
 
 
+def stack_given(L: int, T: int, B: int, H: int, kind: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None]:
+    inputs, masks = stack_problem(L, T, B, H, kind)
+    x, h, c, *weights = (each.detach().to(DEVICE, dtype).requires_grad_() for each in inputs)
+    masks = None if masks is None else masks.to(DEVICE, torch.float32)
+    return [x, h, c.detach().float().requires_grad_(), *weights], masks
+
+
+def stack_off(L: int, T: int, B: int, H: int, kind: str, dtype: torch.dtype) -> dict[str, float]:
+    inputs, masks = stack_given(L, T, B, H, kind, dtype)
+    exact = stack_everything([each.detach().double().requires_grad_() for each in inputs], masks)
+    found = stack_everything(inputs, masks)
+    weights = [*(f"dw{layer}" for layer in range(L)), *(f"du{layer}" for layer in range(1, L))]
+    names = ["h", "hs", "cs", "dx", "dh0", "dc0", *weights, *(f"db{layer}" for layer in range(1, L))]
+    return {name: float((a.double() - b).norm() / b.norm()) for name, a, b in zip(names, found, exact, strict=True)}
+
+
+@anywhere
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(3, 2, 5), (2, 18, 19)])  # held; read in parts, with two tiles of rows
+def test_a_stack_in_small(layers: int, shape: tuple[int, int, int], kind: str) -> None:
+    found = stack_off(layers, *shape, kind, torch.float32)
+    assert max(found.values()) < TOLERANCE[torch.float32], found
+
+
+@anywhere
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_any_output_of_a_stack_may_be_the_only_one_used(given: int) -> None:
+    inputs, masks = stack_given(2, 3, 2, 5, "shared", torch.float32)
+    found = torch.autograd.grad(stacked(inputs, masks)[given].square().sum(), inputs)
+    with using("reference"):
+        exact = torch.autograd.grad(stacked(inputs, masks)[given].square().sum(), inputs)
+    torch.testing.assert_close(found, exact)
+
+
+@anywhere
+def test_where_not_all_layers_have_room_each_has_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose, asked = Plan.choose, []
+
+    def one_layer(*given: Any) -> Plan | None:
+        asked.append(given[4] if len(given) > 4 else 1)
+        return choose(*given) if asked[-1] == 1 else None
+
+    inputs, masks = stack_given(2, 3, 2, 5, "shared", torch.float32)
+    expected = stack_everything(inputs, masks)
+    monkeypatch.setattr(Plan, "choose", one_layer)
+    torch.testing.assert_close(stack_everything(inputs, masks), expected)
+    assert asked[0] == 2
+    assert set(asked[1:]) == {1}
+
+
 @anywhere
 def test_inputs_may_lie_in_memory_in_any_order() -> None:
     inputs, mask = given(3, 2, 5, "per gate", torch.float32)
@@ -118,6 +172,28 @@ def test_the_shapes_of_the_papers(shape: tuple[int, int, int], kind: str, dtype:
 
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["none", "shared"])
+@pytest.mark.parametrize("shape", STACKS)
+def test_stacks_of_the_papers(shape: tuple[int, int, int, int], kind: str, dtype: torch.dtype) -> None:
+    L, B, T, H = shape
+    if Plan.choose(B, H, dtype, torch.device(DEVICE), L) is None:
+        pytest.skip("this device has no room for all layers at once")
+    found = stack_off(L, T, B, H, kind, dtype)
+    assert max(found.values()) < L * TOLERANCE[dtype], found
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", STACKS)
+def test_equal_stacks_give_equal_bits(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    L, B, T, H = shape
+    inputs, masks = stack_given(L, T, B, H, "shared", dtype)
+    first, second = (stack_everything(inputs, masks) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", PAPERS)
 def test_equal_calls_give_equal_bits(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     B, T, H = shape
@@ -138,15 +214,11 @@ def test_under_autocast_weights_in_float32_get_gradients_in_float32() -> None:
         assert float((a.double() - b).norm() / b.norm()) < TOLERANCE[torch.bfloat16]
 
 
-@on_a_gpu
-@pytest.mark.parametrize("shape", [(20, 35, 200), (80, 70, 1150)])
-def test_a_captured_graph_repeats_it(shape: tuple[int, int, int]) -> None:
-    B, T, H = shape
-    inputs, mask = given(T, B, H, "shared", torch.bfloat16)
-    expected = everything(inputs, mask)
+def captured_repeats(call: Callable[[], list[Tensor]]) -> None:
+    expected = call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = everything(inputs, mask)
+        found = call()
     for _ in range(3):
         for each in found:
             each.zero_()
@@ -155,5 +227,22 @@ def test_a_captured_graph_repeats_it(shape: tuple[int, int, int]) -> None:
 
 
 @on_a_gpu
-def test_more_units_than_the_device_can_share_go_to_the_loop() -> None:
+@pytest.mark.parametrize("shape", [(20, 35, 200), (80, 70, 1150)])
+def test_a_captured_graph_repeats_it(shape: tuple[int, int, int]) -> None:
+    B, T, H = shape
+    inputs, mask = given(T, B, H, "shared", torch.bfloat16)
+    captured_repeats(lambda: everything(inputs, mask))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shape", [(2, 20, 35, 200), (2, 20, 35, 650)])
+def test_a_captured_graph_repeats_a_stack(shape: tuple[int, int, int, int]) -> None:
+    L, B, T, H = shape
+    inputs, masks = stack_given(L, T, B, H, "shared", torch.bfloat16)
+    captured_repeats(lambda: stack_everything(inputs, masks))
+
+
+@on_a_gpu
+def test_more_than_the_device_can_share_has_no_plan() -> None:
     assert Plan.choose(1, 10**6, torch.bfloat16, torch.device("cuda")) is None
+    assert Plan.choose(20, 1500, torch.bfloat16, torch.device("cuda"), 10) is None

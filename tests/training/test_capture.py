@@ -16,7 +16,7 @@ from reefknot.recipe import load_recipe
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 from reefknot.training.loop import Trainer
-from tiny import DROPPING, UNTIED, encoder
+from tiny import DROPPING, encoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -31,7 +31,6 @@ BLOCKS = ("training.batching=blocks", "training.divisor=tokens")
 @pytest.fixture
 def train(tiny_recipe: Callable[..., Path]) -> Callable[..., Any]:
     recipe = tiny_recipe()
-    recipe.write_text(recipe.read_text().removesuffix(UNTIED))  # whose own table other ends would leave unused
 
     def run(out: Path, *overrides: str) -> Any:
         loaded = load_recipe(str(recipe), ("training.determinism=exact", *overrides))

@@ -1,20 +1,22 @@
-"""Dropout masks that hold for a whole window, and an LSTM layer that has one on its state (Gal & Ghahramani 2016).
+"""Dropout masks that hold for a whole window, and LSTM layers that have them on their states (Gal & Ghahramani 2016).
 
 A mask is drawn once per example and window ("locked", "variational"): the same units are absent at every step. It comes
 from torch's generator of the device, so that a resumed run and a captured graph draw as they should, and is scaled by
 1 / (1 - rate), so that evaluation needs none.
 
-Shapes: B streams, T steps, D and H widths, G = 4H gates in torch's order (input, forget, cell, output).
+Shapes: L layers, B streams, T steps, D and H widths, G = 4H gates in torch's order (input, forget, cell, output).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.encoders.stacked import LayerState, run, weights_of
-from reefknot.kernels.recurrence import lstm_scan
+from reefknot.kernels.recurrence import lstm_scan, lstm_stack_scan
 
 GATES = 4
 
@@ -57,10 +59,26 @@ def run_masked(
     return h_TBH.transpose(0, 1), (h_TBH[-1], c_BH)
 
 
+def run_stack_masked(
+    layers: Iterable[nn.Module], x_BTD: Tensor, start: LayerState, masks_LB1H: Tensor
+) -> tuple[Tensor, LayerState]:
+    """LSTM layers over a window, with one mask per layer where its state recurs and where the next layer reads it.
+
+    The last layer's outputs h_BTH, undropped, and the states h_LBH and c_LBH after the window.
+    """
+    inputs, recurrent, *biases = zip(*map(weights_of, layers), strict=True)
+    lowest_G, *upper = (bias_G + other_G for bias_G, other_G in zip(*biases, strict=True))
+    x_TBG = _input_share(x_BTD, inputs[0], lowest_G, None)
+    h_LBH, c_LBH = start
+    h_TBH, *ends = lstm_stack_scan(x_TBG, h_LBH, c_LBH, recurrent, inputs[1:], upper, masks_LB1H.squeeze(-2))
+    return h_TBH.transpose(0, 1), tuple(ends)
+
+
 def _input_share(x_BTD: Tensor, weight_GD: Tensor, bias_G: Tensor, mask: Tensor | None) -> Tensor:
     """What the whole window's inputs and the biases add to the gates, x_TBG: one large product, or one per gate."""
     if mask is None or mask.dim() == x_BTD.dim():
-        return F.linear(masked(x_BTD, mask).transpose(0, 1), weight_GD, bias_G)
+        # In order first: the bias is then part of the product.
+        return F.linear(masked(x_BTD, mask).transpose(0, 1).contiguous(), weight_GD, bias_G)
     by_gate = zip(mask, weight_GD.chunk(GATES), bias_G.chunk(GATES), strict=True)
     shares = [F.linear(masked(x_BTD, each).transpose(0, 1), weight, bias) for each, weight, bias in by_gate]
     return torch.cat(shares, dim=-1)

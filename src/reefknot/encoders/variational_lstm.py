@@ -4,19 +4,20 @@ A layer's hidden state is dropped by the same mask where it recurs and where it 
 the output end: tied further than in Gal & Ghahramani (2016), which `bayesian_lstm.py` has. A mask holds for one example
 and one window; what is carried to the next window is the state itself, undropped.
 
-Shapes: B streams, T steps, D width.
+Shapes: L layers, B streams, T steps, D width.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from reefknot.encoders.contract import Encoded, State
-from reefknot.encoders.masks import locked_dropout, masked, run_masked, window_mask
-from reefknot.encoders.stacked import Biases, HiddenDim, LayerCount, LayerState, Recurrent
+from reefknot.encoders.contract import Encoded, State, at_rest
+from reefknot.encoders.masks import locked_dropout, masked, run_stack_masked, window_mask
+from reefknot.encoders.stacked import Biases, HiddenDim, LayerCount, LayerState, Recurrent, run
 from reefknot.settings import Probability, check_rates
 
 
@@ -40,11 +41,15 @@ class VariationalLSTM(Recurrent):
         self.dropout_input = dropout_input
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        raw_BTD, dropped_BTD = x_BTD, locked_dropout(x_BTD, self.dropout_input, self.training)
+        dropped_BTD = locked_dropout(x_BTD, self.dropout_input, self.training)
+        masks = [window_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
+        drawn = [mask_B1D for mask_B1D in masks if mask_B1D is not None]
+        if drawn:
+            carried = state["h"], state["c"]
+            raw_BTD, (h_LBD, c_LBD) = run_stack_masked(self.layers, dropped_BTD, carried, torch.stack(drawn))
+            return Encoded(masked(raw_BTD, drawn[-1]), raw_BTD, {"h": at_rest(h_LBD), "c": at_rest(c_LBD)})
         ends: list[LayerState] = []
         for layer, start in zip(self.layers, self.starts(state, x_BTD.dtype), strict=True):
-            mask_B1D = window_mask(x_BTD, self.dim, self.dropout, self.training)
-            raw_BTD, end = run_masked(layer, dropped_BTD, start, None, mask_B1D)
-            dropped_BTD = masked(raw_BTD, mask_B1D)
+            dropped_BTD, end = run(layer, dropped_BTD, start)
             ends.append(end)
-        return Encoded(dropped_BTD, raw_BTD, self.ends(ends))
+        return Encoded(dropped_BTD, dropped_BTD, self.ends(ends))

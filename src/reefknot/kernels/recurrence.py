@@ -4,13 +4,16 @@
                                                 h_t = sigmoid(o) tanh(c_t)
 
 The mask is the same at every step. cuDNN has no such mask, so on a GPU two kernels of our own walk through the window,
-one for each direction (`triton_recurrence`); everywhere else, and to compare with, a loop in plain torch.
+one for each direction (`triton_recurrence`); everywhere else, and to compare with, a loop in plain torch. Where a layer
+reads the masked states of the one below (Inan et al. 2017), the kernels walk through all layers at once.
 
-Shapes: T steps, B rows of the batch, H units, G = 4H gates in torch's order i, f, g, o; M masks, 1 or one per gate.
+Shapes: L layers, T steps, B rows of the batch, H units, P of them with padding, G = 4H gates in torch's order i, f, g,
+o; M masks, 1 or one per gate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import say_once, triton_chosen
 from reefknot.kernels.reference import compute_dtype
-from reefknot.kernels.scores import at_least_float32, product
+from reefknot.kernels.scores import at_least_float32, wide, widened
 
 
 def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -36,13 +39,72 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
     """
     dtype = compute_dtype(x_TBG, w_GH)
     mask = None if mask is None else mask.detach()
-    kernels = _has_kernels(x_TBG, w_GH, dtype)
-    if not torch.compiler.is_compiling():  # a graph cannot log
-        say_once("an LSTM with a mask on its state", "triton" if kernels else "a loop", x_TBG.device.type, dtype)
     with torch.autocast(x_TBG.device.type, enabled=False):
-        if kernels:
-            return cast(tuple[Tensor, Tensor], _scan(x_TBG, h_BH, c_BH, w_GH, mask, dtype))
+        return _one_layer(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
+
+
+def lstm_stack_scan(
+    x_TBG: Tensor,
+    h_LBH: Tensor,
+    c_LBH: Tensor,
+    recurrent: Sequence[Tensor],
+    upward: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    masks: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Layers on top of each other, each of which reads the one below through the mask on that one's state: the last
+    layer's outputs of every step, undropped, and the last states and cells of all layers, in float32 at least.
+
+    Arguments:
+        x_TBG: the input's share of the first layer's gates, biases included.
+        h_LBH: the states before the first step.
+        c_LBH: the cells before the first step.
+        recurrent: w_GH of every layer.
+        upward: w_GH of every layer but the first, which take the state of the layer below.
+        biases: b_G of every layer but the first.
+        masks: factors of the states where they recur and where they are read from above, (L, B, H), or (L, 4, B, H)
+            for each gate its own; None for none. Scaled by whoever drew them; no gradient is sent to them.
+    """
+    dtype = compute_dtype(x_TBG, recurrent[0])
+    masks = None if masks is None else masks.detach()
+    with torch.autocast(x_TBG.device.type, enabled=False):
+        if _has_kernels(x_TBG, recurrent[0], dtype, len(recurrent)):
+            _say("triton, all layers at once", x_TBG, dtype)
+            found = _scan(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent, *upward, *biases)
+            return cast(tuple[Tensor, Tensor, Tensor], found)
+        return _layer_by_layer(x_TBG, h_LBH, c_LBH, recurrent, upward, biases, masks, dtype)
+
+
+def _layer_by_layer(
+    x_TBG: Tensor,
+    h_LBH: Tensor,
+    c_LBH: Tensor,
+    recurrent: Sequence[Tensor],
+    upward: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    masks: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    by_layer = [None] * len(recurrent) if masks is None else list(masks)
+    h_TBH, c_BH = _one_layer(x_TBG, h_LBH[0], c_LBH[0], recurrent[0], by_layer[0], dtype)
+    ends = [(at_least_float32(h_TBH[-1]), c_BH)]
+    for below, (w_GH, up_GH, b_G) in enumerate(zip(recurrent[1:], upward, biases, strict=True)):
+        x_TBG = _share(h_TBH, up_GH.to(dtype), by_layer[below], b_G.to(dtype))
+        h_TBH, c_BH = _one_layer(x_TBG, h_LBH[below + 1], c_LBH[below + 1], w_GH, by_layer[below + 1], dtype)
+        ends.append((at_least_float32(h_TBH[-1]), c_BH))
+    h_LBH, c_LBH = (torch.stack(parts) for parts in zip(*ends, strict=True))
+    return h_TBH, h_LBH, c_LBH
+
+
+def _one_layer(
+    x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    kernels = _has_kernels(x_TBG, w_GH, dtype)
+    _say("triton" if kernels else "a loop", x_TBG, dtype)
+    if not kernels:
         return lstm_loop(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
+    h_TBH, _, c_LBH = _scan(x_TBG, h_BH[None], c_BH[None], None if mask is None else mask[None], dtype, w_GH)
+    return h_TBH, c_LBH[0]
 
 
 def lstm_loop(
@@ -52,54 +114,74 @@ def lstm_loop(
     w_GH, h_BH, c_BH = w_GH.to(dtype), h_BH.to(dtype), at_least_float32(c_BH)
     outputs: list[Tensor] = []
     for x_BG in at_least_float32(x_TBG).unbind():
-        i, f, g, o = (x_BG + _recurrent_share(h_BH, w_GH, mask)).chunk(4, dim=-1)
+        i, f, g, o = (x_BG + _share(h_BH, w_GH, mask)).chunk(4, dim=-1)
         c_BH = f.sigmoid() * c_BH + i.sigmoid() * g.tanh()
         h_BH = (o.sigmoid() * c_BH.tanh()).to(dtype)
         outputs.append(h_BH)
     return torch.stack(outputs), c_BH
 
 
-def _recurrent_share(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return F.linear(h_BH, w_GH)
-    recurs = (h_BH * mask).to(w_GH.dtype)
-    if mask.dim() == 2:
-        return F.linear(recurs, w_GH)
-    return torch.bmm(recurs, w_GH.view(4, *h_BH.shape[1:] * 2).mT).transpose(0, 1).flatten(1)
+def _share(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
+    """What a state, or those of all steps, adds to the gates that read it."""
+    if mask is None or mask.dim() == 2:
+        return F.linear(h_BH if mask is None else (h_BH * mask).to(w_GH.dtype), w_GH, bias_G)
+    masked_4BH = (h_BH.unsqueeze(-3) * mask).to(w_GH.dtype)
+    share_4BH = torch.matmul(masked_4BH, w_GH.reshape(4, -1, w_GH.shape[1]).mT)
+    share_BG = share_4BH.transpose(-3, -2).flatten(-2)
+    return share_BG if bias_G is None else share_BG + bias_G
 
 
-def _has_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype) -> bool:
-    """Whether triton does it: where a GPU and `using` let it, in any type but float64."""
+def _say(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
+    if not torch.compiler.is_compiling():  # a graph cannot log
+        say_once("an LSTM with a mask on its state", impl, x_TBG.device.type, dtype)
+
+
+def _has_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, layers: int = 1) -> bool:
+    """Whether triton does it: where a GPU and `using` let it and the layers have room, in any type but float64."""
     if dtype == torch.float64 or not x_TBG.numel() or not triton_chosen(x_TBG.device, dtype):
         return False
     from reefknot.kernels.triton_recurrence import Plan
 
-    return Plan.choose(x_TBG.shape[1], w_GH.shape[1], dtype, x_TBG.device) is not None
+    return Plan.choose(x_TBG.shape[1], w_GH.shape[1], dtype, x_TBG.device, layers) is not None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a grid that waits for itself is nothing to trace
 def _scan(
-    x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    found = _Scan.apply(x_TBG, h_BH, c_BH, w_GH, mask, dtype)  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor], found)
+    x_TBG: Tensor, h_LBH: Tensor, c_LBH: Tensor, masks: Tensor | None, dtype: torch.dtype, *weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = _Scan.apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor, Tensor], found)
 
 
 class _Scan(torch.autograd.Function):
-    """Both directions by the kernels. The weights' gradient is one product over all steps, after the walk back."""
+    """Both directions by the kernels, for recurrent weights, upward weights and biases in this order. The weights'
+    gradients are products over all steps, after the walk back."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        x_TBG: Tensor,
+        h_LBH: Tensor,
+        c_LBH: Tensor,
+        masks: Tensor | None,
+        dtype: torch.dtype,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         from reefknot.kernels.triton_recurrence import walk_forward
 
-        h_TBH, walked = walk_forward(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
-        ctx.save_for_backward(w_GH, mask, *walked)
-        return h_TBH, walked.cells[-1].clone()
+        matrices = 2 * len(h_LBH) - 1
+        h_TBH, h_LBH, c_LBH, walked = walk_forward(
+            x_TBG, h_LBH, c_LBH, weights[:matrices], weights[matrices:], masks, dtype
+        )
+        ctx.save_for_backward(masks, *walked)
+        ctx.set_materialize_grads(False)
+        ctx.wanted = weights[0].dtype
+        return h_TBH, h_LBH, c_LBH
 
     @staticmethod
-    def backward(ctx: Any, g_TBH: Tensor, g_c_BH: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, g_TBH: Tensor | None, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise ArgumentError(
                 "the LSTM's kernels have first derivatives only (create_graph = True asks for more); "
@@ -107,28 +189,49 @@ class _Scan(torch.autograd.Function):
             )
         from reefknot.kernels.triton_recurrence import Walked, walk_backward
 
-        w_GH, mask, *saved = ctx.saved_tensors
+        masks, *saved = ctx.saved_tensors
         walked = Walked(*saved)
-        d_TBG, dc_BH = walk_backward(g_TBH, g_c_BH, w_GH, mask, walked)
-        dh_BH = _state_gradient(d_TBG[0], w_GH, mask) if ctx.needs_input_grad[1] else None
-        dw_GH = _weight_gradient(d_TBG, walked.states) if ctx.needs_input_grad[3] else None
-        return d_TBG, dh_BH, dc_BH, dw_GH, None, None
+        layers, steps, rows, gates = walked.gates.shape
+        if g_TBH is None:
+            g_TBH = walked.gates.new_zeros(steps, rows, gates // 4)
+        d_LTB4P, dc_LBH = walk_backward(g_TBH, g_h_LBH, g_c_LBH, masks, walked)
+        d_LTBG = d_LTB4P[..., : gates // 4].flatten(-2)
+        _, needs_h, _, _, _, *needs = ctx.needs_input_grad
+        dh_LBH = _state_gradients(d_LTBG[:, 0], walked.weights, masks) if needs_h else None
+        dws: list[Tensor | None] = [None] * len(needs)
+        if any(needs[:layers]):
+            dws[:layers] = _weight_gradients(d_LTB4P, walked.states[:, :-1], gates // 4, ctx.wanted)
+        if any(needs[layers:]):
+            up = slice(layers, 2 * layers - 1)
+            dws[up] = _weight_gradients(d_LTB4P[1:], walked.states[:-1, 1:], gates // 4, ctx.wanted)
+            dws[up.stop :] = d_LTBG[1:].sum((1, 2), dtype=ctx.wanted).unbind()
+        return d_LTBG[0], dh_LBH, dc_LBH, None, None, *dws
 
 
-def _state_gradient(d_BG: Tensor, w_GH: Tensor, mask: Tensor | None) -> Tensor:
-    """Of the state before the first step, from the gradients of that step's gates."""
-    w_GH = w_GH.to(d_BG.dtype)
-    if mask is None or mask.dim() == 2:
-        dh_BH = product(d_BG, w_GH)
-        return dh_BH if mask is None else dh_BH * mask
-    shares = (product(d_BH, w_HH) for d_BH, w_HH in zip(d_BG.chunk(4, dim=-1), w_GH.chunk(4), strict=True))
-    return (torch.stack(list(shares)) * mask).sum(0)
+def _state_gradients(d_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
+    """Of the states before the first step, from the gradients of that step's gates."""
+    layers, rows, gates = d_LBG.shape
+    d_L4BH = d_LBG.view(layers, rows, 4, -1).transpose(1, 2)
+    w_L4HH = w_4HP[:layers, ..., : gates // 4]
+    dh_L4BH = at_least_float32(d_L4BH) @ at_least_float32(w_L4HH)
+    if masks is not None:
+        dh_L4BH = dh_L4BH * masks.view(layers, -1, rows, gates // 4)
+    return dh_L4BH.sum(1)
 
 
-def _weight_gradient(d_TBG: Tensor, states_TBMH: Tensor) -> Tensor:
-    """From the gradients of all gates and the masked states that were read at the same steps."""
-    states_NMH = states_TBMH[: len(d_TBG)].flatten(0, 1)
-    d_NG = d_TBG.flatten(0, 1)
-    masks = states_NMH.shape[1]
-    shares = zip(d_NG.chunk(masks, dim=-1), states_NMH.unbind(1), strict=True)
-    return torch.cat([product(d_N.mT, states_NH) for d_N, states_NH in shares])
+def _weight_gradients(d_LTB4P: Tensor, states_LTBMP: Tensor, units: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    """From the gradients of all gates and the masked states that were read at the same steps, layer by layer."""
+    layers, _, _, masks, padded = states_LTBMP.shape
+    d_NGT = d_LTB4P.reshape(layers, -1, masks, 4 * padded // masks).permute(0, 2, 3, 1).flatten(0, 1)
+    states_NTP = states_LTBMP.reshape(layers, -1, masks, padded).transpose(1, 2).flatten(0, 1)
+    dw_NGP = _products(d_NGT, states_NTP, dtype)
+    return dw_NGP.view(layers, 4, padded, padded)[:, :, :units, :units].reshape(layers, -1, units).unbind()
+
+
+def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b of several matrices, rounded once: to `dtype`, or to float32 at least."""
+    if a.dtype in (dtype, wide(a.dtype)):
+        return torch.bmm(a, b)
+    if widened(a, a.dtype):
+        return torch.bmm(at_least_float32(a), at_least_float32(b))
+    return torch.bmm(a, b, out_dtype=torch.float32)

@@ -1,9 +1,11 @@
-"""The kernels that walk through a window of an LSTM and back: one launch each, however many steps there are.
+"""The kernels that walk through a window of an LSTM and back: one launch each, however many steps and layers there are.
 
-Each program owns a few units for a tile of rows: it reads the state of all units that the programs have left in memory,
-makes the four gates of its own, leaves its own part of the next state and meets the others at a barrier. Whatever does
-not depend on the others (the input's share, the saved gates, what is stored for later) is moved while it waits there.
-Each number is written by one program and summed in one order, so that equal calls give equal bits.
+Each program owns a few units of one layer for a tile of rows: it reads the state of all units that the layer's programs
+have left in memory, makes the four gates of its own, leaves its own part of the next state and meets the others at a
+barrier. A layer that reads another waits for it step by step, so that all layers walk at once, each a step behind the
+one before it. Whatever does not depend on the layer's last step (the input's share, the layer before, the saved gates,
+what is stored for later) is moved while that ends. Each number is written by one program and summed in one order, so
+that equal calls give equal bits.
 
 Shapes: T steps, B rows of the batch, H units, P of them with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
 """
@@ -25,62 +27,124 @@ def _tanh(x):
 
 
 @triton.jit
+def _counter(count_ptr, tile, place, LAYERS: tl.constexpr):
+    """Of a tile's layer, in a line of its own, which the others' do not hold up; None where none may wait."""
+    if count_ptr is not None:
+        count_ptr += (tile * LAYERS + place) * 32
+    return count_ptr
+
+
+@triton.jit
 def _arrive(count_ptr):
     """Says that all this program has stored so far can be read."""
-    tl.debug_barrier()
-    tl.atomic_add(count_ptr, 1, sem="release", scope="gpu")
+    if count_ptr is not None:
+        tl.debug_barrier()
+        tl.atomic_add(count_ptr, 1, sem="release", scope="gpu")
 
 
 @triton.jit
 def _wait(count_ptr, arrivals):
     """Until so many programs have arrived. Every thread reads for itself, so that none has to tell the others."""
-    while (
-        tl.inline_asm_elementwise(
-            "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [count_ptr], dtype=tl.int32, is_pure=False, pack=1
-        )
-        < arrivals
-    ):
-        pass
+    if count_ptr is not None:
+        while (
+            tl.inline_asm_elementwise(
+                "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [count_ptr], dtype=tl.int32, is_pure=False, pack=1
+            )
+            < arrivals
+        ):
+            pass
 
 
 @triton.jit
-def _four_products(
+def _own(tile, B, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
+    """A program's rows and units, which of them exist, and their places in (B, H) and in (B, 4, H)."""
+    rows = tile * BM + tl.arange(0, BM)
+    units = tl.program_id(0) * BH + tl.arange(0, BH)
+    there = (rows[:, None] < B) & (units[None, :] < H)
+    return rows, units, there, rows[:, None] * H + units[None, :], rows[:, None] * (4 * H) + units[None, :]
+
+
+@triton.jit
+def _zeros(BM: tl.constexpr, BH: tl.constexpr):
+    zero = tl.zeros((BM, BH), tl.float32)
+    return zero, zero, zero, zero
+
+
+@triton.jit
+def _load_weights(w_ptr, units, k, H: tl.constexpr, P: tl.constexpr):
+    """From (4, H, P): those that take units k of the others to a program's own, gate by gate."""
+    at = w_ptr + units[None, :] * P + k[:, None]
+    there = (units[None, :] < H) & (k[:, None] < P)
+    i = tl.load(at, mask=there, other=0.0)
+    f = tl.load(at + H * P, mask=there, other=0.0)
+    g = tl.load(at + 2 * H * P, mask=there, other=0.0)
+    o = tl.load(at + 3 * H * P, mask=there, other=0.0)
+    return i, f, g, o
+
+
+@triton.jit
+def _add_products(
+    a_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, k, B, P: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Adds a_m w_m for each gate m, in float32, over units k: a is (B, M, P), one for all gates or one for each."""
+    at = a_ptr + rows[:, None] * (M * P) + k[None, :]
+    there = (rows[:, None] < B) & (k[None, :] < P)
+    # Past the cache of the multiprocessor, which does not see what others write.
+    a_i = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+    a_f, a_g, a_o = a_i, a_i, a_i
+    if M == 4:
+        a_f = tl.load(at + P, mask=there, other=0.0, cache_modifier=".cg")
+        a_g = tl.load(at + 2 * P, mask=there, other=0.0, cache_modifier=".cg")
+        a_o = tl.load(at + 3 * P, mask=there, other=0.0, cache_modifier=".cg")
+    # Four sums, even where one would do: each product waits for the sum that it adds to.
+    i = tl.dot(a_i, w_i, i, input_precision=PRECISION)
+    f = tl.dot(a_f, w_f, f, input_precision=PRECISION)
+    g = tl.dot(a_g, w_g, g, input_precision=PRECISION)
+    o = tl.dot(a_o, w_o, o, input_precision=PRECISION)
+    return i, f, g, o
+
+
+@triton.jit
+def _hold_weights(w_ptr, units, H: tl.constexpr, P: tl.constexpr, HOLD: tl.constexpr):
+    """All of a program's weights, to be kept on the chip, where they are at most HOLD wide; else nothing."""
+    if HOLD:
+        i, f, g, o = _load_weights(w_ptr, units, tl.arange(0, HOLD), H, P)
+    else:
+        i, f, g, o = _zeros(1, 1)
+    return i, f, g, o
+
+
+@triton.jit
+def _add_share(
     a_ptr,
     w_ptr,
+    w_i,
+    w_f,
+    w_g,
+    w_o,
+    i,
+    f,
+    g,
+    o,
     rows,
     units,
     B,
+    H: tl.constexpr,
     P: tl.constexpr,
     M: tl.constexpr,
-    BM: tl.constexpr,
-    BH: tl.constexpr,
     BK: tl.constexpr,
+    HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """a_m w_m^T for each gate m, in float32: a is (B, M, P), one for all gates or one for each, and w is (4, P, P)."""
-    k = tl.arange(0, BK)
-    a_at = a_ptr + rows[:, None] * (M * P) + k[None, :]
-    w_at = w_ptr + units[None, :] * P + k[:, None]
-    there = rows[:, None] < B
-    i = tl.zeros((BM, BH), tl.float32)
-    f = tl.zeros((BM, BH), tl.float32)
-    g = tl.zeros((BM, BH), tl.float32)
-    o = tl.zeros((BM, BH), tl.float32)
-    for _ in range(0, P, BK):
-        # Past the cache of the multiprocessor, which does not see what others write.
-        a_i = tl.load(a_at, mask=there, other=0.0, cache_modifier=".cg")
-        a_f, a_g, a_o = a_i, a_i, a_i
-        if M == 4:
-            a_f = tl.load(a_at + P, mask=there, other=0.0, cache_modifier=".cg")
-            a_g = tl.load(a_at + 2 * P, mask=there, other=0.0, cache_modifier=".cg")
-            a_o = tl.load(a_at + 3 * P, mask=there, other=0.0, cache_modifier=".cg")
-        # Four sums, even where one would do: each product waits for the sum that it adds to.
-        i = tl.dot(a_i, tl.load(w_at), i, input_precision=PRECISION)
-        f = tl.dot(a_f, tl.load(w_at + P * P), f, input_precision=PRECISION)
-        g = tl.dot(a_g, tl.load(w_at + 2 * P * P), g, input_precision=PRECISION)
-        o = tl.dot(a_o, tl.load(w_at + 3 * P * P), o, input_precision=PRECISION)
-        a_at += BK
-        w_at += BK
+    """The products over all units, with weights that are held, or read as they are needed."""
+    if HOLD:
+        k = tl.arange(0, HOLD)
+        i, f, g, o = _add_products(a_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, k, B, P, M, PRECISION)
+    else:
+        for start in range(0, P, BK):
+            k = start + tl.arange(0, BK)
+            v_i, v_f, v_g, v_o = _load_weights(w_ptr, units, k, H, P)
+            i, f, g, o = _add_products(a_ptr, v_i, v_f, v_g, v_o, i, f, g, o, rows, k, B, P, M, PRECISION)
     return i, f, g, o
 
 
@@ -103,9 +167,26 @@ def _store_gates(ptr, i, f, g, o, own, H: tl.constexpr):
 
 
 @triton.jit
-def _load_mask(ptr, places, own, stride, M: tl.constexpr, MASKED: tl.constexpr):
-    """A factor per gate: from one (B, H) for all of them, or from (4, B, H)."""
-    if MASKED:
+def _store_masked(ptr, h, i, f, g, o, own, P: tl.constexpr, M: tl.constexpr):
+    """A state as each gate will read it, or as all will."""
+    kept = h.to(tl.float32)  # rounded before it is masked, as a state that comes from the window before is
+    if M == 4:
+        _store_gates(ptr, kept * i, kept * f, kept * g, kept * o, own, P)
+    else:
+        tl.store(ptr, (kept * i).to(h.dtype), mask=own)
+
+
+@triton.jit
+def _gate_gradients(dh, dc, i, f, g, o, before, bent):
+    """From those of the state and the cell after a step; `before` is the cell before it, `bent` tanh of that after."""
+    d_o = dh * bent * o * (1.0 - o)
+    return dc * g * i * (1.0 - i), dc * before * f * (1.0 - f), dc * i * (1.0 - g * g), d_o
+
+
+@triton.jit
+def _load_mask(ptr, places, own, stride, M: tl.constexpr):
+    """A factor per gate: from one (B, H) for all of them, or from (4, B, H); 1 without."""
+    if ptr is not None:
         i = tl.load(ptr + places, mask=own, other=0.0).to(tl.float32)
     else:
         i = tl.full(own.shape, 1.0, tl.float32)
@@ -117,124 +198,168 @@ def _load_mask(ptr, places, own, stride, M: tl.constexpr, MASKED: tl.constexpr):
     return i, f, g, o
 
 
-@triton.jit(do_not_specialize=["first", "last", "T", "tile", "B"])
+@triton.jit(do_not_specialize=["first", "last", "T", "tile", "place", "B"])
 def forward_kernel(
     x_ptr,
     w_ptr,
+    bias_ptr,
     mask_ptr,
     states_ptr,
-    h_ptr,
     cells_ptr,
     gates_ptr,
+    h_ptr,
+    end_h_ptr,
+    end_c_ptr,
     count_ptr,
     first,
     last,
     T,
     tile,
+    place,
     B,
+    LAYERS: tl.constexpr,
     H: tl.constexpr,
     P: tl.constexpr,
     M: tl.constexpr,
-    MASKED: tl.constexpr,
-    MEETING: tl.constexpr,
     BM: tl.constexpr,
     BH: tl.constexpr,
     BK: tl.constexpr,
+    HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Steps `first` to `last`: outputs h (T, B, H), and for the way back the masked states (T + 1, B, M, P), the cells
-    (T + 1, B, H) and the activated gates (T, B, 4, H). States and cells before the first step are given there."""
-    rows = (tile + tl.program_id(1)) * BM + tl.arange(0, BM)
-    units = tl.program_id(0) * BH + tl.arange(0, BH)
-    own = (rows[:, None] < B) & (units[None, :] < H)
-    at_BH = rows[:, None] * H + units[None, :]
+    """Steps `first` to `last`: outputs h (T, B, H) of the last layer, and the states (LAYERS, B, H) and cells of all
+    layers at the end; for the way back the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and
+    the activated gates (LAYERS, T, B, 4, H). States and cells before the first step are given there. Weights are
+    (2 LAYERS - 1, 4, H, P): the recurrent ones of all layers, then those that take a state up."""
+    layer = place + tl.program_id(2)
+    tile += tl.program_id(1)
+    rows, units, own, at_BH, at_BG = _own(tile, B, H, BM, BH)
     at_BMP = rows[:, None] * (M * P) + units[None, :]
-    at_BG = rows[:, None] * (4 * H) + units[None, :]
     batch = B.to(tl.int64)
-    count_ptr += tile + tl.program_id(1)
-    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, at_BH, own, batch * H, M, MASKED)
+    states_ptr += layer * (T + 1) * batch * (M * P)
+    below_ptr = states_ptr - (T + 1) * batch * (M * P)
+    cells_ptr += layer * (T + 1) * batch * H
+    gates_ptr += layer * T * batch * (4 * H)
+    up_ptr = w_ptr + (LAYERS + layer - 1) * (4 * H * P)
+    w_ptr += layer * (4 * H * P)
+    ready_ptr = _counter(count_ptr, tile, layer - 1, LAYERS)
+    count_ptr = _counter(count_ptr, tile, layer, LAYERS)
+    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, own, batch * H, M)
+    w_i, w_f, w_g, w_o = _hold_weights(w_ptr, units, H, P, HOLD)
+    if LAYERS > 1:
+        u_i, u_f, u_g, u_o = _hold_weights(up_ptr, units, H, P, HOLD)
+        bias_ptr += (layer - 1) * (4 * H) + units[None, :]
+        b_i, b_f, b_g, b_o = _load_gates(bias_ptr, (units[None, :] < H) & (layer > 0), H)
     c = tl.load(cells_ptr + first * batch * H + at_BH, mask=own, other=0.0)
+    h = tl.zeros((BM, BH), h_ptr.dtype.element_ty)
     for t in range(first, last):
-        x_i, x_f, x_g, x_o = _load_gates(x_ptr + t * batch * (4 * H) + at_BG, own, H)
-        if MEETING:
-            _wait(count_ptr, (t - first) * tl.num_programs(0))
-        read_ptr = states_ptr + t * batch * (M * P)
-        i, f, g, o = _four_products(read_ptr, w_ptr, rows, units, B, P, M, BM, BH, BK, PRECISION)
-        i = _sigmoid(i + x_i)
-        f = _sigmoid(f + x_f)
-        g = _tanh(g + x_g)
-        o = _sigmoid(o + x_o)
+        x_i, x_f, x_g, x_o = _load_gates(x_ptr + t * batch * (4 * H) + at_BG, own & (layer == 0), H)
+        i, f, g, o = _zeros(BM, BH)
+        if LAYERS > 1:
+            x_i, x_f, x_g, x_o = x_i + b_i, x_f + b_f, x_g + b_g, x_o + b_o
+            # First, because the layer below is ahead by a step or more, while this one's last step is just ending.
+            if layer > 0:
+                _wait(ready_ptr, (t + 1 - first) * tl.num_programs(0))
+                i, f, g, o = _add_share(
+                    *(below_ptr + (t + 1) * batch * (M * P), up_ptr, u_i, u_f, u_g, u_o, i, f, g, o, rows, units, B),
+                    *(H, P, M, BK, HOLD, PRECISION),
+                )
+        _wait(count_ptr, (t - first) * tl.num_programs(0))
+        i, f, g, o = _add_share(
+            *(states_ptr + t * batch * (M * P), w_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, units, B),
+            *(H, P, M, BK, HOLD, PRECISION),
+        )
+        i, f, g, o = _sigmoid(i + x_i), _sigmoid(f + x_f), _tanh(g + x_g), _sigmoid(o + x_o)
         c = f * c + i * g
-        h = (o * _tanh(c)).to(h_ptr.dtype.element_ty)
-        left_ptr = states_ptr + (t + 1) * batch * (M * P) + at_BMP
-        kept = h.to(tl.float32)  # rounded before it is masked, as a state that comes from the window before is
-        if M == 4:
-            _store_gates(left_ptr, kept * mask_i, kept * mask_f, kept * mask_g, kept * mask_o, own, P)
-        else:
-            tl.store(left_ptr, (kept * mask_i).to(h.dtype), mask=own)
-        if MEETING:
-            _arrive(count_ptr)
-        tl.store(h_ptr + t * batch * H + at_BH, h, mask=own)
+        h = (o * _tanh(c)).to(h.dtype)
+        _store_masked(states_ptr + (t + 1) * batch * (M * P) + at_BMP, h, mask_i, mask_f, mask_g, mask_o, own, P, M)
+        _arrive(count_ptr)
+        tl.store(h_ptr + t * batch * H + at_BH, h, mask=own & (layer == LAYERS - 1))
         tl.store(cells_ptr + (t + 1) * batch * H + at_BH, c, mask=own)
         _store_gates(gates_ptr + t * batch * (4 * H) + at_BG, i, f, g, o, own, H)
+    tl.store(end_h_ptr + layer * batch * H + at_BH, h, mask=own)
+    tl.store(end_c_ptr + layer * batch * H + at_BH, c, mask=own)
 
 
-@triton.jit(do_not_specialize=["first", "last", "T", "tile", "B"])
+@triton.jit(do_not_specialize=["first", "last", "T", "tile", "place", "B"])
 def backward_kernel(
     g_ptr,
+    end_h_ptr,
+    end_c_ptr,
     w_ptr,
     mask_ptr,
-    d_ptr,
-    dc_ptr,
     cells_ptr,
     gates_ptr,
+    d_ptr,
+    dc_ptr,
     count_ptr,
     first,
     last,
     T,
     tile,
+    place,
     B,
+    LAYERS: tl.constexpr,
     H: tl.constexpr,
     P: tl.constexpr,
     M: tl.constexpr,
-    MASKED: tl.constexpr,
-    MEETING: tl.constexpr,
     BM: tl.constexpr,
     BH: tl.constexpr,
     BK: tl.constexpr,
+    HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Steps `first` to `last` counted from the end: the gates' gradients d (T + 1, B, 4, P), which are zero after the
-    last step, from the outputs' g (T, B, H). dc (B, H) comes with the last cells' gradient and leaves with the first's.
-    """
-    rows = (tile + tl.program_id(1)) * BM + tl.arange(0, BM)
-    units = tl.program_id(0) * BH + tl.arange(0, BH)
-    own = (rows[:, None] < B) & (units[None, :] < H)
-    at_BH = rows[:, None] * H + units[None, :]
-    at_BG = rows[:, None] * (4 * H) + units[None, :]
+    """Steps `first` to `last` and layers, both counted from the end: the gates' gradients d (LAYERS, T, B, 4, P) and
+    those of the cells before the first step, dc (LAYERS, B, H), from those of the outputs, g (T, B, H), and of the last
+    states and cells (LAYERS, B, H), or None. Weights as on the way there, each transposed."""
+    behind = place + tl.program_id(2)
+    layer = LAYERS - 1 - behind
+    tile += tl.program_id(1)
+    rows, units, own, at_BH, at_BG = _own(tile, B, H, BM, BH)
     at_BGP = rows[:, None] * (4 * P) + units[None, :]
     batch = B.to(tl.int64)
-    count_ptr += tile + tl.program_id(1)
-    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, at_BH, own, batch * H, M, MASKED)
-    dc = tl.load(dc_ptr + at_BH, mask=own, other=0.0)
+    d_ptr += layer * T * batch * (4 * P)
+    above_ptr = d_ptr + T * batch * (4 * P)
+    cells_ptr += layer * (T + 1) * batch * H
+    gates_ptr += layer * T * batch * (4 * H)
+    at_LBH = layer * batch * H + at_BH
+    # The last layer has none above it: it is given what another reads, and leaves it alone.
+    down_ptr = w_ptr + (LAYERS + tl.minimum(layer, LAYERS - 2)) * (4 * H * P)
+    w_ptr += layer * (4 * H * P)
+    ready_ptr = _counter(count_ptr, tile, behind - 1, LAYERS)
+    count_ptr = _counter(count_ptr, tile, behind, LAYERS)
+    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, own, batch * H, M)
+    w_i, w_f, w_g, w_o = _hold_weights(w_ptr, units, H, P, HOLD)
+    if LAYERS > 1:
+        u_i, u_f, u_g, u_o = _hold_weights(down_ptr, units, H, P, HOLD)
+    dc = tl.load(dc_ptr + at_LBH, mask=own & (first > 0), other=0.0)
+    if end_c_ptr is not None:
+        dc += tl.load(end_c_ptr + at_LBH, mask=own & (first == 0), other=0.0).to(tl.float32)
     for step in range(first, last):
         t = T - 1 - step
         i, f, g, o = _load_gates(gates_ptr + t * batch * (4 * H) + at_BG, own, H)
         before = tl.load(cells_ptr + t * batch * H + at_BH, mask=own, other=0.0)
         bent = _tanh(tl.load(cells_ptr + (t + 1) * batch * H + at_BH, mask=own, other=0.0))
-        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=own, other=0.0).to(tl.float32)
-        if MEETING:
-            _wait(count_ptr, (step - first) * tl.num_programs(0))
-        read_ptr = d_ptr + (t + 1) * batch * (4 * P)
-        d_i, d_f, d_g, d_o = _four_products(read_ptr, w_ptr, rows, units, B, P, 4, BM, BH, BK, PRECISION)
+        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=own & (behind == 0), other=0.0).to(tl.float32)
+        if end_h_ptr is not None:
+            dh += tl.load(end_h_ptr + at_LBH, mask=own & (step == 0), other=0.0).to(tl.float32)
+        d_i, d_f, d_g, d_o = _zeros(BM, BH)
+        if LAYERS > 1 and behind > 0:
+            _wait(ready_ptr, (step + 1 - first) * tl.num_programs(0))
+            d_i, d_f, d_g, d_o = _add_share(
+                *(above_ptr + t * batch * (4 * P), down_ptr, u_i, u_f, u_g, u_o, d_i, d_f, d_g, d_o, rows, units, B),
+                *(H, P, 4, BK, HOLD, PRECISION),
+            )
+        _wait(count_ptr, (step - first) * tl.num_programs(0))
+        there = tl.where(step > 0, B, 0)  # the last step's state does not recur
+        d_i, d_f, d_g, d_o = _add_share(
+            *(d_ptr + (t + 1) * batch * (4 * P), w_ptr, w_i, w_f, w_g, w_o, d_i, d_f, d_g, d_o, rows, units, there),
+            *(H, P, 4, BK, HOLD, PRECISION),
+        )
         dh += (d_i * mask_i + d_f * mask_f) + (d_g * mask_g + d_o * mask_o)
         dc += dh * o * (1.0 - bent * bent)
-        d_i = dc * g * i * (1.0 - i)
-        d_f = dc * before * f * (1.0 - f)
-        d_g = dc * i * (1.0 - g * g)
-        d_o = dh * bent * o * (1.0 - o)
+        d_i, d_f, d_g, d_o = _gate_gradients(dh, dc, i, f, g, o, before, bent)
         _store_gates(d_ptr + t * batch * (4 * P) + at_BGP, d_i, d_f, d_g, d_o, own, P)
-        if MEETING:
-            _arrive(count_ptr)
+        _arrive(count_ptr)
         dc *= f
-    tl.store(dc_ptr + at_BH, dc, mask=own)
+    tl.store(dc_ptr + at_LBH, dc, mask=own)

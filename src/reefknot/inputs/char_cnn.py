@@ -1,13 +1,14 @@
 """A word goes in as its spelling: convolutions over its bytes (Kim et al. 2016; Baevski & Auli 2019).
 
-Shapes: U distinct words, V all words, L bytes, C width of a byte's vector, F features, D width.
+Shapes: U distinct words, V all words, L bytes, C width of a byte's vector, W = C x width of a filter, F features,
+D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import torch.nn.functional as F
@@ -124,13 +125,15 @@ class CharCNN(InputEnd):
         bytes_UL = bytes_UL[:, used_L]
         padding_UL = bytes_UL == 0
         # Not left to the padding row: an initialisation of the whole model draws that one too.
-        x_UCL = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0).transpose(1, 2)
+        x_ULC = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0)
         # A word without bytes counts as one byte long: the greatest of no windows would be minus infinity.
         outside_UL = F.pad(padding_UL[:, 1:], (1, 0), value=False)
         features = []
-        for width, convolution in zip(self.widths, self.convolutions, strict=True):
-            windows_UFL = convolution(F.pad(x_UCL, (0, width - 1)))
-            features.append(windows_UFL.masked_fill(outside_UL[:, None], -torch.inf).max(dim=-1).values.relu())
+        for width, convolution in zip(self.widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
+            # A plain product. cuDNN prepares its convolutions for each size, and no two windows have as many words.
+            windows_ULW = F.pad(x_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
+            found_ULF = F.linear(windows_ULW, convolution.weight.flatten(1), convolution.bias)
+            features.append(found_ULF.masked_fill(outside_UL[..., None], -torch.inf).max(dim=1).values.relu())
         return torch.cat(features, dim=-1)
 
 

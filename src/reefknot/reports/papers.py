@@ -11,6 +11,7 @@ where the run has any. One that does not say which code, command and settings ma
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -137,13 +138,21 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in RECORDED:
-            shutil.copyfile(result.folder / name, folder / name)
-        for kind in result.evaluations:
+        if result.evaluations:
             (folder / EVALUATED).mkdir(exist_ok=True)
-            shutil.copyfile(result.folder / EVALUATED / f"{kind}.json", folder / EVALUATED / f"{kind}.json")
+        for name in (*RECORDED, *(f"{EVALUATED}/{kind}.json" for kind in result.evaluations)):
+            write_text(folder / name, _without_places((result.folder / name).read_text(encoding="utf-8")))
         write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
     return added
+
+
+def _without_places(text: str) -> str:
+    """Commands with RUN and DIR for the folders of the machine that they were given on."""
+    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda found: found[1] + _general(found[2]), text)
+
+
+def _general(command: str) -> str:
+    return re.sub(r"(?<=[ =])/\S+", "RUN", re.sub(r"--data[ =]\S+", "--data DIR", command))
 
 
 def _by_epoch(path: Path) -> str:

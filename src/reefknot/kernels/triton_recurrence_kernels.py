@@ -149,6 +149,13 @@ def _add_share(
 
 
 @triton.jit
+def _only(condition, own):
+    """A mask, or nothing where a condition does not hold that all places share. Not `own & condition`, which the
+    interpreter of triton 3.9 makes a mask of whole numbers and then refuses."""
+    return tl.where(condition, own, False)
+
+
+@triton.jit
 def _load_gates(ptr, own, H: tl.constexpr):
     """Of rows that are (4, H) each."""
     i = tl.load(ptr, mask=own, other=0.0).to(tl.float32)
@@ -249,11 +256,11 @@ def forward_kernel(
     if LAYERS > 1:
         u_i, u_f, u_g, u_o = _hold_weights(up_ptr, units, H, P, HOLD)
         bias_ptr += (layer - 1) * (4 * H) + units[None, :]
-        b_i, b_f, b_g, b_o = _load_gates(bias_ptr, (units[None, :] < H) & (layer > 0), H)
+        b_i, b_f, b_g, b_o = _load_gates(bias_ptr, _only(layer > 0, units[None, :] < H), H)
     c = tl.load(cells_ptr + first * batch * H + at_BH, mask=own, other=0.0)
     h = tl.zeros((BM, BH), h_ptr.dtype.element_ty)
     for t in range(first, last):
-        x_i, x_f, x_g, x_o = _load_gates(x_ptr + t * batch * (4 * H) + at_BG, own & (layer == 0), H)
+        x_i, x_f, x_g, x_o = _load_gates(x_ptr + t * batch * (4 * H) + at_BG, _only(layer == 0, own), H)
         i, f, g, o = _zeros(BM, BH)
         if LAYERS > 1:
             x_i, x_f, x_g, x_o = x_i + b_i, x_f + b_f, x_g + b_g, x_o + b_o
@@ -274,7 +281,7 @@ def forward_kernel(
         h = (o * _tanh(c)).to(h.dtype)
         _store_masked(states_ptr + (t + 1) * batch * (M * P) + at_BMP, h, mask_i, mask_f, mask_g, mask_o, own, P, M)
         _arrive(count_ptr)
-        tl.store(h_ptr + t * batch * H + at_BH, h, mask=own & (layer == LAYERS - 1))
+        tl.store(h_ptr + t * batch * H + at_BH, h, mask=_only(layer == LAYERS - 1, own))
         tl.store(cells_ptr + (t + 1) * batch * H + at_BH, c, mask=own)
         _store_gates(gates_ptr + t * batch * (4 * H) + at_BG, i, f, g, o, own, H)
     tl.store(end_h_ptr + layer * batch * H + at_BH, h, mask=own)
@@ -316,7 +323,6 @@ def backward_kernel(
     layer = LAYERS - 1 - behind
     tile += tl.program_id(1)
     rows, units, own, at_BH, at_BG = _own(tile, B, H, BM, BH)
-    at_BGP = rows[:, None] * (4 * P) + units[None, :]
     batch = B.to(tl.int64)
     d_ptr += layer * T * batch * (4 * P)
     above_ptr = d_ptr + T * batch * (4 * P)
@@ -326,23 +332,22 @@ def backward_kernel(
     # The last layer has none above it: it is given what another reads, and leaves it alone.
     down_ptr = w_ptr + (LAYERS + tl.minimum(layer, LAYERS - 2)) * (4 * H * P)
     w_ptr += layer * (4 * H * P)
-    ready_ptr = _counter(count_ptr, tile, behind - 1, LAYERS)
-    count_ptr = _counter(count_ptr, tile, behind, LAYERS)
+    ready_ptr, count_ptr = _counter(count_ptr, tile, behind - 1, LAYERS), _counter(count_ptr, tile, behind, LAYERS)
     mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, own, batch * H, M)
     w_i, w_f, w_g, w_o = _hold_weights(w_ptr, units, H, P, HOLD)
     if LAYERS > 1:
         u_i, u_f, u_g, u_o = _hold_weights(down_ptr, units, H, P, HOLD)
-    dc = tl.load(dc_ptr + at_LBH, mask=own & (first > 0), other=0.0)
+    dc = tl.load(dc_ptr + at_LBH, mask=_only(first > 0, own), other=0.0)
     if end_c_ptr is not None:
-        dc += tl.load(end_c_ptr + at_LBH, mask=own & (first == 0), other=0.0).to(tl.float32)
+        dc += tl.load(end_c_ptr + at_LBH, mask=_only(first == 0, own), other=0.0).to(tl.float32)
     for step in range(first, last):
         t = T - 1 - step
         i, f, g, o = _load_gates(gates_ptr + t * batch * (4 * H) + at_BG, own, H)
         before = tl.load(cells_ptr + t * batch * H + at_BH, mask=own, other=0.0)
         bent = _tanh(tl.load(cells_ptr + (t + 1) * batch * H + at_BH, mask=own, other=0.0))
-        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=own & (behind == 0), other=0.0).to(tl.float32)
+        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=_only(behind == 0, own), other=0.0).to(tl.float32)
         if end_h_ptr is not None:
-            dh += tl.load(end_h_ptr + at_LBH, mask=own & (step == 0), other=0.0).to(tl.float32)
+            dh += tl.load(end_h_ptr + at_LBH, mask=_only(step == 0, own), other=0.0).to(tl.float32)
         d_i, d_f, d_g, d_o = _zeros(BM, BH)
         if LAYERS > 1 and behind > 0:
             _wait(ready_ptr, (step + 1 - first) * tl.num_programs(0))
@@ -351,15 +356,14 @@ def backward_kernel(
                 *(H, P, 4, BK, HOLD, PRECISION),
             )
         _wait(count_ptr, (step - first) * tl.num_programs(0))
-        there = tl.where(step > 0, B, 0)  # the last step's state does not recur
         d_i, d_f, d_g, d_o = _add_share(
-            *(d_ptr + (t + 1) * batch * (4 * P), w_ptr, w_i, w_f, w_g, w_o, d_i, d_f, d_g, d_o, rows, units, there),
-            *(H, P, 4, BK, HOLD, PRECISION),
+            *(d_ptr + (t + 1) * batch * (4 * P), w_ptr, w_i, w_f, w_g, w_o, d_i, d_f, d_g, d_o, rows, units),
+            *(tl.where(step > 0, B, 0), H, P, 4, BK, HOLD, PRECISION),  # the last step's state does not recur
         )
         dh += (d_i * mask_i + d_f * mask_f) + (d_g * mask_g + d_o * mask_o)
         dc += dh * o * (1.0 - bent * bent)
         d_i, d_f, d_g, d_o = _gate_gradients(dh, dc, i, f, g, o, before, bent)
-        _store_gates(d_ptr + t * batch * (4 * P) + at_BGP, d_i, d_f, d_g, d_o, own, P)
+        _store_gates(d_ptr + (t * batch + rows[:, None]) * (4 * P) + units[None, :], d_i, d_f, d_g, d_o, own, P)
         _arrive(count_ptr)
         dc *= f
     tl.store(dc_ptr + at_LBH, dc, mask=own)

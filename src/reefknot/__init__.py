@@ -21,6 +21,7 @@ _HOMES = {
     "AdaptiveLookup": "inputs.adaptive",
     "AdaptiveSoftmax": "outputs.adaptive",
     "ArgumentError": "errors",
+    "AttentionGRU": "encoders.attention_gru",
     "Augmented": "outputs.augmented",
     "BandProjections": "tables",
     "BandedTable": "tables",
@@ -31,6 +32,7 @@ _HOMES = {
     "DataError": "errors",
     "Drill": "outputs.labels.drill",
     "Dual": "outputs.labels.dual",
+    "EncoderDecoder": "encoders.encoder_decoder",
     "GRU": "encoders.stacked",
     "LSTM": "encoders.stacked",
     "LanguageModel": "models.language_model",
@@ -49,6 +51,7 @@ _HOMES = {
     "Softmax": "outputs.softmax",
     "Stopped": "errors",
     "Transformer": "encoders.transformer",
+    "Translator": "models.translator",
     "VariationalLSTM": "encoders.variational_lstm",
     "VocabularySettings": "text.vocabulary",
     "WordTable": "tables",
@@ -63,8 +66,10 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from reefknot.encoders.attention_gru import AttentionGRU as AttentionGRU
     from reefknot.encoders.awd_lstm import AWDLSTM as AWDLSTM
     from reefknot.encoders.bayesian_lstm import BayesianLSTM as BayesianLSTM
+    from reefknot.encoders.encoder_decoder import EncoderDecoder as EncoderDecoder
     from reefknot.encoders.highway import RecurrentHighway as RecurrentHighway
     from reefknot.encoders.stacked import GRU as GRU
     from reefknot.encoders.stacked import LSTM as LSTM
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from reefknot.models.language_model import LanguageModel as LanguageModel
     from reefknot.models.regularisation import RegularisationSettings as RegularisationSettings
+    from reefknot.models.translator import Translator as Translator
     from reefknot.outputs.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from reefknot.outputs.augmented import Augmented as Augmented
     from reefknot.outputs.labels.bilinear import Bilinear as Bilinear

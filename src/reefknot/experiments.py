@@ -11,22 +11,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from reefknot.durable import encode_tensors
 from reefknot.errors import DataError, ReefknotError, SettingsError
-from reefknot.findings import check_protocol, headline, score_split, write_findings
+from reefknot.findings import check_scoring, headline, score_split, write_findings
 from reefknot.inputs.char_cnn import CharCNN
 from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model, check_experiment
 from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder, config_hash
-from reefknot.text.batches import batches_of
-from reefknot.text.corpora import BUILT_IN, KNOWN, PREPARED
+from reefknot.text.batches import Batches, batches_of
+from reefknot.text.corpora import BUILT_IN, KNOWN, PAIRED, PREPARED, CorpusSettings
 from reefknot.text.dataset import Dataset, open_dataset
-from reefknot.text.vocabulary import Vocabulary
+from reefknot.text.pair_batches import PairBatches
+from reefknot.text.pair_dataset import PairDataset, open_pairs
+from reefknot.text.prepared import Say, silent
+from reefknot.text.vocabulary import Sides, Vocabulary
 from reefknot.training.display import Display, Logged
 from reefknot.training.distributed import World
 from reefknot.training.generators import seed_everything, set_determinism
@@ -34,6 +37,10 @@ from reefknot.training.loop import Trainer
 from reefknot.training.signals import stopping_at_once
 from reefknot.training.state import load_weights
 from reefknot.training.trackers import tensorboard
+
+Opened = TypeVar("Opened", Dataset, PairDataset)
+Texts = Dataset | PairDataset
+"""What is trained on and scored with: texts, or pairs of them."""
 
 
 def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
@@ -81,12 +88,11 @@ def train(
     out = out or default_folder(recipe, row, seed)
     name = f"{row.name}, seed {seed}" if seed else row.name
     first = _begin(recipe, row, seed, start, out, data)
-    dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=display.say)
-    text = dataset.splits["train"]
-    batches = batches_of(settings, text.ids, text.inputs, dataset.vocabulary.eos).slice(world.rank, world.size)
-    check_protocol(experiment, dataset)
+    dataset = open_experiment(experiment, data=data, say=display.say)
+    batches = training_batches(experiment, dataset).slice(world.rank, world.size)
+    check_scoring(experiment, dataset)
     set_determinism(settings.determinism)
-    model = _first_model(recipe, row, seed, dataset.vocabulary, first)
+    model = _first_model(recipe, row, seed, dataset.words, first)
     # Ranks build the same weights and drop other units.
     seed_everything(seed, world.rank)
     config = run_config(recipe, row, experiment, dataset, first)
@@ -97,7 +103,7 @@ def train(
         if world.first:
             display = Logged(display, run.log)
             run.log(dataset.describe())
-            dataset.vocabulary.save(run.vocabulary_path)
+            save_words(run, dataset.words)
             _note_environment(run, display)
         display.say(f"{name}  {out}  {dataset.summary}")
         if first and first.run:
@@ -113,14 +119,45 @@ def train(
         progress = trainer.train()
         if not world.first:
             return None
+        if (number := experiment.evaluation.average) is not None:
+            run.checkpoints.average(number)
         display.update(f"{name}  scoring the best weights")
         # Processes that each hold a part of the model: what the first one scores alone is a whole one.
         sharded = settings.shard and world.size > 1
-        scored = build_model(experiment, dataset.vocabulary).to(world.device) if sharded else model
+        scored = build_model(experiment, dataset.words).to(world.device) if sharded else model
         load_weights(scored, best_weights(run))
         result = write_findings(scored, dataset, experiment, run, progress, row, recipe.changed[row.name], world)
         display.say(f"{name}  {headline(result) if tell_test else 'finished'}")
         return result
+
+
+def open_experiment(experiment: Experiment, *, data: Path | None = None, say: Say = silent) -> Texts:
+    """What an experiment is trained on and scored with."""
+    corpus, vocabulary = experiment.corpus, experiment.vocabulary
+    if corpus.pairs is not None:
+        return open_pairs(corpus, vocabulary, data=data, say=say)
+    return open_dataset(corpus, vocabulary, data=data, say=say)
+
+
+def training_batches(experiment: Experiment, dataset: Texts) -> Batches:
+    """The training text, or pairs, as the experiment says that they are read."""
+    settings = experiment.training
+    if isinstance(dataset, PairDataset):
+        pairs, eos = dataset.splits["train"], dataset.vocabulary.eos
+        assert eos is not None  # no line of pairs is without
+        return PairBatches(pairs.source, pairs.target, settings.batch, settings.steps, eos=eos, seed=settings.seed)
+    text = dataset.splits["train"]
+    return batches_of(settings, text.ids, text.inputs, dataset.vocabulary.eos)
+
+
+def save_words(run: RunFolder, words: Vocabulary | Sides) -> None:
+    """The vocabulary of a run; where the source of a translator has one of its own, that too."""
+    if isinstance(words, Sides):
+        if not words.joint:
+            run.source_vocabulary_path.parent.mkdir(exist_ok=True)
+            words.vocabularies[0].save(run.source_vocabulary_path)
+        words = words.vocabularies[1]
+    words.save(run.vocabulary_path)
 
 
 @contextmanager
@@ -134,15 +171,15 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
         raise
 
 
-def _first_model(recipe: Recipe, row: Row, seed: int, vocabulary: Vocabulary, first: Start | None) -> LanguageModel:
+def _first_model(recipe: Recipe, row: Row, seed: int, words: Vocabulary | Sides, first: Start | None) -> LanguageModel:
     """The model that the first update finds: drawn from the seed, or with the weights it begins with."""
     seed_everything(seed)
-    model = recipe.build(row, vocabulary)
+    model = recipe.build(row, words)
     total = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
         raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
     if first:
-        first.begin(model, vocabulary)
+        first.begin(model, words)
     return model
 
 
@@ -156,11 +193,15 @@ class Start:
     """None: it is gone, but the other one has weights of its own by now."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def begin(self, model: LanguageModel, vocabulary: Vocabulary) -> None:
+    def begin(self, model: LanguageModel, words: Vocabulary | Sides) -> None:
         """Give a model the weights, if they are there."""
         if self.run is None:
             return
-        if Vocabulary.load(self.run.vocabulary_path).fingerprint != vocabulary.fingerprint:
+        known = [Vocabulary.load(self.run.vocabulary_path).fingerprint]
+        if isinstance(words, Sides) and not words.joint:
+            known.insert(0, Vocabulary.load(self.run.source_vocabulary_path).fingerprint)
+        wanted = words.vocabularies if isinstance(words, Sides) else (words,)
+        if known != [each.fingerprint for each in wanted][-len(known) :]:
             raise DataError(f"{self.run.path} knows other words, so its weights mean nothing here; begin with another")
         try:
             load_weights(model, self.weights)
@@ -226,7 +267,7 @@ def _begun_with(out: Path) -> dict[str, str] | None:
 
 
 def run_config(
-    recipe: Recipe, row: Row, experiment: Experiment, dataset: Dataset, start: Start | None = None
+    recipe: Recipe, row: Row, experiment: Experiment, dataset: Texts, start: Start | None = None
 ) -> dict[str, Any]:
     """What config.json holds: equal configs give equal runs, so the text is part of it, and what it begins with."""
     config = {
@@ -239,7 +280,7 @@ def run_config(
     return config | ({"start": start.record} if start else {})
 
 
-def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Dataset, start: Path | None = None) -> bool:
+def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Texts, start: Path | None = None) -> bool:
     """Whether `out` holds the result of this row and seed, with these very settings, on this very text, begun with the
     run that is at `start` now, if one is."""
     if not (out / "result.json").exists():
@@ -283,10 +324,21 @@ class TrainedRun:
     experiment: Experiment
     vocabulary: Vocabulary
     model: LanguageModel
+    source: Vocabulary | None = None
+    """That of a translator's source, where it has one of its own."""
+
+    @property
+    def words(self) -> Sides:
+        """The words that go in as a source, and those that are written."""
+        return Sides(self.source or self.vocabulary, self.vocabulary)
 
     def dataset(self, data: Path | None) -> Dataset:
-        """The texts the run was trained on and scored with."""
+        """The texts a language model was trained on and scored with."""
         return open_texts(self.run, data)
+
+    def pairs(self, data: Path | None) -> PairDataset:
+        """The pairs a translator was trained on and scored with."""
+        return open_run_pairs(self.run, data)
 
     def knowing(self, words: Iterable[str]) -> TrainedRun:
         """This run, with an input end that spells these words too; itself unless it was trained to keep spellings."""
@@ -300,23 +352,41 @@ class TrainedRun:
 
 
 def open_texts(run: RunFolder, data: Path | None) -> Dataset:
-    """The texts a run was trained on and scored with, or an error if they are others by now.
+    """The texts a language model was trained on and scored with, or an error if they are others by now.
 
     Where the folder of a text has been moved, `data` is its new place.
     """
     experiment = _experiment(run)
     if run.imported and run.config.get("corpus") is None:
         raise DataError(f"{run.path} was imported without a text; import it again with --corpus NAME to score one")
-    corpus = experiment.corpus
-    if corpus.name not in (BUILT_IN, *KNOWN, *PREPARED) and not Path(corpus.name).expanduser().is_dir():
-        if data is None:
-            raise DataError(
-                f"{run.path}: its text was in {corpus.name}, and there is no such folder here; "
-                "say with --data which folder holds train, valid and test text now"
-            )
-        corpus = corpus.model_copy(update={"name": str(data)})
+    if experiment.corpus.pairs is not None:
+        raise DataError(f"{run.path} is a translator, which has pairs of texts; use reefknot evaluate or translate")
     words = Vocabulary.load(run.vocabulary_path) if run.imported else None
-    dataset = open_dataset(corpus, experiment.vocabulary, data=data, words=words)
+    return _unchanged(run, open_dataset(_moved(run, experiment, data), experiment.vocabulary, data=data, words=words))
+
+
+def open_run_pairs(run: RunFolder, data: Path | None) -> PairDataset:
+    """The pairs a translator was trained on and scored with, likewise."""
+    experiment = _experiment(run)
+    if experiment.corpus.pairs is None:
+        raise DataError(f"{run.path} is a language model, which has no pairs of texts; name the run of a translator")
+    return _unchanged(run, open_pairs(_moved(run, experiment, data), experiment.vocabulary, data=data))
+
+
+def _moved(run: RunFolder, experiment: Experiment, data: Path | None) -> CorpusSettings:
+    """The corpus of a run; `data` in place of a folder that is not there."""
+    corpus = experiment.corpus
+    if corpus.name in (BUILT_IN, *KNOWN, *PREPARED, *PAIRED) or Path(corpus.name).expanduser().is_dir():
+        return corpus
+    if data is None:
+        raise DataError(
+            f"{run.path}: its text was in {corpus.name}, and there is no such folder here; "
+            "say with --data which folder holds train, valid and test text now"
+        )
+    return corpus.model_copy(update={"name": str(data)})
+
+
+def _unchanged(run: RunFolder, dataset: Opened) -> Opened:
     if dataset.fingerprint != run.config.get("corpus"):
         raise DataError(f"the corpus is not the one that {run.path} was trained on: its text has changed; restore it")
     return dataset
@@ -331,6 +401,9 @@ def open_run(path: Path, device: str = "cpu") -> TrainedRun:
     run = RunFolder.open(path)
     experiment = _experiment(run)
     vocabulary = Vocabulary.load(run.vocabulary_path)
-    model = build_model(experiment, vocabulary)
+    source = None
+    if experiment.corpus.pairs is not None and experiment.vocabulary.sides != "joint":
+        source = Vocabulary.load(run.source_vocabulary_path)
+    model = build_model(experiment, Sides(source or vocabulary, vocabulary))
     load_weights(model, best_weights(run))
-    return TrainedRun(run, experiment, vocabulary, model.to(choose_device(device)).eval())
+    return TrainedRun(run, experiment, vocabulary, model.to(choose_device(device)).eval(), source)

@@ -43,6 +43,8 @@ ENCODERS = Registry(
         "awd_lstm": "reefknot.encoders.awd_lstm:AWDLSTM",
         "highway": "reefknot.encoders.highway:RecurrentHighway",
         "transformer": "reefknot.encoders.transformer:Transformer",
+        "attention_gru": "reefknot.encoders.attention_gru:AttentionGRU",
+        "encoder_decoder": "reefknot.encoders.encoder_decoder:EncoderDecoder",
     },
 )
 
@@ -73,6 +75,8 @@ OPTIMISERS = Registry(
     {
         "sgd": "reefknot.training.optimisers:SGD",
         "adamw": "reefknot.training.optimisers:AdamW",
+        "adam": "reefknot.training.optimisers:Adam",
+        "adadelta": "reefknot.training.optimisers:Adadelta",
     },
 )
 

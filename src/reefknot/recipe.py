@@ -23,11 +23,14 @@ import torch
 from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
+from reefknot.evaluation.beam import SearchSettings
+from reefknot.evaluation.bleu import BleuSettings
 from reefknot.evaluation.protocols import ProtocolName
 from reefknot.evaluation.windows import NO_LINES, Lines, Sliding, Windows
 from reefknot.models.initialisation import InitialisationSettings, initialise
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.regularisation import RegularisationSettings
+from reefknot.models.translator import Translator
 from reefknot.overrides import merge, override
 from reefknot.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS
 from reefknot.recipes import find_recipe
@@ -46,10 +49,10 @@ from reefknot.settings import (
 )
 from reefknot.text.corpora import CorpusSettings
 from reefknot.text.spelling import spell
-from reefknot.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.training.settings import TrainingSettings
 
-MODEL = ("corpus", "vocabulary", "tables", "projections", "input", "encoder", "output")
+MODEL = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output")
 """Sections of an experiment that decide how many parameters there are."""
 ROWS_LISTED = 6
 """Rows that a sentence names; of more, it says where they are listed."""
@@ -88,6 +91,15 @@ class EvaluationSettings(Settings):
         ProtocolName,
         Field(description="count as a paper's program does too, for its figures; definition: ours alone"),
     ] = "definition"
+    search: Annotated[
+        SearchSettings | None, Field(description="how a translation is searched for; left out, a beam of 5")
+    ] = None
+    bleu: Annotated[
+        BleuSettings | None, Field(description="how translations are counted; left out, as sacrebleu does by itself")
+    ] = None
+    average: Annotated[
+        Count | None, Field(description="score the mean of the last so many checkpoints, not the best one")
+    ] = None
 
     @model_validator(mode="after")
     def _check_streams(self) -> EvaluationSettings:
@@ -111,6 +123,7 @@ class Experiment(Settings):
     input: InputSettings
     encoder: EncoderSettings
     output: OutputSettings
+    source: Annotated[InputSettings | None, Field(description="how the words of a source go in, in translation")] = None
     init: InitialisationSettings = InitialisationSettings()
     regularisation: RegularisationSettings = RegularisationSettings()
     training: TrainingSettings
@@ -120,6 +133,7 @@ class Experiment(Settings):
     def _check_names(self) -> Experiment:
         for group, there in (("tables", self.tables), ("projections", self.projections)):
             held = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
+            held |= set(self.source_references(group))
             # A table that only projections are made for is held by no end.
             named = held.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
             missing, unused = sorted(named - set(there)), sorted(set(there) - held)
@@ -129,6 +143,53 @@ class Experiment(Settings):
                 raise ValueError(f"no {one} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
             if unused:
                 raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
+        return self
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Experiment:
+        asks = {
+            "corpus.pairs": self.corpus.pairs is not None,
+            "[source]": self.source is not None,
+            "an encoder such as encoder_decoder": self._reads_source,
+            'training.batching = "pairs"': self.training.batching == "pairs",
+        }
+        there, missing = ([name for name, found in asks.items() if found is wanted] for wanted in (True, False))
+        if there and missing:
+            raise ValueError(f"{there[0]} is for translation, which needs {', '.join(missing)} too")
+        if not there:
+            for name in ("search", "bleu"):
+                if getattr(self.evaluation, name) is not None:
+                    raise ValueError(f"evaluation.{name} is for translation; this is a language model, leave it out")
+            if self.vocabulary.sides != "joint":
+                raise ValueError("vocabulary.sides is for translation; a language model has one side, leave it out")
+            return self
+        shared = set(self.source_references("tables")) & {
+            *INPUTS.references(self.input, "tables"),
+            *OUTPUTS.references(self.output, "tables"),
+        }
+        if shared and self.vocabulary.sides != "joint":
+            raise ValueError(
+                f"tables.{min(shared)} is held by the source and by the target, whose words are not the same: use "
+                'vocabulary.sides = "joint", or a table for each side'
+            )
+        if self.evaluation.windows is not None or self.evaluation.train or not self.vocabulary.end_of_line:
+            raise ValueError(
+                "translation scores pair by pair, each with its <eos>: leave out evaluation.windows and train, and "
+                "vocabulary.end_of_line"
+            )
+        return self
+
+    def source_references(self, group: str) -> list[str]:
+        """The shared objects of a group that the source's end holds, by name."""
+        return list(INPUTS.references(self.source, group)) if self.source is not None else []
+
+    @model_validator(mode="after")
+    def _check_average(self) -> Experiment:
+        average = self.evaluation.average
+        if average is not None and average > self.training.keep:
+            raise ValueError(
+                f"evaluation.average = {average} checkpoints, but training.keep = {self.training.keep}; keep as many"
+            )
         return self
 
     @model_validator(mode="after")
@@ -160,11 +221,16 @@ class Experiment(Settings):
         if self.evaluation.windows is not None:
             windows: Windows = WINDOWS.build(self.evaluation.windows, {})
             return windows
-        if self._carries:
+        if self._carries or self.corpus.pairs is not None:
             return None
         # What it has learned to read: lines by themselves, or pieces of the text as long as these.
         by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
         return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
+
+    @property
+    def _reads_source(self) -> bool:
+        reads: bool = ENCODERS.load(self.encoder.kind).reads_source  # type: ignore[attr-defined]
+        return reads
 
     @property
     def _carries(self) -> bool:
@@ -188,7 +254,7 @@ class Recipe:
     changed: Mapping[str, list[str]]
     """What the overrides changed in each row, but for settings without effect on its figures."""
 
-    def build(self, row: Row, vocabulary: Vocabulary | int) -> LanguageModel:
+    def build(self, row: Row, vocabulary: Vocabulary | int | Sides) -> LanguageModel:
         """The model of a row. A mistake that only building finds says which row it is in."""
         try:
             return build_model(self.experiments[row.name], vocabulary)
@@ -344,31 +410,50 @@ def _select(file: RecipeFile, patterns: Iterable[str], overrides: tuple[str, ...
     return [row for row in file.rows if row.name in chosen]
 
 
-def build_model(experiment: Experiment, vocabulary: Vocabulary | int) -> LanguageModel:
+def build_model(experiment: Experiment, vocabulary: Vocabulary | int | Sides) -> LanguageModel:
     """The model an experiment describes, drawn from torch's generator as it stands.
 
-    A number of words is enough where nothing is to be read: an input end that spells then spells nothing.
+    A number of words is enough where nothing is to be read: an input end that spells then spells nothing. One
+    vocabulary of a translator is that of both sides.
     """
-    number = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
-    given: dict[str, Any] = {"vocab_size": number, "tables": {}, "projections": {}}
+    words = vocabulary if isinstance(vocabulary, Sides) else Sides(vocabulary, vocabulary)
+    given: dict[str, Any] = {"tables": {}, "projections": {}}
     for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
+        theirs = experiment.source_references(registry.family)
         for name, each in entries.items():
+            size = _size(words.source if name in theirs else words.target)
             with _naming(f"{registry.family}.{name}"):
-                given[registry.family][name] = registry.build(each, given)
-    if INPUTS.asks_for(experiment.input, "spellings"):
-        if isinstance(vocabulary, int):
-            given["spellings"] = spell([""]).expand(number, -1)
-        else:
-            given["spellings"] = spell([*vocabulary.words, *vocabulary.spelled])
+                given[registry.family][name] = registry.build(each, given | {"vocab_size": size})
+    source_end = None
+    if experiment.source is not None:
+        with _naming("source"):
+            source_end = INPUTS.build(experiment.source, given | _spelled(experiment.source, words.source))
     with _naming("input"):
-        source = INPUTS.build(experiment.input, given)
+        input_end = INPUTS.build(experiment.input, given | _spelled(experiment.input, words.target))
+    widths = {"input_dim": input_end.dim} | ({} if source_end is None else {"source_dim": source_end.dim})
     with _naming("encoder"):
-        encoder = ENCODERS.build(experiment.encoder, given | {"input_dim": source.dim})
+        encoder = ENCODERS.build(experiment.encoder, given | widths)
     with _naming("output"):
         output = OUTPUTS.build(experiment.output, given | {"context_dim": encoder.dim})
-    model = LanguageModel(source, encoder, output, experiment.regularisation)
+    if source_end is None:
+        model = LanguageModel(input_end, encoder, output, experiment.regularisation)
+    else:
+        model = Translator(source_end, input_end, encoder, output, experiment.regularisation)
     initialise(model, experiment.init)
     return model
+
+
+def _size(words: Vocabulary | int) -> int:
+    return words if isinstance(words, int) else len(words)
+
+
+def _spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
+    """What an input end is given that spells its words."""
+    if not INPUTS.asks_for(settings, "spellings"):
+        return {}
+    if isinstance(words, int):
+        return {"spellings": spell([""]).expand(words, -1)}
+    return {"spellings": spell([*words.words, *words.spelled])}
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError
 from reefknot.errors import SettingsError
 from reefknot.settings import WRONG_KIND, Settings
 
-GIVEN = frozenset({"vocab_size", "input_dim", "context_dim", "spellings", "parameters"})
+GIVEN = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def _nearest(key: str, kind: type[Settings]) -> str | None:
     parent, _, last = key.rpartition(".")
     known = [path for path in _keys(_schema(kind), key.split(".")) if path != key]
     beside = [path for path in known if path.rpartition(".")[0] == parent]
-    for paths, likeness in ((known, 1.0), (beside, 0.6), (known, 0.6)):
+    for paths, likeness in ((known, 1.0), (beside, 0.6), (known, 0.7)):
         names = {path.rpartition(".")[2]: path for path in reversed(paths)}
         for near in get_close_matches(last, names, n=1, cutoff=likeness):
             return names[near]

@@ -143,13 +143,36 @@ def test_steps_of_self_attention(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     assert "the corpus ptb has to be found" in alone.err
 
 
+def test_translation(cli: Cli, tmp_path: Path) -> None:
+    text, path = tmp_path / "text", tmp_path / "record.json"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.tsv").write_text("a dog runs\tein hund läuft\na cat\teine katze\n" * 4, encoding="utf-8")
+    sizes = ["encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=8", "tables.words.dim=8", "training.batch=2"]
+    sizes += ["vocabulary.bpe.merges=20", "training.precision=float32", f"corpus.name={text}"]
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "translation", "pappas2019/multi30k", *sizes, "--row", "TWWT", *quick)
+    assert outcome.code == 0, outcome.err
+    assert "8 / 8 / 8 pairs" in outcome.out
+    assert all(text in outcome.out for text in ("TWWT, training", "TWWT, decoding", "tokens/s", "x baseline", "same"))
+    assert "GiB" not in outcome.out, "a GPU's alone"
+    record = json.loads(path.read_text())
+    assert record["recipe"] == "pappas2019/multi30k"
+    modes = ["nn.Transformer", "eager", "whole prefix", "cached"]
+    assert [(row["mode"], row["note"]) for row in record["rows"]] == [(mode, "") for mode in modes]
+    assert record["rows"][-1]["same"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("tails",), "bench tails: must be heads or encoders or steps"),
+        (("tails",), "bench tails: must be heads or encoders or steps or translation"),
         (("steps",), "bench steps: name a recipe, such as press2017/table6"),
         (("steps", "demo", "--graph"), "bench steps takes no --graph; leave it out"),
         (("steps", "demo", "--row", "tide"), 'demo: no row "tide"'),
+        (("steps", "pappas2019/multi30k"), 'row "Baseline": a translator; use reefknot bench translation'),
+        (("translation", "demo"), "a language model; use reefknot bench steps"),
+        (("translation", "--graph"), "bench translation takes no --graph; leave it out"),
         (("heads", "demo"), "bench heads: takes no recipe; leave out demo"),
         (("encoders", "--end", "plain"), "bench encoders takes no --end; leave it out"),
         (("encoders", "--shape", "20,35"), "--shape 20,35: must be streams,steps,widths"),

@@ -6,7 +6,7 @@ in `SETTINGS`, and its absence says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import combinations
 from typing import Any, get_args
@@ -22,6 +22,10 @@ from reefknot.registry import Registry, _arguments
 from reefknot.tables import BandedTable
 from reefknot.text.vocabulary import Vocabulary
 
+ALONE, TRANSLATING = (
+    [kind for kind in ENCODERS if ENCODERS.load(kind).reads_source is reads] for reads in (False, True)
+)
+"""Encoders of language models, and those of translators."""
 WORDS = Vocabulary(
     ("the", "<eos>", "of", "<unk>", "file", "a", "naïve", "in", "x", "string", "is"), tuple(range(11, 0, -1))
 )
@@ -32,9 +36,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tables.banded": {"dim": 6, "sizes": [4, 4], "factor": 2},
     "projections.bands": {"dim": 6},
     "inputs.char_cnn": {"dim": 6, "filters": [[1, 3], [2, 4]], "byte_dim": 4},
-    **{f"encoders.{kind}": {"hidden_dim": 6} for kind in ENCODERS},
+    **{f"encoders.{kind}": {"hidden_dim": 6} for kind in ALONE},
     "encoders.highway": {"hidden_dim": 6, "depth": 2},
     "encoders.transformer": {"layers": 2, "heads": 2, "ffn_dim": 12},
+    "encoders.attention_gru": {"units": 6},
+    "encoders.encoder_decoder": {"layers": 2, "heads": 2, "ffn_dim": 12},
     "outputs.augmented": {"tau": 2.0, "gamma": 0.5},
     "outputs.mixture": {"experts": 3},
     "outputs.sampled": {"samples": 5},
@@ -53,6 +59,11 @@ EXPERIMENT: dict[str, Any] = {
     },
 }
 """What an experiment has beside its model."""
+PAIRS: dict[str, Any] = {
+    "corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}},
+    "training": EXPERIMENT["training"] | {"batching": "pairs"},
+}
+"""The same for a translator."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +98,12 @@ class Case:
             projections[classes] = part_settings(PROJECTIONS, "bands", {"table": classes}) | {"head": False}
         # The soft targets of an augmented loss are made of the input's vectors where these have one width.
         targets = "words" if tables.get("words", {}).get("kind") == "word" else classes
-        return {
+        source = part_settings(INPUTS, self.input, {"table": "words", "projections": "words"})
+        translates = self.encoder in TRANSLATING
+        return (PAIRS | {"source": source} if translates else EXPERIMENT) | {
             "tables": tables,
             "projections": projections,
-            "input": part_settings(INPUTS, self.input, {"table": "words", "projections": "words"}),
+            "input": source,
             "encoder": part_settings(ENCODERS, self.encoder, {}),
             "output": part_settings(
                 OUTPUTS, self.output, {"table": targets, "projections": classes}, self.labels, {"table": classes}
@@ -98,13 +111,13 @@ class Case:
         }
 
     def build(self, seed: int = 0) -> LanguageModel:
-        experiment = check_experiment(EXPERIMENT | self.settings(), self.name)
+        experiment = check_experiment(self.settings(), self.name)
         torch.manual_seed(seed)
         return build_model(experiment, WORDS)
 
     def tie_by_force(self) -> OutputEnd:
         """The output end over whatever the input end is, for an input end without a table."""
-        experiment = check_experiment(EXPERIMENT | self.settings(), self.name)
+        experiment = check_experiment(self.settings(), self.name)
         source = self.build_input()
         given = {"tables": {"words": source}, "projections": {"words": None}, "context_dim": 6}
         built: OutputEnd = OUTPUTS.build(experiment.output, given)
@@ -159,13 +172,13 @@ def _banded(registry: Registry, kind: str) -> bool:
 
 
 def all_cases() -> list[Case]:
-    """The whole product, with and without a meaning."""
-    return list(_product())
+    """The whole product of language models, with and without a meaning."""
+    return list(_product(ALONE))
 
 
-def _product() -> Iterator[Case]:
+def _product(encoders: Sequence[str]) -> Iterator[Case]:
     for source in INPUTS:
-        for encoder in ENCODERS:
+        for encoder in encoders:
             for output in OUTPUTS:
                 takes_labels = any(argument.marker is LABELS for argument in _arguments(OUTPUTS, output))
                 for labels in LABELS if takes_labels else (None,):
@@ -174,12 +187,21 @@ def _product() -> Iterator[Case]:
 
 
 def meaningful_cases() -> list[Case]:
-    return [case for case in all_cases() if not any(case.matches(pattern) for pattern, _ in WITHOUT_MEANING)]
+    return [case for case in all_cases() if _has_meaning(case)]
 
 
-def covering_cases() -> list[Case]:
+def translating_cases() -> list[Case]:
+    """Those of translators, whose source goes in as their target does, by the same table if there is one."""
+    return [case for case in _product(TRANSLATING) if _has_meaning(case)]
+
+
+def _has_meaning(case: Case) -> bool:
+    return not any(case.matches(pattern) for pattern, _ in WITHOUT_MEANING)
+
+
+def covering_cases(cases: Sequence[Case] | None = None) -> list[Case]:
     """A few combinations in which every two parts that can meet do meet."""
-    pairs = {case: _pairs(case) for case in meaningful_cases()}
+    pairs = {case: _pairs(case) for case in (meaningful_cases() if cases is None else cases)}
     left = set().union(*pairs.values())
     chosen: list[Case] = []
     while left:

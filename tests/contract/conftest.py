@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from reefknot.encoders.contract import Encoder
 from reefknot.parts import ENCODERS
 
-from .combinations import Case, covering_cases, meaningful_cases, part_settings
+from .combinations import ALONE, Case, covering_cases, meaningful_cases, part_settings, translating_cases
 
 
 @cache
@@ -23,14 +23,18 @@ def chosen_cases(config: pytest.Config) -> list[Case]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`case`: a model; `end_case`: the same with one encoder, for what the output end alone decides."""
     cases = chosen_cases(metafunc.config)
-    first = next(iter(ENCODERS))
+    first = ALONE[0]
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
     if "end_case" in metafunc.fixturenames:
         ends = list(dict.fromkeys(replace(case, encoder=first) for case in cases))
         metafunc.parametrize("end_case", ends, ids=[case.name for case in ends])
     if "encoder_kind" in metafunc.fixturenames:
-        metafunc.parametrize("encoder_kind", list(ENCODERS))
+        metafunc.parametrize("encoder_kind", ALONE)
+    if "translating_case" in metafunc.fixturenames:
+        every = translating_cases()
+        some = every if metafunc.config.getoption("--combinations") == "all" else covering_cases(every)
+        metafunc.parametrize("translating_case", some, ids=[case.name for case in some])
 
 
 @pytest.fixture

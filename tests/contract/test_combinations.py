@@ -15,7 +15,17 @@ from reefknot.errors import SettingsError
 from reefknot.outputs.labels.plain import Plain
 from reefknot.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, WITHOUT_MEANING
 
-from .combinations import SETTINGS, Case, all_cases, covering_cases, meaningful_cases, part_settings, summary
+from .combinations import (
+    ALONE,
+    SETTINGS,
+    Case,
+    all_cases,
+    covering_cases,
+    meaningful_cases,
+    part_settings,
+    summary,
+    translating_cases,
+)
 
 Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
 
@@ -23,8 +33,8 @@ Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
 def test_every_registered_part_is_walked() -> None:
     every, kept = all_cases(), meaningful_cases()
     print(summary(kept))
-    assert len(every) == len(set(every)) == len(INPUTS) * len(ENCODERS) * len(OUTPUTS) * len(LABELS) * 2
-    for family, field in ((INPUTS, "input"), (ENCODERS, "encoder"), (OUTPUTS, "output"), (LABELS, "labels")):
+    assert len(every) == len(set(every)) == len(INPUTS) * len(ALONE) * len(OUTPUTS) * len(LABELS) * 2
+    for family, field in ((INPUTS, "input"), (ALONE, "encoder"), (OUTPUTS, "output"), (LABELS, "labels")):
         assert set(family) <= {getattr(case, field) for case in every}
     assert {case.tied for case in kept} == {True, False}
 
@@ -75,7 +85,8 @@ def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:
     chosen = [
         case for case in cases if case in (replace(cases[0], encoder=case.encoder), replace(case, encoder="lstm"))
     ]
-    now = {case.name: list(case.build().state_dict()) for case in chosen}
+    translating = {case.encoder: case for case in translating_cases()}
+    now = {case.name: list(case.build().state_dict()) for case in (*chosen, *translating.values())}
     stored = frozen(Path(__file__).with_name("keys.json"), now)
     assert stored.keys() == now.keys()
     assert stored == now

@@ -123,6 +123,22 @@ def test_an_impossible_temperature_is_a_sentence(model_for: Build, temperature: 
         next(generate(model_for(WORDS), [2], 1, temperature=temperature))
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"top_k": 0}, "top_k = 0: must be at least 1, or left out"),
+        ({"top_p": 0.0}, "top_p = 0.0: must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p = 1.5: must be above 0 and at most 1"),
+        ({"never": tuple(range(WORDS))}, "all 9 words are never to be produced"),
+    ],
+)
+def test_what_leaves_no_word_to_choose_is_a_sentence(
+    model_for: Build, options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        next(generate(model_for(WORDS), [2], 1, **options))  # type: ignore[arg-type]
+
+
 def test_words_come_one_by_one(model_for: Build) -> None:
     words = generate(model_for(WORDS), [2], 10**9)
     assert len([next(words) for _ in range(5)]) == 5

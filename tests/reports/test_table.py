@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from reefknot.reports.cells import number
 from reefknot.reports.results import collect, load
 from reefknot.reports.rows import TableRow, join
-from reefknot.reports.table import Table, build, from_recipe, number, print_table, to_markdown
+from reefknot.reports.table import Table, build, from_recipe, print_table, to_markdown
 
 from .conftest import ROWS, result, score, write_run
 

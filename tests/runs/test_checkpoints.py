@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def contents(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str,
 
 def save(checkpoints: Checkpoints, step: int) -> Path:
     model, state, values = contents(step)
-    return checkpoints.save(step, model, state, values, fingerprint=f"config {step}")
+    return checkpoints.save(step, model, state, values, fingerprint="config")
 
 
 def assert_is(checkpoints: Checkpoints, step: int) -> list[str]:
@@ -44,7 +45,7 @@ def assert_is(checkpoints: Checkpoints, step: int) -> list[str]:
     found = checkpoints.latest(heard.append)
     assert found is not None
     model, state, values = contents(step)
-    assert (found.step, found.values, found.fingerprint) == (step, values, f"config {step}")
+    assert (found.step, found.values, found.fingerprint) == (step, values, "config")
     assert found.path == checkpoints.path_of(step)
     assert torch.equal(found.model["words.weight"], model["words.weight"])
     assert torch.equal(found.state["rng.torch"], state["rng.torch"])
@@ -151,6 +152,76 @@ def test_prune_does_not_count_a_damaged_one(two: Checkpoints) -> None:
     assert names(two.folder) == ["step_00000001", "step_00000003"]
 
 
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """How often each file's bytes were hashed, when they were written included."""
+    times: Counter[bytes] = Counter()
+    real = hashlib.sha256
+
+    def sha256(data: bytes) -> Any:
+        times[data] += 1
+        return real(data)
+
+    monkeypatch.setattr(hashlib, "sha256", sha256)
+    return times
+
+
+def test_pruning_reads_each_checkpoint_once(tmp_path: Path, hashed: Counter[bytes]) -> None:
+    """Of ten saves that keep five, six end with a full house: each of them reads one old checkpoint."""
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    models = [(save(checkpoints, step) / "model.safetensors").read_bytes() for step in range(1, 11)]
+    assert names(checkpoints.folder) == [f"step_{step:08d}" for step in range(6, 11)]
+    assert [hashed[model] for model in models] == [2] * 6 + [1] * 4
+
+
+def test_a_new_process_reads_what_it_finds_once_more(tmp_path: Path, hashed: Counter[bytes]) -> None:
+    found = Checkpoints(tmp_path, keep=5)
+    models = [(save(found, step) / "model.safetensors").read_bytes() for step in range(1, 6)]
+    hashed.clear()
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    assert_is(checkpoints, 5)
+    for step in range(6, 16):
+        save(checkpoints, step)
+    assert [hashed[model] for model in models] == [0, 1, 2, 2, 2]
+
+
+def rot(path: Path) -> None:
+    """Flip a bit as a bad disk does: the file system does not notice."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_rot_that_nothing_shows_does_not_cost_a_sound_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in range(1, 8):
+        save(checkpoints, step)
+        if step in (3, 4, 5):
+            rot(checkpoints.path_of(step) / "model.safetensors")
+        if step > 2:
+            oldest = min(checkpoints.folder.iterdir())
+            assert checkpoints.load(oldest).step == int(oldest.name[-8:])
+    assert names(checkpoints.folder) == ["step_00000002", "step_00000006", "step_00000007"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_changed_is_read_again(tmp_path: Path, name: str) -> None:
+    """In the middle of those kept, where an untouched checkpoint is taken for sound."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    path = checkpoints.path_of(3) / name
+    rot(path)
+    os.utime(path, ns=(0, 0))
+    save(checkpoints, 4)
+    assert names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000004"]
+    (checkpoints.path_of(4) / name).unlink()
+    save(checkpoints, 5)
+    assert names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000005"]
+
+
 def test_a_sound_step_is_left_and_a_damaged_one_is_replaced(two: Checkpoints) -> None:
     inode = two.path_of(2).stat().st_ino
     save(two, 2)
@@ -165,29 +236,6 @@ def test_steps_are_ordered_as_numbers_and_strangers_ignored(two: Checkpoints) ->
     (two.folder / "step_old").mkdir()
     (two.folder / "step_00000009.tmp-1").mkdir()
     assert_is(two, 123_456_789)
-
-
-def test_best_is_a_relative_link_that_moves_with_the_run(two: Checkpoints, tmp_path: Path) -> None:
-    two.mark_best(1)
-    two.mark_best(2)
-    assert str((tmp_path / "best").readlink()) == "checkpoints/step_00000002"
-    assert two.load(tmp_path / "best").step == 2
-    with pytest.raises(DataError, match="step_00000007 is missing"):
-        two.mark_best(7)
-    shutil.copytree(tmp_path, tmp_path / "copy")  # follows the link: best becomes a folder
-    copied = Checkpoints(tmp_path / "copy")
-    best = copied.best()
-    assert best is not None
-    assert copied.load(best).step == 2
-
-
-@pytest.mark.parametrize(
-    "target", ["/etc", "..", "checkpoints/../checkpoints/step_00000001", "checkpoints/step_00000099"]
-)
-def test_best_may_only_point_at_a_checkpoint(two: Checkpoints, tmp_path: Path, target: str) -> None:
-    (tmp_path / "best").symlink_to(target)
-    with pytest.raises(DataError, match="no checkpoint of this run"):
-        two.best()
 
 
 def assert_stepped_over(checkpoints: Checkpoints, damaged: Path) -> None:

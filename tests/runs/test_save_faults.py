@@ -5,11 +5,13 @@ The points are counted in a clean save, not listed: a call added to the protocol
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +156,60 @@ def test_an_interrupt_at_every_call(tmp_path: Path) -> None:
         assert_survived(checkpoints)
 
 
+def assert_averaged(checkpoints: Checkpoints) -> None:
+    """The steps are as they were and the best is whole, an old one or the mean; the same call makes the mean."""
+    found = checkpoints.latest(pytest.fail)
+    assert is_whole(found)
+    best = checkpoints.best()
+    assert best is not None
+    assert checkpoints.load(best).model["w"][0, 0].item() in (2.0, 1.5)
+    checkpoints.average(2)
+    assert torch.equal(checkpoints.load(checkpoints.run / "best").model["w"], torch.full((3, 4), 1.5))
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "mean_00000002",
+        "step_00000001",
+        "step_00000002",
+    ]
+    assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
+
+
+def test_a_mean_that_fails_or_dies_at_every_call(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    checkpoints = prepare(folder, "new")
+    with pytest.MonkeyPatch.context() as patch:
+        count = inject(patch, None, lambda: None)
+        checkpoints.average(2)
+        points = count()
+    assert points > 20
+    for point in range(points):
+        checkpoints = prepare(folder, "new")
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ResourceError):
+            inject(patch, point, lambda: raise_error(errno.ENOSPC))
+            checkpoints.average(2)
+        assert_averaged(checkpoints)
+        checkpoints = prepare(folder, "new")
+        assert dies(point, partial(checkpoints.average, 2))
+        assert_averaged(checkpoints)
+
+
+def dies(point: int, call: Callable[[], object]) -> bool:
+    """Whether a process of its own died at a point of a call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child does nothing but save and die
+        child = os.fork()
+    if child == 0:
+        try:
+            inject(pytest.MonkeyPatch(), point, lambda: os._exit(KILLED))
+            call()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+
+
 @pytest.mark.parametrize("scene", ["new", "damaged"])
 def test_death_at_every_call(tmp_path: Path, scene: str) -> None:
     folder = tmp_path / "run"
     for point in range(count_points(folder, scene)):
         checkpoints = prepare(folder, scene)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the child does nothing but save and die
-            child = os.fork()
-        if child == 0:
-            try:
-                inject(pytest.MonkeyPatch(), point, lambda: os._exit(KILLED))
-                save(checkpoints, 3)
-            finally:
-                os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+        assert dies(point, partial(save, checkpoints, 3))
         assert_survived(checkpoints)

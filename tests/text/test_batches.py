@@ -45,7 +45,7 @@ def test_a_text_is_read_as_a_recipe_says(said: SimpleNamespace, expected: Batche
     assert all(torch.equal(*pair) for pair in zip(windows(found), windows(expected), strict=True))
 
 
-@pytest.mark.parametrize("batching", ["blocks", "sentences"])
+@pytest.mark.parametrize("batching", ["blocks", "sentences", "pairs"])
 def test_random_lengths_are_for_streams(batching: Batching) -> None:
     with pytest.raises(SettingsError, match=f'random_steps has no meaning with batching = "{batching}"; remove it'):
         batches_of(reading(batching, random_steps=RANDOM), IDS, IDS, EOS)
@@ -54,6 +54,11 @@ def test_random_lengths_are_for_streams(batching: Batching) -> None:
 @pytest.mark.parametrize("batching", ["streams", "blocks"])
 def test_lines_without_ends_are_no_hindrance(batching: Batching) -> None:
     assert batches_of(reading(batching), IDS).tokens > 3990
+
+
+def test_one_text_is_not_read_as_pairs() -> None:
+    with pytest.raises(SettingsError, match='batching = "pairs" is for sources with their translations'):
+        batches_of(reading("pairs"), IDS, IDS, EOS)
 
 
 def test_sentences_are_refused_where_lines_have_no_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,56 @@ def test_words_come_back(words: list[str], number: int) -> None:
     assert sum(map(bpe.ends_word, tokens)) == len(words)
 
 
+def test_a_word_is_cut_around_characters_that_training_has_not_seen() -> None:
+    bpe = BPE.train(COUNTS, 3)
+    assert bpe.known_parts("löwëäst") == ["l", "<unk>", "w", "<unk>", "st"]
+    assert bpe.known_parts("XYlow") == ["<unk>", "low"]
+    assert bpe.known_parts("lowX") == ["low", "<unk>"]
+    assert bpe.known_parts("ÄÖ") == ["<unk>"]
+    for whole in ("lowest", "<eos>", "<unk>"):
+        assert bpe.known_parts(whole) == [whole]
+    assert BPE.train({"<eos>s": 1}, 3).known_parts("X<eos>") == ["<unk>", "<unk>"]  # no line ends inside a word
+    lines = BPE.train({"猫がいる": 2, "犬がいる": 1}, 4)
+    assert lines.known_parts("犬が鳥いる") == ["犬が", "<unk>", "いる"]
+
+
+def test_a_piece_that_a_text_does_not_have_is_cut_into_those_that_it_has() -> None:
+    bpe = BPE.train(COUNTS, 5)
+    assert merges(bpe)[1:] == [["es", "t</w>"], ["l", "o"], ["e", "w"], ["n", "ew"]]
+    part = bpe.of_text(["low", "wen", "tests", "<eos>"])
+    assert part.pieces == {"lo", "es", *"lowents", *(f"{character}</w>" for character in "lowents")}
+    assert part.cut("newest") == ("n", "e", "w", "es", "t</w>")  # of new and est</w>
+    assert part.cut("lowest") == ("lo", "w", "es", "t</w>")
+    assert part.cut("wide") == ("wide",)
+    assert part.known_parts("wide") == ["w", "<unk>", "e"]  # i and d are characters of other texts
+    assert part.file == bpe.file
+    assert bpe.keeping(part.pieces) == part
+    assert bpe.keeping([*bpe.pieces, "other"]) is bpe
+
+
+@given(
+    st.lists(st.text(st.sampled_from("abc<>/w"), min_size=1, max_size=8), min_size=1, max_size=8),
+    st.lists(st.text(st.sampled_from("abc<>/w"), min_size=1, max_size=8), max_size=8),
+    st.integers(1, 40),
+)
+@settings(max_examples=40, deadline=None)
+def test_words_come_back_whatever_pieces_are_kept(one: list[str], other: list[str], number: int) -> None:
+    bpe = BPE.train(dict.fromkeys([*one, *other], 2), number)
+    part = bpe.of_text(one)
+    assert [part.cut(word) for word in one] == [bpe.cut(word) for word in one]
+    for word in other:
+        known = set(word) <= set("".join(one))
+        assert part.pieces.issuperset(part.cut(word)) == known
+        assert part.join(part.cut(word)) == [word]
+
+
+def test_merges_of_a_very_long_piece_are_undone() -> None:
+    word = "".join(map(chr, range(0x4E00, 0x4E00 + 3_000)))
+    bpe = BPE.train({word: 2}, 10_000)
+    assert bpe.cut(word) == (f"{word}</w>",)
+    assert len(bpe.of_text(word).cut(word)) == len(word)
+
+
 def test_unfinished_words_are_words_too() -> None:
     bpe = BPE.train(COUNTS, 3)
     assert bpe.join(["lo", "<eos>", "est</w>", "lo", "w"]) == ["lo", "<eos>", "est", "low"]
@@ -131,3 +182,14 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_package_is_imported_only_where_words_are_cut() -> None:
     program = "import sys, reefknot.text.dataset; sys.exit('tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_very_long_word_teaches_as_its_stretches_do() -> None:
+    """A line of a script without spaces is one word, and learning from one takes time with the square of its length."""
+    draw = random.Random(0)
+    line = "".join(chr(0x4E00 + min(draw.randrange(300), draw.randrange(300))) for _ in range(20_000))
+    bpe = BPE.train({line: 1}, 200)
+    assert bpe == BPE.train({line[first : first + 4_096]: 1 for first in range(0, len(line), 4_096)}, 200)
+    pieces = bpe.cut(line * 10)
+    assert "".join(pieces) == f"{line * 10}</w>"
+    assert len(pieces) < 196_000

@@ -121,6 +121,22 @@ def test_the_cache_is_used_and_told_apart(corpus: Corpus, opened: Open, cache: P
     assert len(list((cache / "datasets").iterdir())) == 5
 
 
+@pytest.mark.parametrize(
+    ("settings", "fingerprint", "entry"),
+    [
+        ({}, "58a956ef66ceaffca653374b9c073d28", "7b7b89380aeadf587582b4221b86f230"),
+        ({"part": "1/2", "tokens": 4}, "187bc9d6f3043e70ac4311c7ed19fae1", "7ea7edef5532fa4af26c5fcfd7c79a08"),
+        ({"bpe": {"merges": 3}}, "82ddb9c534cc17bc0674d11c6896c5b8", "ce7df288fc711d552920b589ac85b95c"),
+    ],
+)
+def test_identities_do_not_change(
+    settings: dict[str, object], fingerprint: str, entry: str, corpus: Corpus, opened: Open, cache: Path
+) -> None:
+    """Runs that were trained before a setting was added are found to have the same text."""
+    assert opened(corpus(), **settings).fingerprint.startswith(fingerprint)
+    assert [path.name for path in (cache / "datasets").iterdir()] == [entry]
+
+
 @pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json"])
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
 def test_a_damaged_entry_is_made_again(file: str, damage: str, corpus: Corpus, opened: Open, cache: Path) -> None:

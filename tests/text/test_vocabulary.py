@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reefknot.errors import DataError
-from reefknot.text.vocabulary import Vocabulary, VocabularySettings, fairseq_size
+from reefknot.text.vocabulary import Sides, Vocabulary, VocabularySettings, fairseq_size
 
 COUNTS = {"the": 5, "<eos>": 4, "cat": 2, "bird": 2, "fish": 1, "ant": 1}
 
@@ -155,6 +155,7 @@ def test_an_absent_file(tmp_path: Path) -> None:
         {"bpe": {}, "max_size": 100},
         {"bpe": {}, "keep_spellings": True},
         {"unknown": "refuse", "keep_spellings": True},
+        {"sides": "joint_bpe"},
     ],
 )
 def test_settings_are_checked(bad: dict[str, object]) -> None:
@@ -182,6 +183,7 @@ def test_settings_that_came_later_leave_older_texts_their_names() -> None:
     assert VocabularySettings(dictionary="fairseq").identity == {**first, "dictionary": "fairseq"}
     pieces = VocabularySettings.model_validate({"bpe": {}}).identity
     assert pieces == {**first, "bpe": {"merges": 32_000}}
+    assert VocabularySettings(sides="separate").identity == {**first, "sides": "separate"}
 
 
 def test_pieces_are_counted_and_in_order_of_frequency() -> None:
@@ -213,6 +215,16 @@ def test_a_word_that_cannot_be_spelled_is_refused_by_name() -> None:
     assert made.unk is None
     with pytest.raises(DataError, match="'l\u00f6w' is not in the vocabulary"):
         made.encode(["low", "l\u00f6w"])
+
+
+def test_a_word_is_known_but_for_its_new_characters() -> None:
+    counts = {"low": 5, "<eos>": 1}
+    words = ["löw", "<eos>", "low", "ÄÖ"]
+    made = vocabulary(counts, bpe={"merges": 5})
+    assert made.known_parts(words) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
+    assert made.decode(made.encode(made.known_parts(words))) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
+    assert vocabulary(counts).known_parts(words) == words  # of words there are no parts
+    assert vocabulary(counts, bpe={"merges": 5}, unknown="refuse").known_parts(words) == words
 
 
 def test_the_tokenizer_lies_beside_the_vocabulary(tmp_path: Path) -> None:
@@ -285,3 +297,53 @@ def test_pieces_are_read_as_far_as_they_are_known() -> None:
     made = vocabulary({"low": 5}, bpe={"merges": 5})
     assert made.reads("low")
     assert not made.reads("l\u00f6w")
+
+
+def test_sides_are_joint_by_identity_or_by_number() -> None:
+    counts = {"a": 2, "<eos>": 1}, {"a": 1, "b": 1, "<eos>": 1}
+    joint = Sides.from_counts(*counts, VocabularySettings())
+    assert joint.joint
+    assert joint.vocabularies == (joint.source, joint.target)
+    assert dict(zip(joint.vocabularies[0].words, joint.vocabularies[0].counts, strict=True)) == {
+        "a": 3,
+        "<eos>": 2,
+        "b": 1,
+        "<unk>": 0,
+    }
+    separate = Sides.from_counts(*counts, VocabularySettings(sides="separate"))
+    assert not separate.joint
+    assert [len(words) for words in separate.vocabularies] == [3, 4]
+    assert Sides(5, 5).joint
+    assert not Sides(5, 6).joint
+    with pytest.raises(TypeError, match="without the words"):
+        _ = Sides(5, 5).vocabularies
+
+
+def test_merges_are_joint_and_words_of_each_side(tmp_path: Path) -> None:
+    """Press & Wolf (2017): a side has the pieces that are seen on it, and its characters."""
+    counts = {"low": 5, "lower": 2, "<eos>": 3}, {"low": 1, "slow": 4, "ower": 1, "wer": 9, "<eos>": 3}
+    settings = VocabularySettings.model_validate({"bpe": {"merges": 6}, "sides": "joint_bpe"})
+    sides = Sides.from_counts(*counts, settings)
+    assert not sides.joint
+    together = vocabulary(dict(Counter(counts[0]) + Counter(counts[1])), bpe={"merges": 6})
+    assert together.bpe is not None
+    for made, own in zip(sides.vocabularies, counts, strict=True):
+        assert made.bpe is not None
+        assert made.bpe.file == together.bpe.file
+        assert [made.cut(word) for word in own] == [together.cut(word) for word in own]
+        seen = {token for word in own for token in together.cut(word)}
+        characters = {character for word in own if word != "<eos>" for character in word}
+        assert set(made.words) == seen | characters | {f"{each}</w>" for each in characters} | {"<unk>", "<eos>"}
+        assert {word for word, count in zip(made.words, made.counts, strict=True) if count} == seen
+        made.save(tmp_path / "vocabulary.json")
+        assert Vocabulary.load(tmp_path / "vocabulary.json") == made
+    source, target = sides.vocabularies
+    # s is a character of the target alone; low</w> is a piece of both, wer</w> of the target alone, lo of neither.
+    assert target.cut("slow") != ("slow",)
+    assert source.cut("slow") == ("slow",)
+    assert source.decode(source.encode(source.known_parts(["slow"]))) == ["<unk>", "low"]
+    assert "wer</w>" in target.words
+    assert "wer</w>" not in source.words
+    assert source.decode(source.encode(["wer"])) == ["wer"]
+    assert len(source.encode(["wer"])) > len(target.encode(["wer"])) == 1
+    assert settings.identity["sides"] == "joint_bpe"

@@ -15,7 +15,7 @@ from reefknot.errors import Stopped
 from reefknot.recipe import build_model, load_recipe
 from reefknot.runs.folder import RunFolder
 from reefknot.text.batches import batches_of
-from reefknot.text.samples import Samples
+from reefknot.text.samples import TextSamples
 from reefknot.training.loop import Trainer
 
 UPDATES = ("training.epochs=default", "training.updates=8")
@@ -124,9 +124,9 @@ def test_windows_afresh_resume_to_the_same_bits(
     saved = RunFolder.open(tmp_path / "unbroken").checkpoints.latest(lambda _: None)
     assert saved is not None
     assert not any(name.startswith("hidden") for name in saved.state)
-    read, count = Samples.window, 0
+    read, count = TextSamples.window, 0
 
-    def window(self: Samples, index: int) -> tuple[Tensor, Tensor]:
+    def window(self: TextSamples, index: int) -> tuple[Tensor, Tensor]:
         nonlocal count
         count += 1
         if count == 4:
@@ -134,7 +134,7 @@ def test_windows_afresh_resume_to_the_same_bits(
         return read(self, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Samples, "window", window)
+        patch.setattr(TextSamples, "window", window)
         with pytest.raises(Stopped, match="at step 4"):
             train(tmp_path / "broken", *settings)
     train(tmp_path / "broken", *settings)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.training.optimisers import SGD, AdamW
+from reefknot.training.optimisers import SGD, Adadelta, Adam, AdamW
 from reefknot.training.schedules import Cosine
 
 
@@ -102,17 +102,90 @@ def test_nesterov_is_fairseqs_under_a_changing_rate() -> None:
         torch.testing.assert_close(weight.detach(), p, rtol=1e-10, atol=1e-10)
 
 
-def test_adamw_is_torchs() -> None:
+Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
+
+
+def trained_side_by_side(
+    make: Callable[[list[nn.Parameter], list[nn.Parameter]], Optimisers],
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Two sets of equal parameters after many updates with equal gradients, at rates that change."""
     ours, theirs = parameters(), parameters()
-    mine = AdamW(ours, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1)
-    other = torch.optim.AdamW(theirs, 0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
-    for step in range(5):
+    mine, other = make(ours, theirs)
+    for step in range(60):
         for one, two, gradient in zip(ours, theirs, gradients(ours, step), strict=True):
             one.grad, two.grad = gradient, gradient.clone()
-        mine.step()
-        other.step()
-    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+        for each in (mine, other):
+            each.param_groups[0]["lr"] = 0.5 / (1 + step)
+            each.step()
     assert not torch.equal(ours[0], parameters()[0])
+    return ours, theirs
+
+
+def test_adamw_is_torchs() -> None:
+    ours, theirs = trained_side_by_side(
+        lambda ours, theirs: (
+            AdamW(ours, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1),
+            torch.optim.AdamW(theirs, 0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1),
+        )
+    )
+    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+
+
+def test_adam_is_torchs() -> None:
+    ours, theirs = trained_side_by_side(
+        lambda ours, theirs: (Adam(ours, 0.5), torch.optim.Adam(theirs, 0.5, betas=(0.9, 0.98), eps=1e-9))
+    )
+    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("rho", [0.95, 0.5, 0.0])
+def test_adadelta_is_torchs(rho: float) -> None:
+    ours, theirs = trained_side_by_side(
+        lambda ours, theirs: (Adadelta(ours, rho=rho), torch.optim.Adadelta(theirs, rho=rho, eps=1e-6))
+    )
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-13)
+
+
+def test_adadelta_changes_nothing_that_has_no_gradient() -> None:
+    weights = parameters()
+    weights[1].grad = None
+    Adadelta(weights).step()
+    before = parameters()
+    assert not torch.equal(weights[0], before[0])
+    assert torch.equal(weights[1], before[1])
+
+
+def test_adadelta_calls_a_closure_with_gradients() -> None:
+    (weight, _) = parameters()
+    optimiser = Adadelta([weight])
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss.item()
+
+    losses = [optimiser.step(closure) for _ in range(3)]
+    assert losses[0] > losses[1] > losses[2]
+
+
+@pytest.mark.parametrize("kind", [Adadelta, Adam])
+def test_a_saved_optimiser_goes_on_to_the_bit(kind: Any) -> None:
+    def go_on(weights: list[nn.Parameter], optimiser: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            for weight, gradient in zip(weights, gradients(weights, step), strict=True):
+                weight.grad = gradient
+            optimiser.step()
+
+    whole, halves = parameters(), parameters()
+    go_on(whole, kind(whole, 0.1), range(10))
+    first = kind(halves, 0.1)
+    go_on(halves, first, range(5))
+    second = kind(halves, 0.9)
+    second.load_state_dict(first.state_dict())
+    go_on(halves, second, range(5, 10))
+    assert all(torch.equal(one, two) for one, two in zip(whole, halves, strict=True))
 
 
 def test_adamw_decays_every_parameter_biases_too() -> None:
@@ -122,26 +195,46 @@ def test_adamw_decays_every_parameter_biases_too() -> None:
     torch.testing.assert_close(bias.detach(), torch.full_like(bias, 0.95))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_first_update_that_is_left_out_leaves_no_trace(kind: str) -> None:
-    """Fused, as on a GPU: the next update is what a first one is."""
+@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "adam", "adadelta"])
+def test_an_update_that_is_left_out_leaves_no_trace(kind: str, broken: float) -> None:
+    """Fused, as on a GPU: the next update is what it would have been, also where there was none before."""
 
     def after(*refused: float) -> list[nn.Parameter]:
         weights = parameters(torch.float32)
-        made = {"sgd": lambda: SGD(weights, 0.5, momentum=0.9, nesterov=True), "adamw": lambda: AdamW(weights, 0.5)}
-        optimiser: Any = made[kind]()
-        optimiser.param_groups[0]["fused"] = True
+        made: dict[str, Callable[[], Any]] = {
+            "sgd": lambda: SGD(weights, 0.5, momentum=0.9, nesterov=True),
+            "adamw": lambda: AdamW(weights, 0.5),
+            "adam": lambda: Adam(weights, 0.5),
+            "adadelta": lambda: Adadelta(weights, 0.5),
+        }
+        optimiser = made[kind]()
+        if "fused" in optimiser.param_groups[0]:
+            optimiser.param_groups[0]["fused"] = True
         for each in refused:
             optimiser.found_inf = torch.tensor(each)
             for weight, gradient in zip(weights, gradients(weights, 7), strict=True):
-                weight.grad = gradient * (float("inf") if each else 1.0)
+                weight.grad = gradient * (broken if each else 1.0)
             optimiser.step()
         return weights
 
     assert all(torch.equal(one, two) for one, two in zip(after(1.0), parameters(torch.float32), strict=True))
-    for one, two in zip(after(1.0, 0.0), after(0.0), strict=True):
-        assert torch.equal(one, two)
-        assert one.isfinite().all()
+    for refused in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0, 1.0)):
+        for one, two in zip(after(*refused), after(0.0, 0.0), strict=True):
+            assert torch.equal(one, two)
+            assert one.isfinite().all()
+
+
+def test_adadelta_is_the_same_whether_it_may_refuse_or_not() -> None:
+    ours, others = parameters(), parameters()
+    mine, other = Adadelta(ours), Adadelta(others)
+    mine.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    for step in range(10):
+        for one, two, gradient in zip(ours, others, gradients(ours, step), strict=True):
+            one.grad, two.grad = gradient, gradient.clone()
+        mine.step()
+        other.step()
+    assert all(torch.equal(one, two) for one, two in zip(ours, others, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +245,10 @@ def test_a_first_update_that_is_left_out_leaves_no_trace(kind: str) -> None:
         (lambda: SGD(parameters(), 0.0), "sgd: learning_rate = 0.0: must be above 0"),
         (lambda: AdamW(parameters(), 1.0, beta2=1.0), "adamw: beta2 = 1.0: must be at least 0 and less than 1"),
         (lambda: AdamW(parameters(), 1.0, weight_decay=-0.1), "adamw: weight_decay = -0.1: must be at least 0"),
+        (lambda: Adam(parameters(), 1.0, beta1=-0.5), "adam: beta1 = -0.5: must be at least 0 and less than 1"),
+        (lambda: Adam(parameters(), -1.0), "adam: learning_rate = -1.0: must be above 0"),
+        (lambda: Adadelta(parameters(), rho=1.0), "adadelta: rho = 1.0: must be at least 0 and less than 1"),
+        (lambda: Adadelta(parameters(), epsilon=-1.0), "adadelta: epsilon = -1.0: must be above 0"),
     ],
 )
 def test_impossible_settings_are_refused(make: Callable[[], object], sentence: str) -> None:

@@ -107,8 +107,9 @@ def test_speed_is_that_of_this_sitting() -> None:
         ({"epochs": 2, "batching": "blocks", "random_steps": {}}, 'batching = "blocks" has none'),
         (
             {"epochs": 2, "batching": "sentences", "divisor": "batch"},
-            'divisor = "batch" counts streams; .* use "tokens"',
+            'divisor = "batch" counts streams, or pairs; .* use "tokens"',
         ),
+        ({"epochs": 2, "batching": "pairs", "random_steps": {}}, 'batching = "pairs" has none'),
         ({"epochs": 2, "batch": 4, "accumulate": 3}, "accumulate = 3 does not divide batch = 4"),
     ],
 )
@@ -117,5 +118,6 @@ def test_settings_that_contradict_each_other(settings: dict[str, object], senten
         timetable(**settings)
 
 
-def test_blocks_may_be_cut_into_unequal_pieces() -> None:
-    assert timetable(epochs=2, batching="blocks", batch=4, accumulate=3).settings.accumulate == 3
+@pytest.mark.parametrize("batching", ["blocks", "sentences", "pairs"])
+def test_samples_may_be_cut_into_unequal_pieces(batching: str) -> None:
+    assert timetable(epochs=2, batching=batching, batch=4, accumulate=3).settings.accumulate == 3

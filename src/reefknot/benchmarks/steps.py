@@ -157,6 +157,17 @@ class Looped(Encoder):
         return encoded
 
 
+def prepare_update(model: LanguageModel, settings: TrainingSettings, world: World, streams: int) -> Update:
+    """What updates a model as training does, from the beginning."""
+    parallel = world.parallel(model)
+    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
+    hidden = model.initial_state(streams) if carries(model, settings) else {}
+    averages = Averages.at_once(parallel.parameters, settings.averaging)
+    scaler = parallel.scaler(settings.precision == "float16")
+    state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
+    return Update(model, state, world, settings)
+
+
 class Course:
     """Some windows of a text, and a model that is trained on them as training does it."""
 
@@ -175,13 +186,7 @@ class Course:
             self.model.encoder = Looped(self.model.encoder)
         elif mode == STORED:
             store(self.model)
-        parallel = self.world.parallel(self.model)
-        optimiser = OPTIMISERS.build(self.settings.optimiser, {"parameters": list(self.model.parameters())})
-        hidden = self.model.initial_state(batches.batch) if carries(self.model, self.settings) else {}
-        averages = Averages.at_once(parallel.parameters, self.settings.averaging)
-        scaler = parallel.scaler(self.settings.precision == "float16")
-        state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
-        self.update = Update(self.model, state, self.world, self.settings)
+        self.update = prepare_update(self.model, self.settings, self.world, batches.batch)
 
     @property
     def tokens(self) -> int:

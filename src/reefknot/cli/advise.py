@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.cli.options import AsJson, Data, Device
+from reefknot.cli.options import AsJson, Data, Device, plain_corpus
 
 if TYPE_CHECKING:
     from reefknot.benchmarks.advise import Body, Row
@@ -86,13 +86,12 @@ class _Asked:
 
     def open(self, vocabulary: VocabularySettings) -> Dataset:
         """The text, in words or in pieces of them."""
-        from reefknot.text.corpora import CorpusSettings
         from reefknot.text.dataset import open_dataset
 
         def say(text: str) -> None:
             typer.echo(text, err=True)
 
-        return open_dataset(CorpusSettings(name=self.corpus), vocabulary, data=self.data, say=say)
+        return open_dataset(plain_corpus(self.corpus), vocabulary, data=self.data, say=say)
 
     def row(self, end: str, types: int, sizes: tuple[int, ...], here: bool) -> Row:
         """One end: counted here, measured here or in a process of its own."""

@@ -1,4 +1,4 @@
-"""`reefknot bench`: our ends, our encoders and whole training steps beside everyone else's, measured here."""
+"""`reefknot bench`: our ends, encoders, training steps and translators beside everyone else's, measured here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from reefknot.cli.options import Data, Device, Overrides
 
 if TYPE_CHECKING:
-    from reefknot.benchmarks import encoders, heads, steps
+    from reefknot.benchmarks import encoders, heads, steps, translation
     from reefknot.recipe import Experiment, Recipe, Row
     from reefknot.text.vocabulary import Vocabulary
 
@@ -23,11 +23,13 @@ Examples:
   reefknot bench heads --vocabulary --json sweep.json     cost against the vocabulary, 10 K to 1 M words
   reefknot bench encoders --shape 20,35,200-200-200       masked recurrences against nn.LSTM
   reefknot bench steps press2017/table6 --data DIR        whole training steps of a recipe's rows
+  reefknot bench translation --data DIR                   against nn.Transformer, and a search without caches
 """
 TAKES = {
     "heads": {"end", "shape", "competitor", "vocabulary", "weights", "memory", "graph"},
     "encoders": {"shape", "weights", "graph"},
     "steps": {"row", "data"},
+    "translation": {"row", "data"},
 }
 """Options that not everything takes."""
 WIDE = 120
@@ -35,10 +37,10 @@ WIDE = 120
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="What to measure: heads, encoders or steps.")],
-    recipe: Annotated[str | None, typer.Argument(help="steps: a recipe.")] = None,
+    what: Annotated[str, typer.Argument(help="What to measure: heads, encoders, steps or translation.")],
+    recipe: Annotated[str | None, typer.Argument(help="steps, translation: a recipe.")] = None,
     overrides: Overrides = None,
-    row: Annotated[list[str] | None, typer.Option(help="steps: a row; the first is compared with.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="steps, translation: a row of it.")] = None,
     end: Annotated[
         list[str] | None, typer.Option(help="plain, adaptive, augmented, augmented-detached, mixture or drill.")
     ] = None,
@@ -55,23 +57,17 @@ def bench(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure output ends, encoders or training steps against other implementations. Options can be repeated."""
+    """Measure ends, encoders, training steps or translators against other implementations. Options can be repeated."""
     from reefknot.errors import SettingsError
     from reefknot.experiments import choose_device
 
     _check_names("bench", [what], list(TAKES))
-    given: dict[str, object] = {
-        "end": end,
-        "shape": shape,
-        "competitor": competitor,
-        "vocabulary": vocabulary,
-        "weights": weights,
-    }
-    given |= {"memory": memory, "graph": graph, "row": row, "data": data}
+    given: dict[str, object] = {"end": end, "shape": shape, "competitor": competitor, "vocabulary": vocabulary}
+    given |= {"weights": weights, "memory": memory, "graph": graph, "row": row, "data": data}
     for name, value in given.items():
         if value and name not in TAKES[what]:
             raise SettingsError(f"bench {what} takes no --{name}; leave it out")
-    if (recipe is None) == (what == "steps"):
+    if (recipe is None and what == "steps") or (recipe is not None and what in ("heads", "encoders")):
         advice = "name a recipe, such as press2017/table6" if recipe is None else f"takes no recipe; leave out {recipe}"
         raise SettingsError(f"bench {what}: {advice}")
     _check_names("--weights", [weights] if weights else [], ("float32", "bfloat16"))
@@ -88,6 +84,8 @@ def bench(
         )
     elif what == "encoders":
         _bench_encoders(report, shape or [], weights, seconds, graph)
+    elif what == "translation":
+        _bench_translation(report, recipe, overrides or [], row or [], data, seconds)
     elif recipe is not None:
         _bench_steps(report, recipe, overrides or [], row or [], data, seconds)
 
@@ -190,15 +188,8 @@ def _bench_heads(
     report.begin(found, told, vocabulary=vocabulary)
     for rows in measure_all(setup, rate, chosen, report.progress):
         report.line(f"\n{rows[0].end}, {rows[0].shape}: floor {_figure(rows[0].floor_ms)} ms")
-        titles = [
-            "competitor",
-            "ms",
-            "x floor",
-            "over MiB",
-            "worst error",
-            "same bits",
-            *(["graph ms"] if graph else []),
-        ]
+        titles = ["competitor", "ms", "x floor", "over MiB", "worst error", "same bits"]
+        titles += ["graph ms"] if graph else []
         print_figures(titles, [_head_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
         report.add(row.record() for row in rows)
 
@@ -257,11 +248,46 @@ def _bench_steps(
         report.line(f"not measured: {names}, whose words the corpus alone can tell: {reason}")
     for found in measure_all(jobs, report.place, rates, seconds, report.progress):
         report.line(f"\n{found[0].row}: {_update(found[0])}")
-        cells = [_step_cells(row) for row in found if row.ms is not None]
-        shown = [title for title in cells[0] if any(line[title] for line in cells)] if cells else []
-        lines = [[line[title] for title in shown] for line in cells]
-        print_figures(shown, lines, [(row.mode, row.note) for row in found])
+        _print_measured([_step_cells(row) for row in found if row.ms is not None], found)
         report.add(row.record() for row in found)
+
+
+def _bench_translation(
+    report: _Report, name: str | None, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
+) -> None:
+    from reefknot.benchmarks.encoders import facts
+    from reefknot.benchmarks.translation import RECIPE, ROW, job_of, measure_all
+    from reefknot.recipe import load_recipe
+
+    rows = rows or ([] if name else [ROW])
+    loaded = load_recipe(name or RECIPE, overrides, rows[0] if len(rows) == 1 else None)
+    chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if row.trained]
+    jobs = [job_of(loaded, row, data) for row in chosen]
+    report.begin(facts(), recipe=loaded.name, overrides=list(overrides))
+    for line in dict.fromkeys(job.told for job in jobs):
+        report.line(line)
+    for found in measure_all(jobs, report.place, seconds, report.progress):
+        report.line(f"\n{found[0].row}, {found[0].what}")
+        _print_measured([_translation_cells(row) for row in found if row.ms is not None], found)
+        report.add(row.record() for row in found)
+
+
+def _translation_cells(row: translation.Row) -> dict[str, str]:
+    return {
+        "way": row.mode,
+        "ms": _figure(row.ms),
+        "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        "GiB": _gib(row.memory_bytes),
+        "x baseline": _figure(row.over_baseline),
+        "same": _percent(row.same),
+    }
+
+
+def _print_measured(cells: Sequence[dict[str, str]], found: Sequence[steps.Row] | Sequence[translation.Row]) -> None:
+    """Without the columns that nothing was measured for."""
+    shown = [title for title in cells[0] if any(line[title] for line in cells)] if cells else []
+    lines = [[line[title] for title in shown] for line in cells]
+    print_figures(shown, lines, [(row.mode, row.note) for row in found])
 
 
 def _matrix_rates(place: str, precisions: Iterable[str]) -> dict[str, float]:
@@ -279,9 +305,12 @@ def _job(loaded: Recipe, row: Row, data: Path | None) -> steps.Job:
     from functools import partial
 
     from reefknot.benchmarks.steps import Job
+    from reefknot.errors import SettingsError
     from reefknot.parts import ENCODERS
 
     experiment = loaded.experiments[row.name]
+    if experiment.corpus.pairs is not None:
+        raise SettingsError(f'{loaded.asked}, row "{row.name}": a translator; use reefknot bench translation')
     text, words = _text(experiment, data)
     carries = ENCODERS.load(experiment.encoder.kind).carries  # type: ignore[attr-defined]
     return Job(row.name, experiment.training, partial(loaded.build, row, words), text, carries)
@@ -305,6 +334,7 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
         if INPUTS.asks_for(experiment.input, "spellings"):
             raise
         words = vocabulary_size(experiment, data)
+        assert isinstance(words, int)  # one text has one vocabulary
         return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
     train = dataset.splits["train"]
     text = Text(train.ids, train.tokens, dataset.summary, train.inputs, dataset.vocabulary.eos)
@@ -326,7 +356,7 @@ def _step_cells(row: steps.Row) -> dict[str, str]:
         "ms": _figure(row.ms),
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
         "s/epoch": _figure(row.epoch_seconds),
-        "GiB": "" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f}",
+        "GiB": _gib(row.memory_bytes),
         "TFLOP/s": _figure(None if row.flops is None else row.flops / 1e12),
         "of rate": _percent(row.matrix_share),
         "encoder": _percent(row.encoder_share),
@@ -344,6 +374,10 @@ def _figure(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _gib(number: int | None) -> str:
+    return "" if number is None else f"{number / 2**30:.1f}"
 
 
 def _percent(share: float | None) -> str:

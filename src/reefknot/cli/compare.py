@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.cli.options import AsJson, Data, emit
+from reefknot.cli.compare_translations import compare_translators
+from reefknot.cli.options import AsJson, Data, emit, given, translates
+from reefknot.cli.systems import System, open_system
 
 if TYPE_CHECKING:
     from reefknot.evaluation.comparison import Comparison
@@ -21,11 +22,16 @@ Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
   reefknot compare runs/demo/untied runs/demo/tied --json          all their seeds
   reefknot compare A B --by documents --bands --data DIR
+  reefknot compare BASELINE THREE-WAY --split valid                  translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
 """
 
+FOR_TRANSLATORS = ("runs", "split", "data", "as_json")
+"""Arguments that have a meaning for translators too."""
+
 
 def compare(
+    invocation: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders with a run per seed. The first is A.")],
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     by: Annotated[
@@ -41,19 +47,42 @@ def compare(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs with the first: paired over blocks or documents of the text, and over seeds."""
+    """Compare runs with the first: paired over blocks or documents of the text, and over seeds; translators by BLEU,
+    paired over sentences."""
+    from reefknot.errors import SettingsError
+
+    systems = [open_system(path) for path in runs]
+    if len(systems) < 2:
+        raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
+    if _translate(systems):
+        for name, option in given(invocation):
+            if name not in FOR_TRANSLATORS:
+                raise SettingsError(f"{option} is for language models, and these runs translate; leave it out")
+        compare_translators(systems, split, data, as_json)
+        return
+    if by not in ("blocks", "documents"):
+        raise SettingsError(f"--by {by}: must be blocks or documents")
+    if figure is not None and not bands:
+        raise SettingsError("--figure draws what --bands finds: give both")
+    _compare_losses(systems, split, by, block, bands, figure, data, as_json)
+
+
+def _compare_losses(
+    systems: list[System],
+    split: str,
+    by: str,
+    block: int,
+    bands: bool,
+    figure: Path | None,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare language models by the losses of every token, or word."""
     from reefknot.errors import SettingsError
     from reefknot.evaluation import comparison
     from reefknot.evaluation.frequency import Pair
     from reefknot.experiments import open_texts
 
-    if by not in ("blocks", "documents"):
-        raise SettingsError(f"--by {by}: must be blocks or documents")
-    if figure is not None and not bands:
-        raise SettingsError("--figure draws what --bands finds: give both")
-    systems = [_system(path) for path in runs]
-    if len(systems) < 2:
-        raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
     _refuse_other_streams(systems)
     _note_other_windows(systems, split)
     of, (scores_a, *scores_b) = _pair(systems, split, data)
@@ -87,60 +116,20 @@ def compare(
     emit(told, "\n".join(lines), as_json)
 
 
-@dataclass(frozen=True)
-class _System:
-    """A or B: the finished runs below a path, which differ in nothing but the seed."""
+def _translate(systems: list[System]) -> bool:
+    """Whether the systems are translators; what is better, a translator or a language model, is no question."""
+    from reefknot.errors import SettingsError
 
-    path: Path
-    runs: list[RunFolder]
-    seeds: int
-    """Those that are not finished included."""
-
-    def __str__(self) -> str:
-        count = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.path} ({count if len(self.runs) == self.seeds else f'{len(self.runs)} of {count} finished'})"
-
-    def scores(self, split: str) -> list[Any]:
-        """The losses of every token, one array per run."""
-        from reefknot.errors import SettingsError
-
-        losses = []
-        for run in self.runs:
-            scores = run.read_scores()
-            if split not in scores:
-                raise SettingsError(f"--split {split}: a run keeps scores of {' and '.join(sorted(scores))}")
-            losses.append(scores[split].numpy())
-        return losses
-
-
-def _system(path: Path) -> _System:
-    from reefknot.errors import DataError, SettingsError
-    from reefknot.reports.results import collect
-    from reefknot.reports.rows import group
-    from reefknot.runs.folder import RunFolder
-
-    groups = group(collect([path]))
-    if len(groups) > 1:
-        a, b, *_ = (runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values())
+    kinds = {translates(system.runs[0].path): system.path for system in systems}
+    if len(kinds) > 1:
         raise SettingsError(
-            f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; a folder is read as one "
-            f"system, so name one each: reefknot compare {a} {b}"
+            f"{kinds[True]} translates and {kinds[False]} is a language model: no fair comparison; "
+            "compare runs of one kind"
         )
-    (results,) = groups.values()
-    finished = [result for result in results if result.record is not None]
-    if not finished:
-        raise DataError(f"{path}: training is not finished, so there is nothing to compare yet")
-    folders = {result.seed: result.folder for result in finished}
-    for result in finished:
-        if result.folder != folders[result.seed]:
-            raise SettingsError(
-                f"{result.folder} and {folders[result.seed]} are the same seed, {result.seed}, twice; leave one out"
-            )
-    runs = [RunFolder.open(folder) for folder in folders.values()]
-    return _System(path, runs, seeds=len({result.seed for result in results}))
+    return True in kinds
 
 
-def _refuse_other_streams(systems: list[_System]) -> None:
+def _refuse_other_streams(systems: list[System]) -> None:
     """More streams leave less context, and so make a loss higher."""
     from reefknot.errors import SettingsError
     from reefknot.reports.results import flatten
@@ -155,7 +144,7 @@ def _refuse_other_streams(systems: list[_System]) -> None:
             )
 
 
-def _note_other_windows(systems: list[_System], split: str) -> None:
+def _note_other_windows(systems: list[System], split: str) -> None:
     """Whether more context helps is a fair question, but not one to ask unawares."""
     first, *others = [run for system in systems for run in system.runs]
     for run in others:
@@ -165,7 +154,7 @@ def _note_other_windows(systems: list[_System], split: str) -> None:
             return
 
 
-def _pair(systems: list[_System], split: str, data: Path | None) -> tuple[str, list[list[Any]]]:
+def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, list[list[Any]]]:
     """Whether tokens or words are compared, and their losses: for each system one array per run.
 
     Runs with other tokens are compared by words, where the same words were scored as themselves.
@@ -174,7 +163,7 @@ def _pair(systems: list[_System], split: str, data: Path | None) -> tuple[str, l
     from reefknot.evaluation.perplexity import word_losses
     from reefknot.experiments import open_texts
 
-    scores = [system.scores(split) for system in systems]
+    scores = [_scores(system, split) for system in systems]
     runs = [run for system in systems for run in system.runs]
     if len({run.config.get("corpus") for run in runs}) == 1:
         return "token", scores
@@ -192,6 +181,19 @@ def _pair(systems: list[_System], split: str, data: Path | None) -> tuple[str, l
         ]
         for losses, system in zip(scores, systems, strict=True)
     ]
+
+
+def _scores(system: System, split: str) -> list[Any]:
+    """The losses of every token, one array per run."""
+    from reefknot.errors import SettingsError
+
+    losses = []
+    for run in system.runs:
+        scores = run.read_scores()
+        if split not in scores:
+            raise SettingsError(f"--split {split}: a run keeps scores of {' and '.join(sorted(scores))}")
+        losses.append(scores[split].numpy())
+    return losses
 
 
 def _same_tokens(a: Dataset, b: Dataset, split: str) -> bool:

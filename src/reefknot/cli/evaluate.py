@@ -1,18 +1,17 @@
 """`reefknot evaluate`: perplexity with its definition; also with more context, and of a model that learns, remembers or
-drops as it reads."""
+drops as it reads. Runs of translation are evaluated by `evaluate_translation.py`."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained
+from reefknot.cli.evaluate_translation import evaluate_translator, refuse_without_meaning
+from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained, translates
+from reefknot.cli.progress import live_progress
 
 if TYPE_CHECKING:
     from reefknot.evaluation.grid import Grid, Progress
@@ -26,6 +25,7 @@ EXAMPLES = """\b
 Examples:
   reefknot evaluate runs/demo/tied/seed0 --split valid --context 60 --stride 20
   reefknot evaluate RUN --cache --search --search-tokens 30000 --save --json
+  reefknot evaluate TRANSLATOR --beam 10 --length-penalty 0.6 --save
 """
 
 Given = Mapping[str, Any]
@@ -35,13 +35,14 @@ SEARCHED = {"--dynamic": ("eta", "lambda"), "--cache": ("weight", "theta", "wind
 
 
 def evaluate(
+    invocation: typer.Context,
     run: Run,
     split: Annotated[str | None, typer.Option(help="train, valid or test (test; --save: last two).")] = None,
     streams: Annotated[int | None, typer.Option(min=1, help="Parts, each from an empty state (1).")] = None,
     context: Annotated[int | None, typer.Option(min=0, help="Tokens read before the scored.")] = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window (rest).")] = None,
     windows: Annotated[str | None, typer.Option(help="Or cut into complete-L or lines (the run's).")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Score the first so many tokens only.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First so many tokens, or pairs, only.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Count as zaremba, awd, definition (the run's).")] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from every segment once it is scored.")] = False,
     eta: Annotated[float | None, typer.Option(help="Dynamic: rate (5e-5; sum 0.002; x segment / 5).")] = None,
@@ -60,6 +61,8 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(min=0, help="MC: of the masks (0).")] = None,
     search: Annotated[bool, typer.Option("--search", help="First tune what is not given, on valid.")] = False,
     search_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of valid for that (all).")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Translation: hypotheses (the run's).")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Translation: of scores (the run's).")] = None,
     save: Annotated[bool, typer.Option("--save", help="Keep these figures in RUN/evaluations.")] = False,
     data: Data = None,
     device: Device = "auto",
@@ -68,7 +71,13 @@ def evaluate(
     """Score a text with a run's best weights, and say what the figure means."""
     from reefknot.errors import SettingsError
     from reefknot.evaluation.grid import beginning
+    from reefknot.evaluation.saved import save as keep
 
+    translator = translates(run)
+    refuse_without_meaning(invocation, run, translator)
+    if translator:
+        evaluate_translator(run, split, limit, beam, length_penalty, save, data, device, as_json)
+        return
     given: dict[str, Given] = {
         "--dynamic": {"eta": eta, "lambda": decay, "epsilon": epsilon, "scale": scale, "segment": segment},
         "--cache": {"weight": weight, "theta": theta, "window": window, "fill": fill},
@@ -80,24 +89,19 @@ def evaluate(
     _check_windows(cut, ways, streams)
     if protocol is not None:
         _check_protocol(protocol, ways, split, limit)
-    if save:
-        _check_save(ways or [*_said(cut)], split, limit)
     trained = open_trained(run, device)
-    if save and trained.run.result is None:
-        why = "this one was imported" if trained.run.imported else "train this one to its end first"
-        raise SettingsError(f"--save keeps figures beside those of a run's training; {why}")
+    if save:
+        _check_save(ways or [*_said(cut)], split, limit, trained)
     dataset = trained.dataset(data)
     if split is not None and split not in dataset.splits:
         raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")
     names = [split] if split else ["valid", "test"] if save else ["test"]
     texts = {name: beginning(dataset.splits[name], limit, trained.vocabulary) for name in names}
     searched = beginning(dataset.splits["valid"], search_tokens, trained.vocabulary) if search else None
-    with _progress() as progress:
+    with live_progress() as progress:
         scoring = _Scoring(trained, dataset, searched, progress, _chosen(trained, cut, streams))
-        if dynamic:
-            way = scoring.dynamic(given["--dynamic"])
-        elif cache:
-            way = scoring.cache(given["--cache"])
+        if dynamic or cache:
+            way = scoring.dynamic(given["--dynamic"]) if dynamic else scoring.cache(given["--cache"])
         else:
             way = scoring.plain(streams or 1) if mc is None else scoring.monte_carlo(mc, seed or 0)
         scores = {name: way.score(text) for name, text in texts.items()}
@@ -107,8 +111,6 @@ def evaluate(
             _add(found, _as_the_paper_counts(trained, dataset, name, cast("ProtocolName | None", protocol)))
             _add(found, _as_training_recorded(scoring, name, streams or 1))
     if save:
-        from reefknot.evaluation.saved import save as keep
-
         typer.echo(keep(trained.run, way.kind, way.settings, way.grid, scores), err=True)
     _tell(str(run), way, told, as_json)
 
@@ -242,7 +244,7 @@ def _check_protocol(name: str, ways: Sequence[str], split: str | None, limit: in
         )
 
 
-def _check_save(ways: Sequence[str], split: str | None, limit: int | None) -> None:
+def _check_save(ways: Sequence[str], split: str | None, limit: int | None, trained: TrainedRun) -> None:
     from reefknot.errors import SettingsError
 
     if not ways:
@@ -253,27 +255,9 @@ def _check_save(ways: Sequence[str], split: str | None, limit: int | None) -> No
     if split == "train" or limit is not None:
         option = "--limit" if limit is not None else "--split train"
         raise SettingsError(f"--save keeps figures of the whole valid and test texts; leave {option} out")
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """How far things are, on stderr: stdout is the result's."""
-    from reefknot.training.display import open_display, progress_line
-
-    began: dict[str, float] = {}
-    with redirect_stdout(sys.stderr):
-        display = open_display()
-
-        def tell(what: str, done: float) -> None:
-            now = time.monotonic()
-            passed = now - began.setdefault(what, now)
-            if done > 0:
-                display.update(progress_line(what, {}, done, passed * (1 - done) / done))
-
-        try:
-            yield tell
-        finally:
-            display.close()
+    if trained.run.result is None:
+        why = "this one was imported" if trained.run.imported else "train this one to its end first"
+        raise SettingsError(f"--save keeps figures beside those of a run's training; {why}")
 
 
 @dataclass(frozen=True)

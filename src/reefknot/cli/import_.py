@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import Data
+from reefknot.cli.options import Data, plain_corpus
 
 EXAMPLES = """\b
 Examples:
@@ -31,11 +31,10 @@ def import_(
     """
     from reefknot.errors import SettingsError
     from reefknot.interop.fairseq import import_checkpoint
-    from reefknot.text.corpora import CorpusSettings
 
     if data is not None and corpus is None:
         raise SettingsError("--data goes with --corpus; add that or leave --data out")
     if corpus == "":
         raise SettingsError("--corpus: name a corpus (see `reefknot ls corpora`) or a folder of text")
-    text = None if corpus is None else CorpusSettings(name=corpus)
+    text = None if corpus is None else plain_corpus(corpus)
     import_checkpoint(checkpoint, dictionary, out, corpus=text, data=data, say=typer.echo)

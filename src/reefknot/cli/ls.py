@@ -59,11 +59,11 @@ def ls(
 def _families() -> dict[str, dict[str, str]]:
     from reefknot.parts import FAMILIES
     from reefknot.recipes import shipped
-    from reefknot.text.corpora import BUILT_IN, KNOWN, PREPARED
+    from reefknot.text.corpora import BUILT_IN, KNOWN, PAIRED, PREPARED
 
     corpora = {BUILT_IN: "made from the documentation in this Python installation; needs no data"}
     titles = {name: corpus.title for name, corpus in KNOWN.items()}
-    titles |= {name: corpus.title for name, corpus in PREPARED.items()}
+    titles |= {name: corpus.title for name, corpus in {**PREPARED, **PAIRED}.items()}
     corpora |= {name: f"{title} (needs --data)" for name, title in titles.items()}
     parts = {family.family: {kind: family.summary(kind) for kind in family} for family in FAMILIES}
     return {"recipes": shipped(), "corpora": corpora, **parts, **RULES}

@@ -30,7 +30,9 @@ from reefknot.cli import (
     score,
     sweep,
     table,
+    tokens,
     train,
+    translate,
     validate,
 )
 from reefknot.errors import DataError, ReefknotError, ResourceError
@@ -82,11 +84,13 @@ for verb in (
     compare,
     report,
     generate,
+    translate,
     score,
     predict,
     neighbors,
     rank,
     params,
+    tokens,
     validate,
     ls,
     advise,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from reefknot.experiments import TrainedRun
+    from reefknot.text.corpora import CorpusSettings
     from reefknot.text.vocabulary import Vocabulary
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
@@ -26,16 +27,52 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def open_trained(run: Path, device: str = "cpu") -> TrainedRun:
-    """A run's model, computing as it did in training; says so when training has not come to its end."""
+def translates(run: Path) -> bool:
+    """Whether a run is one of translation, not of a language model."""
+    from reefknot.recipe import check_experiment
+    from reefknot.runs.folder import RunFolder
+
+    settings = RunFolder.open(run).config.get("settings", {})
+    return check_experiment(settings, f"{run}/config.json").corpus.pairs is not None
+
+
+def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) -> TrainedRun:
+    """A run's model, computing as it did in training; says so when training has not come to its end. Verbs are for
+    language models or for translators, and refuse a run of the others."""
+    from reefknot.errors import SettingsError
     from reefknot.experiments import open_run
     from reefknot.training.generators import set_determinism
 
+    if translates(run) is not translator:
+        raise SettingsError(
+            f"{run} is a run of a language model, which translates nothing; use `reefknot evaluate`, `generate` or "
+            "`score` with it"
+            if translator
+            else f"{run} is a run of translation; use `reefknot translate` or `reefknot evaluate` with it"
+        )
     trained = open_run(run, device)
     set_determinism(trained.experiment.training.determinism)
     if trained.run.result is None and not trained.run.imported:
         typer.echo(f"{run}: training is not finished; these are its best weights so far", err=True)
     return trained
+
+
+def given(invocation: typer.Context) -> Iterator[tuple[str, str]]:
+    """The parameters that stand on the command line: the name of each, and how it is spelled there."""
+    for parameter in invocation.command.params:
+        source = invocation.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            yield str(parameter.name), parameter.opts[0]
+
+
+def plain_corpus(name: str) -> CorpusSettings:
+    """A corpus that the user names for a language model: parallel text is refused."""
+    from reefknot.errors import SettingsError
+    from reefknot.text.corpora import PAIRED, CorpusSettings
+
+    if name in PAIRED:
+        raise SettingsError(f"{name} is parallel text, for translation; name a text of one language")
+    return CorpusSettings(name=name)
 
 
 def tell_unknown(words: Iterable[str], vocabulary: Vocabulary) -> None:

@@ -11,11 +11,11 @@ import torch
 import typer
 
 from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
+from reefknot.experiments import Texts, open_experiment
 from reefknot.models.language_model import LanguageModel
 from reefknot.recipe import Experiment, Recipe, Row, build_model
 from reefknot.text.corpora import KNOWN
-from reefknot.text.dataset import Dataset, open_dataset
-from reefknot.text.vocabulary import VocabularySettings, fairseq_size
+from reefknot.text.vocabulary import Sides, Vocabulary, VocabularySettings, fairseq_size
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -46,9 +46,9 @@ def for_each(name: str, kind: str, items: Mapping[str, Item], find: Callable[[It
     return found
 
 
-def open_checked(row: Row, experiment: Experiment, data: Path | None) -> Dataset:
+def open_checked(row: Row, experiment: Experiment, data: Path | None) -> Texts:
     """The text of a row that can be trained: what cannot is told before others are trained for hours."""
-    dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data, say=typer.echo)
+    dataset = open_experiment(experiment, data=data, say=typer.echo)
     checked_size(row, experiment, data)
     return dataset
 
@@ -73,12 +73,14 @@ def unbuilt_model(experiment: Experiment, data: Path | None) -> LanguageModel:
         return build_model(experiment, vocabulary_size(experiment, data))
 
 
-def vocabulary_size(experiment: Experiment, data: Path | None) -> int:
-    """Types of the corpus: as published where nothing was cut, else by reading the text."""
+def vocabulary_size(experiment: Experiment, data: Path | None) -> int | Sides:
+    """Types of the corpus, of each side where there are two: as published where nothing was cut, else by reading the
+    text."""
     corpus, vocabulary = experiment.corpus, experiment.vocabulary
     words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
     whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
     if whole and corpus.name in KNOWN:
         types = KNOWN[corpus.name].types
         return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
-    return len(open_dataset(corpus, vocabulary, data=data).vocabulary)
+    found = open_experiment(experiment, data=data).words
+    return len(found) if isinstance(found, Vocabulary) else found

@@ -106,9 +106,10 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     from rich.console import Console
 
     from reefknot.durable import write_json
+    from reefknot.reports.cells import spread
     from reefknot.reports.page import write_report
     from reefknot.reports.sweep import figures, rank, summary
-    from reefknot.reports.table import print_table, spread
+    from reefknot.reports.table import print_table
 
     ranked = rank(trials)
     if not ranked:

@@ -11,9 +11,9 @@ import typer
 from reefknot.cli.options import Data, Device, Overrides, Recipe
 
 if TYPE_CHECKING:
+    from reefknot.experiments import Texts
     from reefknot.recipe import Experiment, Row
     from reefknot.recipe import Recipe as LoadedRecipe
-    from reefknot.text.dataset import Dataset
 
 EXAMPLES = """\b
 Examples:
@@ -76,7 +76,7 @@ def table(
         _show(loaded, [job.out for job in planned if (job.out / "config.json").exists()], root)
 
 
-def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, Dataset]:
+def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, Texts]:
     """The texts of all rows that can be trained here; says which cannot.
 
     A recipe may hold rows over a corpus that one does not have: that is no failure of the others, so the table shows
@@ -87,7 +87,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
 
     absent: dict[str, list[str]] = {}
 
-    def open_text(row: Row, experiment: Experiment) -> Dataset | None:
+    def open_text(row: Row, experiment: Experiment) -> Texts | None:
         try:
             return open_checked(row, experiment, data)
         except CorpusNotHere as error:

@@ -32,6 +32,8 @@ class Encoder(nn.Module):
     """Whether the state of one window is part of what the next one computes; False: every window is computed afresh."""
     waits: bool = False
     """Whether its forward asks a GPU or its generator for a number, which a step that is captured must not."""
+    reads_source: bool = False
+    """Whether it reads a source before the first step, as a translator's does: then it is a `SourceEncoder`."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         """What the first window of a text begins with."""
@@ -43,6 +45,35 @@ class Encoder(nn.Module):
         return self.initial_state(streams, device)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+        raise NotImplementedError
+
+
+class SourceEncoder(Encoder):
+    """The encoder of a translator: it reads a source as a whole, then hidden states of a target follow from that.
+
+    `read` gives the state that the first target step begins with. A window of target steps after it is computed at
+    once where that can be. `memory(streams) | read(...)` begins a target that comes piece by piece, as in a search;
+    each call then returns the state of the next one. Everything of the source is in the state, so that its streams can
+    be selected, repeated and put into another order like those of any other state.
+    """
+
+    reads_source = True
+    carries = False
+    source_dim: int
+    """Width of the source's vectors."""
+
+    def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        """Nothing: a target begins with what `read` gives."""
+        return {}
+
+    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
+        """All that target steps need of the source. `there_BS` is False on padding, which may hold anything finite and
+        is at the right; every source has at least one word."""
+        raise NotImplementedError
+
+    def attention(self, x_BTD: Tensor, state: State) -> Tensor:
+        """a_BTS: for each target step that follows `state` the weights of the source's positions, as they are looked at
+        by the last layer (the mean over its heads). They sum to 1 and are 0 on padding."""
         raise NotImplementedError
 
 

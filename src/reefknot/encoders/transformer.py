@@ -7,6 +7,8 @@ after the input was given its positions: sines in one half of the width and cosi
 positions as there are. Nothing is carried between windows: positions begin anew with each of them. Where a text is read
 piece by piece, a memory holds the keys and values of what was read, and positions go on.
 
+`Halves` and `Positions` are those of `encoder_decoder.py` as well, whose blocks may have their norms behind the sums.
+
 Shapes: B streams, T steps, S steps in memory, U = S + T, D width, H heads, K = D / H width of a head, F
 feed-forward units; 2 are keys and values.
 """
@@ -14,7 +16,8 @@ feed-forward units; 2 are keys and values.
 from __future__ import annotations
 
 import math
-from typing import Annotated, cast
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar, TypeVarTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +33,10 @@ FIRST_POSITION = 2
 """The authors' program counts positions from the first id behind its padding symbol."""
 SLOWEST = 10_000.0
 """Positions in which the slowest sine turns by one."""
+
+Norm = Literal["pre", "post"]
+Given = TypeVarTuple("Given")
+Made = TypeVar("Made")
 
 
 class Transformer(Encoder):
@@ -60,11 +67,7 @@ class Transformer(Encoder):
         super().__init__()
         check_sizes("Transformer", input_dim=input_dim, layers=layers, heads=heads, ffn_dim=ffn_dim)
         check_rates("Transformer", dropout=dropout, dropout_attention=dropout_attention, dropout_relu=dropout_relu)
-        if input_dim % heads:
-            raise SettingsError(
-                f"Transformer: heads = {heads} do not divide the width of the vectors it reads, {input_dim}; "
-                "use a number that does, or vectors of another width"
-            )
+        check_heads("Transformer", heads, input_dim)
         self.input_dim = self.dim = input_dim
         self.heads = heads
         self.dropout = dropout
@@ -73,23 +76,20 @@ class Transformer(Encoder):
             Block(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute) for _ in range(layers)
         )
         self.final_norm = nn.LayerNorm(input_dim) if final_norm else None
-        # No buffers: they follow from the width, and neither move nor change type with the parameters.
-        self._positions: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        self._positions = Positions(input_dim)
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         return {}
 
     def memory(self, streams: int, device: torch.device | None = None) -> State:
-        """For each block the keys and values of no step yet, (2, B, H, 0, K)."""
-        shape = (2, streams, self.heads, 0, self.dim // self.heads)
-        return {f"block.{number}": torch.zeros(shape, device=device) for number in range(len(self.blocks))}
+        return no_steps(len(self.blocks), streams, self.heads, self.dim, device)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         """Without a state, a window by itself; with a memory, what follows it, and the longer memory."""
         start = state["block.0"].shape[-2] if state else 0
         # In the type of the parameters: under autocast, what the blocks add up and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
-        x_BTD = F.dropout(x_BTD + self._positions_from(start, x_BTD), self.dropout, self.training)
+        x_BTD = F.dropout(x_BTD + self._positions(start, x_BTD), self.dropout, self.training)
         memory: State = {}
         for number, block in enumerate(self.blocks):
             name = f"block.{number}"
@@ -100,27 +100,9 @@ class Transformer(Encoder):
             x_BTD = self.final_norm(x_BTD)
         return Encoded(x_BTD, x_BTD, memory)
 
-    def _positions_from(self, start: int, x_BTD: Tensor) -> Tensor:
-        """Those of the steps of x, (T, D). Computed once and kept, in lengths of powers of two.
 
-        None is ever let go: a CUDA graph reads the one that it was captured with. A call that is compiled computes its
-        own, and so does one that is captured before any other computed them, since what it leaves is not there yet.
-        """
-        stop, device = start + x_BTD.shape[1], x_BTD.device
-        if torch.compiler.is_compiling():
-            return sinusoids(start, stop, self.dim, device).to(x_BTD.dtype)
-        length = 1 << max(stop - 1, 0).bit_length()
-        key = length, x_BTD.dtype, device
-        found = self._positions.get(key)
-        if found is None:
-            found = sinusoids(0, length, self.dim, device).to(x_BTD.dtype)
-            if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-                self._positions[key] = found
-        return found[start:stop]
-
-
-class Block(nn.Module):
-    """Attention over the steps so far, then a feed-forward network at each step, both added to what they read."""
+class Halves(nn.Module):
+    """What every block has: self-attention and a feed-forward network at each step, both added to what they read."""
 
     def __init__(
         self,
@@ -131,6 +113,7 @@ class Block(nn.Module):
         dropout_attention: float = 0.0,
         dropout_relu: float = 0.0,
         recompute: bool = False,
+        norm: Norm = "pre",
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -138,38 +121,41 @@ class Block(nn.Module):
         self.dropout_attention = dropout_attention
         self.dropout_relu = dropout_relu
         self.recompute = recompute
+        self.norm = norm
         self.attention_norm = nn.LayerNorm(dim)
         self.attention_in = nn.Linear(dim, 3 * dim)  # queries, keys, values
         self.attention_out = nn.Linear(dim, dim)
         self.ffn_norm = nn.LayerNorm(dim)
         self.ffn_in = nn.Linear(dim, ffn_dim)
         self.ffn_out = nn.Linear(ffn_dim, dim)
-        self._draw()
-
-    def _draw(self) -> None:
-        """Start as the authors' program does: queries, keys and values as three matrices, not as one."""
-        for weight in self.attention_in.weight.detach().chunk(3):
-            nn.init.xavier_uniform_(weight, gain=2**-0.5)
+        draw(self.attention_in, 3)
         for layer in (self.attention_out, self.ffn_in, self.ffn_out):
-            nn.init.xavier_uniform_(layer.weight)
-        for layer in (self.attention_in, self.attention_out, self.ffn_in, self.ffn_out):
-            nn.init.zeros_(layer.bias)
+            draw(layer)
 
-    def forward(self, x_BTD: Tensor, past_2BHSK: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What the block makes of a window, and after a `past` the keys and values of all steps, its own among them."""
+    def _run(self, compute: Callable[[*Given], Made], *given: *Given) -> Made:
+        """Compute a block, now or now and again on the way back."""
         if self.recompute and torch.is_grad_enabled():
             # Here and not around the block, so that whoever shards its parameters gathers them once for both.
-            return cast(tuple[Tensor, Tensor | None], checkpoint(self._compute, x_BTD, past_2BHSK, use_reentrant=False))
-        return self._compute(x_BTD, past_2BHSK)
+            return cast(Made, checkpoint(compute, *given, use_reentrant=False))
+        return compute(*given)
 
-    def _compute(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        added_BTD, longer = self._attend(self.attention_norm(x_BTD), past_2BHSK)
+    def _read(self, x_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """What a part of the block reads of the sum so far."""
+        return cast(Tensor, norm(x_BTD)) if self.norm == "pre" else x_BTD
+
+    def _add(self, x_BTD: Tensor, added_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """The sum, when the part has read it and adds this."""
         x_BTD = x_BTD + F.dropout(added_BTD, self.dropout, self.training)
-        units_BTF = F.dropout(F.relu(self.ffn_in(self.ffn_norm(x_BTD))), self.dropout_relu, self.training)
-        return x_BTD + F.dropout(self.ffn_out(units_BTF), self.dropout, self.training), longer
+        return cast(Tensor, norm(x_BTD)) if self.norm == "post" else x_BTD
+
+    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+        units_BTF = F.relu(self.ffn_in(self._read(x_BTD, self.ffn_norm)))
+        units_BTF = F.dropout(units_BTF, self.dropout_relu, self.training)
+        return self._add(x_BTD, self.ffn_out(units_BTF), self.ffn_norm)
 
     def _attend(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        parts_3BHTK = self.attention_in(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        """Add attention over the steps so far; after a `past`, also return the keys and values of all steps."""
+        parts_3BHTK = split_heads(self.attention_in(self._read(x_BTD, self.attention_norm)), 3, self.heads)
         # All three at once: the gradient of each alone would be laid into zeros of their common size.
         q_BHTK, k_BHUK, v_BHUK = parts_3BHTK.unbind()
         longer = None
@@ -181,15 +167,83 @@ class Block(nn.Module):
         mask_TU = None
         if 1 < new < known:
             mask_TU = torch.ones(new, known, dtype=torch.bool, device=x_BTD.device).tril(known - new)
-        h_BHTK = F.scaled_dot_product_attention(
-            q_BHTK,
-            k_BHUK,
-            v_BHUK,
-            mask_TU,
-            dropout_p=self.dropout_attention if self.training else 0.0,
-            is_causal=new == known,
+        h_BTD = self._weighted(q_BHTK, k_BHUK, v_BHUK, mask_TU, is_causal=new == known)
+        return self._add(x_BTD, self.attention_out(h_BTD), self.attention_norm), longer
+
+    def _weighted(
+        self, q_BHTK: Tensor, k_BHUK: Tensor, v_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
+    ) -> Tensor:
+        """The values as the queries attend to them, those of all heads side by side, (B, T, D)."""
+        rate = self.dropout_attention if self.training else 0.0
+        h_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHUK, v_BHUK, mask, dropout_p=rate, is_causal=is_causal)
+        return h_BHTK.transpose(1, 2).flatten(2)
+
+
+class Block(Halves):
+    """Attention over the steps so far, then a feed-forward network at each step."""
+
+    def forward(self, x_BTD: Tensor, past_2BHSK: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What the block makes of a window, and after a `past` the keys and values of all steps, its own among them."""
+        return self._run(self._compute, x_BTD, past_2BHSK)
+
+    def _compute(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        x_BTD, longer = self._attend(x_BTD, past_2BHSK)
+        return self._feed_forward(x_BTD), longer
+
+
+def draw(layer: nn.Linear, beside: int | None = None) -> None:
+    """Start as the authors' program does: queries, keys and values, so many beside each other, as matrices of their own
+    and smaller than others."""
+    for weight in layer.weight.detach().chunk(beside or 1):
+        nn.init.xavier_uniform_(weight, gain=2**-0.5 if beside else 1.0)
+    nn.init.zeros_(layer.bias)
+
+
+def split_heads(joined_BTD: Tensor, parts: int, heads: int) -> Tensor:
+    """Queries, keys or values that lie side by side, by part and head: (parts, B, H, T, K)."""
+    return torch.unflatten(joined_BTD, -1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+def no_steps(blocks: int, streams: int, heads: int, dim: int, device: torch.device | None) -> State:
+    """For each block the keys and values of no step yet, (2, B, H, 0, K)."""
+    shape = (2, streams, heads, 0, dim // heads)
+    return {f"block.{number}": torch.zeros(shape, device=device) for number in range(blocks)}
+
+
+def check_heads(who: str, heads: int, dim: int) -> None:
+    """Refuse heads that would not be equally wide."""
+    if dim % heads:
+        raise SettingsError(
+            f"{who}: heads = {heads} do not divide the width of the vectors it reads, {dim}; "
+            "use a number that does, or vectors of another width"
         )
-        return self.attention_out(h_BHTK.transpose(1, 2).flatten(2)), longer
+
+
+class Positions:
+    """The sinusoids of a width, computed once and kept, in lengths of powers of two.
+
+    No buffers: they follow from the width, and neither move nor change type with the parameters. None is ever let go: a
+    CUDA graph reads the one that it was captured with. A call that is compiled computes its own, and so does one that
+    is captured before any other computed them, since what it leaves is not there yet.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self._kept: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def __call__(self, start: int, x_BTD: Tensor) -> Tensor:
+        """Those of the steps of x, the first of which is `start`, (T, D)."""
+        stop, device = start + x_BTD.shape[1], x_BTD.device
+        if torch.compiler.is_compiling():
+            return sinusoids(start, stop, self.dim, device).to(x_BTD.dtype)
+        length = 1 << max(stop - 1, 0).bit_length()
+        key = length, x_BTD.dtype, device
+        found = self._kept.get(key)
+        if found is None:
+            found = sinusoids(0, length, self.dim, device).to(x_BTD.dtype)
+            if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+                self._kept[key] = found
+        return found[start:stop]
 
 
 def sinusoids(start: int, stop: int, dim: int, device: torch.device) -> Tensor:

@@ -117,21 +117,18 @@ def compare(
     tokens = int(counts_U.sum())
     sums_a = _unit_sums("A", a, starts, tokens, of)
     sums_b = _unit_sums("B", b, starts, tokens, of)
-    drawn_R = _bootstrap(sums_b.mean(axis=0) - sums_a.mean(axis=0), counts_U, resamples, np.random.default_rng(seed))
+    differences_U = sums_b.mean(axis=0) - sums_a.mean(axis=0)
+    texts = draw(len(counts_U), resamples, np.random.default_rng(seed))
+    drawn_R = np.concatenate([(times_RU @ differences_U) / (times_RU @ counts_U) for times_RU in texts])
     tail = (1 - level) / 2
     low, high = np.quantile(drawn_R, [tail, 1 - tail])
     means_a, means_b = (sums.sum(axis=1) / tokens for sums in (sums_a, sums_b))
     mean_a, mean_b = means_a.mean(), means_b.mean()
-    difference = mean_b - mean_a
-    training = np.hypot(_half_width(means_a, tail), _half_width(means_b, tail))
     return Comparison(
         perplexity_a=_exp(mean_a),
         perplexity_b=_exp(mean_b),
-        difference=float(difference),
-        interval=(
-            float(difference - np.hypot(difference - low, training)),
-            float(difference + np.hypot(high - difference, training)),
-        ),
+        difference=float(mean_b - mean_a),
+        interval=widen((low, high), means_a, means_b, level),
         level=level,
         tokens=tokens,
         units=len(counts_U),
@@ -140,6 +137,29 @@ def compare(
         notes=tuple(_notes(counts_U, len(a), len(b), of)),
         of=of,
     )
+
+
+def widen(
+    interval: tuple[float, float], figures_a: NDArray[np.float64], figures_b: NDArray[np.float64], level: float
+) -> tuple[float, float]:
+    """An interval of the difference in the mean of B's figures to A's, one figure per run, which speaks of the text
+    alone: wider by how far training again may move either mean."""
+    low, high = interval
+    difference = figures_b.mean() - figures_a.mean()
+    tail = (1 - level) / 2
+    training = np.hypot(_half_width(figures_a, tail), _half_width(figures_b, tail))
+    return (
+        float(difference - np.hypot(difference - low, training)),
+        float(difference + np.hypot(high - difference, training)),
+    )
+
+
+def draw(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+    """How many times each unit is in each of `resamples` texts that might have been, (R, U), some texts at a time."""
+    rows = max(1, _CHUNK // units)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        yield rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
 
 
 def _exp(value: float) -> float:
@@ -172,20 +192,6 @@ def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int, of:
         if not np.isfinite(nll).all():
             raise DataError(f"run {number} of system {side} has a score that is not a finite number")
     return np.stack([np.add.reduceat(nll.astype(np.float64), starts) for nll in runs])
-
-
-def _bootstrap(
-    differences_U: NDArray[np.float64], counts_U: NDArray[np.int64], resamples: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """The mean difference per token in each of `resamples` texts that might have been."""
-    units = len(counts_U)
-    rows = max(1, _CHUNK // units)
-    drawn = []
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
-        times_RU = rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
-        drawn.append((times_RU @ differences_U) / (times_RU @ counts_U))
-    return np.concatenate(drawn)
 
 
 def _half_width(means_S: NDArray[np.float64], tail: float) -> float:

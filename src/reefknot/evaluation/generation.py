@@ -5,13 +5,13 @@ grows with every token and is of no use beyond the lengths it was trained on. Wh
 up, and the last half window of the text is read afresh, at positions that begin anew: what was written before is
 forgotten, and no token is predicted from less than half a window, where there is as much text.
 
-Shapes: D width, K candidates.
+Shapes: N rows (one text is one), D width, K candidates.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -57,8 +57,7 @@ def generate(
         never: ids that are not to be produced, such as <unk>.
         window: tokens that an encoder which does not carry its state keeps in memory, at most; others need no limit.
     """
-    if not 0.0 <= temperature <= HOTTEST:
-        raise SettingsError(f"temperature {temperature}: must be a number from 0 to {HOTTEST:g}")
+    check_choice(temperature, top_k, top_p)
     reader = _Reader(model, window)
     generator = torch.Generator(reader.device).manual_seed(seed)
     wanted = 1 if temperature < COLDEST else top_k
@@ -72,8 +71,9 @@ def generate(
                 token = int(model.output.sample(h_1D, generator)) if plain else None
                 if token is None or token in never:
                     # A draw that is not allowed, followed by one among the allowed, is exact.
-                    logp_K, ids_K = _candidates(model, h_1D, wanted, never)
-                    token = int(ids_K[_draw(logp_K, temperature, top_p, generator)])
+                    logp_1K, ids_1K = candidates(model, h_1D, wanted, never)
+                    p_1K = chances(logp_1K, temperature, top_p)
+                    token = int(ids_1K[0, torch.multinomial(p_1K[0], 1, generator=generator)])
             yield token
             unread = [token]
 
@@ -104,20 +104,41 @@ class _Reader:
         return encoded.output[:, -1]
 
 
-def _candidates(model: LanguageModel, h_1D: Tensor, k: int | None, never: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The k best ids that may be produced, best first; an output end that need not look at every class does not."""
+def check_choice(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Refuse what no word can be chosen by."""
+    if not 0.0 <= temperature <= HOTTEST:
+        raise SettingsError(f"temperature {temperature}: must be a number from 0 to {HOTTEST:g}")
+    if top_k is not None and top_k < 1:
+        raise SettingsError(f"top_k = {top_k}: must be at least 1, or left out")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise SettingsError(f"top_p = {top_p}: must be above 0 and at most 1, or left out")
+
+
+def candidates(model: LanguageModel, h_ND: Tensor, k: int | None, never: Collection[int]) -> tuple[Tensor, Tensor]:
+    """The k best ids of each row that may be produced, or all that may: (logp_NK, ids_NK), best first. An output end
+    that need not look at every class does not."""
     size = model.output.vocab_size
-    logp_1K, ids_1K = model.output.topk(h_1D, size if k is None else min(k + len(never), size))
-    allowed_K = torch.isin(ids_1K[0], ids_1K.new_tensor(never), invert=True)
-    return logp_1K[0, allowed_K][:k].float(), ids_1K[0, allowed_K][:k]
+    never = {each for each in never if 0 <= each < size}
+    allowed = size - len(never)
+    if not allowed:
+        raise SettingsError(f"all {size} words are never to be produced; allow one at least")
+    k = allowed if k is None else min(k, allowed)
+    logp_NK, ids_NK = model.output.topk(h_ND, k + len(never))
+    if never:
+        # One comparison for each: a list of them would have to be copied to the device, which the host waits for.
+        banned_NK = torch.stack([ids_NK == each for each in never]).any(0)
+        first_NK = banned_NK.sort(dim=-1, stable=True).indices[:, :k]
+        logp_NK, ids_NK = logp_NK.gather(1, first_NK), ids_NK.gather(1, first_NK)
+    return logp_NK, ids_NK
 
 
-def _draw(logp_K: Tensor, temperature: float, top_p: float | None, generator: torch.Generator) -> int:
+def chances(logp_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
+    """What each of some candidates, best first, is drawn with: p_NK, which need not add up to one."""
     if temperature < COLDEST:
-        return 0
-    probabilities = torch.softmax(logp_K / temperature, dim=-1)
+        return torch.zeros_like(logp_NK).index_fill(1, logp_NK.new_zeros(1, dtype=torch.long), 1.0)
+    p_NK = torch.softmax(logp_NK.float() / temperature, dim=-1)
     if top_p is not None:
         # A word stays while the words before it have not reached p, so the best one always stays.
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = torch.where(before < top_p, probabilities, 0.0)
-    return int(torch.multinomial(probabilities, 1, generator=generator))
+        before_NK = p_NK.cumsum(-1) - p_NK
+        p_NK = torch.where(before_NK < top_p, p_NK, 0.0)
+    return p_NK

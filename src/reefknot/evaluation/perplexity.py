@@ -26,6 +26,7 @@ from reefknot.evaluation.windows import Spans, Windows
 from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.text.dataset import Split
+from reefknot.text.pair_dataset import PairSplit
 from reefknot.text.vocabulary import Vocabulary
 
 ROWS_AT_ONCE = 8192
@@ -103,7 +104,7 @@ def score(
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
     first = split.tokens - len(nll)
-    words = int(_ends_of_words(vocabulary)[y_1T[0].numpy()].sum())
+    words = int(ends_of_words(vocabulary)[y_1T[0].numpy()].sum())
     cut: dict[str, Any] = {"streams": streams, "windows": windows}
     definition = define(split, vocabulary, scored=len(nll), words=words, precision=precision, **cut)
     return Score(nll, first, words, split.bytes, definition, **cut)
@@ -205,13 +206,13 @@ def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDAr
     Where the first token was not scored, the first word has the loss of its other pieces, if it has any.
     """
     targets = np.asarray(split.ids[split.tokens - len(nll) :])
-    ends = _ends_of_words(vocabulary)[targets]
+    ends = ends_of_words(vocabulary)[targets]
     starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
     losses: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), starts)
     return losses
 
 
-def _ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
+def ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """For each token of the vocabulary, whether a word ends with it."""
     return np.fromiter(map(vocabulary.ends_word, vocabulary.words), dtype=np.bool_, count=len(vocabulary))
 
@@ -222,17 +223,19 @@ def _fold(ids_T: Tensor, streams: int, filler: int) -> Tensor:
 
 
 def define(
-    split: Split,
+    split: Split | PairSplit,
     vocabulary: Vocabulary,
     *,
     scored: int,
     words: int,
     streams: int = 1,
     windows: Windows | None = None,
+    cut: str | None = None,
     precision: str = "float32",
     how: str | None = None,
 ) -> str:
-    """What a perplexity of this text means. `how` is the rest of the last line, for other ways to score."""
+    """What a perplexity of this text means. `cut` says what is computed afresh if it is neither streams nor windows;
+    `how` is the rest of the last line, for other ways to score."""
     if vocabulary.eos is None:
         start = "the first token, which has nothing before it, is not scored"
         line_ends, words_are = "line ends are no tokens", "words"
@@ -241,11 +244,11 @@ def define(
         line_ends, words_are = "every line ends with the token <eos>, which is scored", "words and line ends"
     if vocabulary.bpe:
         words_are += f" in {scored:,} pieces, where a word's probability is the product over its pieces"
-    if windows is None:
+    if windows is not None:
+        cut = windows.describe()
+    elif cut is None:
         parts = "one stream" if streams == 1 else f"{streams} contiguous streams, each"
         cut = f"{parts} from an empty state that is carried to its end"
-    else:
-        cut = windows.describe()
     unknown = "none in this text" if not split.unknown else f"{split.unknown:,} here, scored as the token <unk>"
     return "\n".join(
         [

@@ -1,11 +1,12 @@
 """RUN/evaluations/KIND.json: what a finished run gives when it is scored by dynamic evaluation, with a cache, by
-Monte-Carlo dropout, or in other windows (KIND is their name then, such as context-2560-stride-512). The plain figures
-are in result.json.
+Monte-Carlo dropout, or in other windows (KIND is their name then, such as context-2560-stride-512), or what a
+translator gives with another search (such as beam-10-length-penalty-0.6). The plain figures are in result.json.
 
     format, kind
     settings                                 what was used, whether given, searched for or by default
     search                                   what was tried on the validation text, if it was
-    valid, test                              perplexity, nll, tokens, definition of each, where it was scored
+    valid, test                              perplexity, nll, tokens, definition of each, where it was scored; of a
+                                             translator also what its translations are worth
     command, commit, dirty, source_sha256    of the command that wrote the file
 """
 
@@ -24,8 +25,16 @@ SPLITS = ("valid", "test")
 """The texts whose figures are kept."""
 
 
-def save(run: RunFolder, kind: str, settings: dict[str, Any], grid: Grid | None, scores: Mapping[str, Score]) -> str:
+def save(
+    run: RunFolder,
+    kind: str,
+    settings: dict[str, Any],
+    grid: Grid | None,
+    scores: Mapping[str, Score],
+    figures: Mapping[str, dict[str, Any]] | None = None,
+) -> str:
     """Write the scores down, beside that of the other text where the same code has scored it with the same settings.
+    `figures` are more of each text.
 
     Returns a sentence: where they are, and what has become of figures that were there.
     """
@@ -35,7 +44,7 @@ def save(run: RunFolder, kind: str, settings: dict[str, Any], grid: Grid | None,
         "kind": kind,
         "settings": settings,
         "search": grid.record() if grid else None,
-        **{split: _figures(score) for split, score in scores.items()},
+        **{split: _figures(score) | (figures or {}).get(split, {}) for split, score in scores.items()},
         **{key: environment[key] for key in ("command", "commit", "dirty", "source_sha256")},
     }
     told, old = "", run.evaluation(kind)

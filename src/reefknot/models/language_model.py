@@ -122,7 +122,9 @@ class LanguageModel(nn.Module):
         """
         if targets_BT is None:
             tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
-        encoded = self(tokens_BT, state)
+        return self._losses(self(tokens_BT, state), targets_BT, plan, places_M)
+
+    def _losses(self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, places_M: Tensor | None) -> Losses:
         h_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
         if places_M is not None:
             # Places are distinct, so the gradient of this adds nothing up, and in no order.

@@ -4,6 +4,7 @@ Only products of matrices count. A matrix of weights costs two operations per we
 much each: 6 in all. Causal attention counts half of the products of all pairs. What an end costs depends on the batch:
 
     softmax                 6 D V per target
+    translators             sources and targets meet their own matrices; attention counts pairs of places
     adaptive softmax        head and clusters for every target, a tail and its matrix for the targets that lie in it
     adaptive input          the matrix of its band for every token
     char-CNN                convolutions and what follows them, once per distinct word of the batch
@@ -25,7 +26,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from reefknot.encoders.attention_gru import AttentionGRU
 from reefknot.encoders.contract import Encoder
+from reefknot.encoders.encoder_decoder import EncoderDecoder
 from reefknot.encoders.highway import RecurrentHighway
 from reefknot.encoders.transformer import Transformer
 from reefknot.inputs.adaptive import AdaptiveLookup
@@ -33,6 +36,7 @@ from reefknot.inputs.char_cnn import CharCNN
 from reefknot.inputs.contract import InputEnd
 from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel
+from reefknot.models.translator import PAD, Translator, sides
 from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.augmented import Augmented
 from reefknot.outputs.contract import OutputEnd
@@ -55,8 +59,14 @@ def operations(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> int:
     """
     scored_BT = y_BT != IGNORE
     lengths_B = scored_BT.sum(dim=1)
-    ends = of_input(model.input, x_BT[scored_BT]) + of_output(model.output, y_BT[scored_BT])
-    return ends + of_encoder(model.encoder, lengths_B)
+    if isinstance(model, Translator):
+        source_BS, x_BT = sides(x_BT, y_BT)
+        there_BS = source_BS != PAD
+        body = of_input(model.source, source_BS[there_BS])
+        body += of_source_encoder(model.encoder, there_BS.sum(dim=1), lengths_B)
+    else:
+        body = of_encoder(model.encoder, lengths_B)
+    return body + of_input(model.input, x_BT[scored_BT]) + of_output(model.output, y_BT[scored_BT])
 
 
 # -- input ends ----------------------------------------------------------------------------------------------------
@@ -103,6 +113,33 @@ def _(part: Transformer, lengths_B: Tensor) -> int:
     # Scores and weighted values: two products of T x T by D in each block, and half of each is masked.
     attention = len(part.blocks) * part.dim * int(lengths_B.square().sum())
     return PER_WEIGHT * (int(lengths_B.sum()) * _weights(part) + attention)
+
+
+@singledispatch
+def of_source_encoder(part: Encoder, sources_B: Tensor, lengths_B: Tensor) -> int:
+    """Operations of an encoder that reads sources and targets of these lengths."""
+    return PER_WEIGHT * int(sources_B.sum() + lengths_B.sum()) * _weights(part)
+
+
+@of_source_encoder.register
+def _(part: AttentionGRU, sources_B: Tensor, lengths_B: Tensor) -> int:
+    reading = sum(_weights(each) for each in (part.rightward, part.leftward, part.keys))
+    once = _weights(part.start)
+    writing = _weights(part) - reading - once
+    # The weighted annotations; what scores them adds one number for each of theirs.
+    attention = 2 * part.keys.out_features * int((sources_B * lengths_B).sum())
+    rows = int(sources_B.sum()) * reading + len(sources_B) * once + int(lengths_B.sum()) * writing
+    return PER_WEIGHT * (rows + attention)
+
+
+@of_source_encoder.register
+def _(part: EncoderDecoder, sources_B: Tensor, lengths_B: Tensor) -> int:
+    reading, writing = (_weights(each) for each in (part.source_blocks, part.target_blocks))
+    rows = int(sources_B.sum()) * (reading + _weights(part.source_in)) + int(lengths_B.sum()) * writing
+    # Scores and weighted values, two products of width D for each pair of places: all pairs of a source, all of a
+    # source and its target, and half of those of a target.
+    pairs = 2 * sources_B.square() + 2 * sources_B * lengths_B + lengths_B.square()
+    return PER_WEIGHT * (rows + len(part.target_blocks) * part.dim * int(pairs.sum()))
 
 
 # -- output ends ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from reefknot.text.corpora import SPLITS
 if TYPE_CHECKING:
     FigureName = str
 else:
-    FigureName = Literal[(*SPLITS, "seconds", "hours")]
+    FigureName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours")]
 
 
 def _one_line(text: str) -> str:
@@ -57,7 +57,7 @@ class Row(Settings):
         int | None, Field(ge=1, le=10**12, description="exact number of parameters, checked before training")
     ] = None
     paper: dict[FigureName, Positive] = Field(
-        {}, description="the paper's figures: perplexities by split, seconds per epoch, hours of training"
+        {}, description="the paper's figures: perplexities by split, BLEU, seconds per epoch, hours of training"
     )
     set: dict[str, Any] = Field({}, description="what differs from the base")
 

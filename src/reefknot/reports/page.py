@@ -12,11 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reefknot.durable import write_text
 from reefknot.errors import SettingsError
-from reefknot.reports import plots
+from reefknot.reports import plots, translations
+from reefknot.reports.cells import number
 from reefknot.reports.reading import read
 from reefknot.reports.results import Evaluation, Neighbors, Record, Result, Score, differing, flatten
 from reefknot.reports.rows import TableRow, join, judged_by_time, mark
-from reefknot.reports.table import build, number
+from reefknot.reports.table import build
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def render(rows: Sequence[TableRow], title: str) -> str:
         frequency=plots.frequency(drawn),
         neighbors=[near for row in ran if (near := _neighbors(row))],
         samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
+        translations=_translations(drawn),
         scores=_scores(rows),
         definitions=_definitions(rows),
         changed=_changed(ran),
@@ -89,6 +91,20 @@ def render(rows: Sequence[TableRow], title: str) -> str:
     )
     # A lone surrogate in corpus text cannot be written as UTF-8.
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _translations(drawn: Sequence[TableRow]) -> dict[str, Any]:
+    """What the section on translations shows; empty where nothing was translated."""
+    figures = translations.figures(drawn)
+    if not figures:
+        return {}
+    return {
+        "figures": figures,
+        "signatures": translations.signatures(drawn),
+        "by_length": translations.by_length(drawn),
+        "pairs": translations.side_by_side(drawn),
+        "attention": translations.attention(drawn),
+    }
 
 
 def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:

@@ -24,9 +24,10 @@ from typing import Any
 from reefknot.durable import write_text
 from reefknot.errors import DataError
 from reefknot.evaluation.ways import in_words, options
-from reefknot.reports.results import Evaluation, Record, Result, collect
+from reefknot.reports.cells import number, papers_points, points, spread
+from reefknot.reports.results import Evaluation, Record, Result, collect, flatten
 from reefknot.reports.rows import TableRow, join
-from reefknot.reports.table import number, spread, to_markdown
+from reefknot.reports.table import to_markdown
 from reefknot.runs.folder import folder_name
 
 
@@ -50,6 +51,8 @@ _LABELS = f"{_OUTPUTS}/labels"
 _LARGE, _SMALL = "press2017/table5", "press2017/table6"
 _VARIATIONAL = "inan2017/table1"
 _AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
+_TRANSLATED, _SMALL_GRU = "press2017/table8", "press2017/multi30k"
+_SMALL_TRANSLATOR, _TRANSLATOR = "pappas2019/multi30k", "pappas2019/table5"
 _ENDS_OF_TRANSFORMER, _SMALL_TRANSFORMER, _TAILS = "baevski2019/table3", "baevski2019/enwiki", "baevski2019/wikitext2"
 TOUR = "ends"
 """The recipe with every end on one encoder; its table stands in docs/ends.md."""
@@ -84,6 +87,15 @@ IDEAS = (
     Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
     Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
     Idea("dynamic evaluation", _PAPPAS, f"{_SCORED}/dynamic.py", _AWD, "AWD-LSTM-DRILL + dynamic evaluation"),
+    Idea("attention model of translation", _PRESS, f"{_ENCODERS}/attention_gru.py", _SMALL_GRU, "Baseline"),
+    Idea("three-way tying (TWWT)", _PRESS, "src/reefknot/models/translator.py", _SMALL_GRU, "TWWT"),
+    Idea("BPE learned on both sides", _PRESS, "src/reefknot/text/vocabulary.py", _TRANSLATED, "EN-DE: TWWT"),
+    Idea("Adadelta", _PRESS, "src/reefknot/training/optimisers.py", _TRANSLATED, "EN-FR: Baseline"),
+    Idea("Transformer of translation", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _SMALL_TRANSLATOR, "TWWT"),
+    Idea("DRILL in translation", _PAPPAS, f"{_LABELS}/drill.py", _TRANSLATOR, "Transformer-DRILL (base)"),
+    Idea("dual mapping in translation", _PAPPAS, f"{_LABELS}/dual.py", _SMALL_TRANSLATOR, "TWWT + dual"),
+    Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _SMALL_TRANSLATOR, "Baseline"),
+    Idea("beam search", _PAPPAS, f"{_SCORED}/beam.py", _SMALL_TRANSLATOR, "TWWT + DRILL"),
     Idea("continuous cache pointer", _PAPPAS, f"{_SCORED}/cache.py", _AWD, "AWD-LSTM + continuous cache pointer"),
 )
 
@@ -233,7 +245,7 @@ def _papers(tables: Sequence[Recipe]) -> str:
         "",
         "# From the papers to the code",
         "",
-        "Each idea, the file that holds it, the row that shows it, our test perplexity and the paper's.",
+        "Each idea, the file that holds it, the row that shows it, our test perplexity, or BLEU, and the paper's.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -244,11 +256,19 @@ def _papers(tables: Sequence[Recipe]) -> str:
             raise DataError(
                 f"idea '{idea.name}': recipe {idea.recipe} has no row '{idea.row}'; correct the list of ideas"
             )
-        ours = (spread(row.perplexity("test")) or row.state) + (" per word" if row.per_word else "")
-        theirs = number(row.paper["test"]) if "test" in row.paper else ""
+        ours, theirs = _figures(row)
         code, shown = f"[{Path(idea.code).name}]({idea.code})", f"`{idea.recipe}`, {idea.row}"
         lines.append(f"| {idea.name} | {idea.paper} | {code} | {shown} | {ours} | {theirs} |")
     return "\n".join([*lines, "", _results(tables, level=2)])
+
+
+def _figures(row: TableRow) -> tuple[str, str]:
+    """Ours and the paper's: BLEU of a translator, perplexity of any other."""
+    if row.bleu("test") or "bleu_test" in row.paper:
+        papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
+        return f"BLEU {points(row.bleu('test'))}" if row.bleu("test") else row.state, papers
+    ours = (spread(row.perplexity("test")) or row.state) + (" per word" if row.per_word else "")
+    return ours, number(row.paper["test"]) if "test" in row.paper else ""
 
 
 def _results(tables: Sequence[Recipe], level: int) -> str:
@@ -299,9 +319,19 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     evaluated = "".join(
         f", and `reefknot evaluate RUN {options(by)} --save` scores them by {in_words(by)}" for by in ways
     )
+    counted = dict.fromkeys(
+        each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
+    )
+    context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
     moment, pace = ("update", "tokens/s") if any(result.by_updates for result in results) else ("epoch", "s/epoch")
+    averaged = flatten(results[0].settings).get("evaluation.average")
+    weights = (
+        f"the mean of the last {averaged} checkpoints"
+        if averaged
+        else f"at the {moment} with the best validation perplexity"
+    )
     return (
-        f"{'; '.join(told)}. Ours: at the {moment} with the best validation perplexity; ± is the standard deviation "
+        f"{'; '.join(told)}. Ours: {weights}; ± is the standard deviation "
         f"over seeds; {pace} is training alone, whatever else ran on the device; {context}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )

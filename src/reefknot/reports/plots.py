@@ -1,78 +1,25 @@
-"""Figures as SVG to put inside the page: training curves, loss by word frequency, size against perplexity.
+"""Figures as SVG to put inside the page: training curves, loss by word frequency, size against perplexity or BLEU.
 
-The same results give the same bytes. Every id starts with the figure's name, so that figures never share one;
-text is text in the page's own font and colour, and rows differ by colour, marker and line style together.
+How they are drawn is the business of `drawing.py`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reefknot.evaluation.units import perplexity
+from reefknot.reports.drawing import COLOURS, POINT, Plot, left_out, legend, legend_columns, style_of, svg
 from reefknot.reports.results import Band, Metric, Result, flatten
-from reefknot.reports.rows import SIGNS, TableRow, comparable
+from reefknot.reports.rows import TableRow, comparable, judged_by_bleu, rivals
 from reefknot.reports.scoring import cuts_words, pieces_in_validation
-
-# Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
-_COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
-"""A row as one point: hollow, so that none hides another, and as large in the legend, where small ones look alike."""
-_LINES = ("-", "--", "-.", ":")
-
-# Stands for the page's text colour while matplotlib draws.
-_INK = "#010203"
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.edgecolor": "#88888888",
-    "axes.labelcolor": _INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#88888840",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4,
-    "text.color": _INK,
-    "xtick.color": "#888888",
-    "ytick.color": "#888888",
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A finished figure: SVG to inline, and a sentence that says what it shows."""
-
-    svg: str
-    caption: str
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
@@ -88,10 +35,10 @@ def _validation(rows: Sequence[TableRow], by: str) -> list[Plot]:
     fair = comparable(rows)
     drawn = [row for row in whole if not row.score or row in fair]
     caption = f"Validation perplexity by {by}."
-    caption += _left_out(
+    caption += left_out(
         [row for row in whole if row not in drawn], "they were scored in another way or on another text"
     )
-    caption += _left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
+    caption += left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
     return _drawn("valid", by, rows, drawn, caption)
 
 
@@ -120,7 +67,7 @@ def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRo
             seeds = [points for result in row.results if (points := _curve(result, kind, by))]
             mean = _mean(seeds)
             means.append(mean)
-            style = _line(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
+            style = style_of(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
             for points in seeds if len(seeds) > 1 else []:
                 axes.plot(*zip(*points, strict=True), color=style["color"], linewidth=0.6, alpha=0.45)
             axes.plot(*zip(*mean, strict=True), **style)
@@ -130,13 +77,13 @@ def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRo
         _log_scale(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel=by, ylabel="perplexity, log scale")
-        _legend(figure, rows, drawn)
+        legend(figure, rows, drawn)
 
     if long:
         caption += " The steep beginning is cut off."
     if any(len(row.results) > 1 for row in drawn):
         caption += " Thin lines are seeds, thick lines their mean."
-    return [Plot(_svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
+    return [Plot(svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
 
 
 def frequency(rows: Sequence[TableRow]) -> list[Plot]:
@@ -163,19 +110,27 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
             below = ". Below: the same" if "loss" in panels else ","
             caption += f"{below} as a difference to {rows[min(losses)].name}; lower is better"
         caption += "."
-        caption += _left_out(
+        caption += left_out(
             [row for row in scored if row not in alike], "they were scored in another way or on other tokens"
         )
         drawn = [rows[n] for n in losses]
         height = 4.2 if len(panels) > 1 else 2.8
-        plots.append(Plot(_svg(f"frequency-{end}", height, drawn, draw, caption), caption))
+        plots.append(Plot(svg(f"frequency-{end}", height, drawn, draw, caption), caption))
     return plots
 
 
 def sizes(rows: Sequence[TableRow]) -> list[Plot]:
-    """Parameters against test perplexity, when there are two rows to compare."""
-    scored = [row for row in rows if row.perplexity("test") and row.size]
-    drawn = comparable(scored)
+    """Parameters against test perplexity, or BLEU where that is what rows are judged by, when there are two rows to
+    compare."""
+    by_bleu = judged_by_bleu(rows)
+    measure, better, other = (
+        (TableRow.bleu, "higher", "their text or their way of counting is another")
+        if by_bleu
+        else (TableRow.perplexity, "lower", "they were scored in another way or on another text")
+    )
+    what = "test BLEU" if by_bleu else "test perplexity"
+    scored = [row for row in rows if measure(row, "test") and row.size]
+    drawn = max(rivals(scored, "test"), key=len, default=[]) if by_bleu else comparable(scored)
     if len(drawn) < 2:
         return []
     unit, units = (1e6, "millions") if max(row.size or 0 for row in drawn) >= 2e6 else (1e3, "thousands")
@@ -183,20 +138,18 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for row in drawn:
-            score = row.perplexity("test")
+            score = measure(row, "test")
             assert score is not None
-            style = _line(rows.index(row)) | _POINT
+            style = style_of(rows.index(row)) | POINT
             axes.errorbar((row.size or 0) / unit, score.mean, yerr=score.sd, **style)
         axes.margins(0.18)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set(xlabel=f"parameters, {units}", ylabel="test perplexity")
-        _legend(figure, rows, drawn, line=False)
+        axes.set(xlabel=f"parameters, {units}", ylabel=what)
+        legend(figure, rows, drawn, points=True)
 
-    caption = "Parameters against test perplexity; lower and further left is better."
-    caption += _left_out(
-        [row for row in scored if row not in drawn], "they were scored in another way or on another text"
-    )
-    return [Plot(_svg("sizes", 2.8, drawn, draw, caption), caption)]
+    caption = f"Parameters against {what}; {better} and further left is better."
+    caption += left_out([row for row in scored if row not in drawn], other)
+    return [Plot(svg("sizes", 2.8, drawn, draw, caption), caption)]
 
 
 def bars(
@@ -210,16 +163,16 @@ def bars(
         width = 0.8 / len(series)
         for n, values in enumerate(heights.values()):
             places = [at + (n - (len(series) - 1) / 2) * width for at in range(len(labels))]
-            plane.bar(places, values, width=0.92 * width, color=_COLOURS[n % len(_COLOURS)])
+            plane.bar(places, values, width=0.92 * width, color=COLOURS[n % len(COLOURS)])
         plane.axhline(0, color="#888888", linewidth=0.8)
         crowded = sum(map(len, labels)) > 40
         plane.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
         plane.set(xlabel=along, ylabel=measured)
         if len(series) > 1:
-            handles = [Patch(color=_COLOURS[n % len(_COLOURS)]) for n in range(len(series))]
-            figure.legend(handles, list(heights), loc="outside lower center", ncols=_legend_columns(series))
+            handles = [Patch(color=COLOURS[n % len(COLOURS)]) for n in range(len(series))]
+            figure.legend(handles, list(heights), loc="outside lower center", ncols=legend_columns(series))
 
-    return Plot(_svg(name, 2.8, series, draw, caption), caption)
+    return Plot(svg(name, 2.8, series, draw, caption), caption)
 
 
 def _draw_frequency(
@@ -233,7 +186,7 @@ def _draw_frequency(
     for n, one in losses.items():
         loss = _by_ends(one)
         xs = [ends.index(key) for key in ends if key in loss]
-        style = _line(n) | {"linewidth": 1.1}
+        style = style_of(n) | {"linewidth": 1.1}
         if "loss" in axes:
             axes["loss"].plot(xs, [loss[ends[x]] for x in xs], **style)
         if "difference" in axes:
@@ -250,7 +203,7 @@ def _draw_frequency(
     if "difference" in axes:
         axes["difference"].axhline(0, color="#888888", linewidth=0.8, zorder=0)
         axes["difference"].set_ylabel("difference" if "loss" in axes else "difference, nats per token")
-    _legend(figure, rows, [rows[n] for n in losses])
+    legend(figure, rows, [rows[n] for n in losses])
 
 
 def _log_scale(axes: Any) -> None:
@@ -298,15 +251,6 @@ def _named_by_loss(row: TableRow) -> TableRow:
     return replace(row, name=f"{row.name} ({', '.join(remarks)})") if remarks else row
 
 
-def _left_out(rows: Sequence[TableRow], reason: str) -> str:
-    """Which rows are not drawn: by the signs of their footnotes where they have any, which say it all."""
-    ends = [row.name.rpartition(" ")[2] for row in rows]
-    signs = dict.fromkeys(end for end in ends if not end.strip(SIGNS))
-    named = [row.name for row, end in zip(rows, ends, strict=True) if end not in signs]
-    told = [f"rows with {' or '.join(signs)}"] * bool(signs) + named
-    return f" Left out, as {reason}: {', '.join(told)}." if rows else ""
-
-
 def _tokens(row: TableRow) -> int | None:
     return row.score.tokens if row.score else None
 
@@ -331,41 +275,3 @@ def _short(band: Band) -> str:
         if band.low >= unit:
             return f"{band.low / unit:g}{name}+"
     return band.label if band.high is not None and band.high < 1000 else f"{band.low}+"
-
-
-def _line(n: int) -> dict[str, Any]:
-    colour = _COLOURS[n % len(_COLOURS)]
-    return {"color": colour, "marker": _MARKERS[n % len(_MARKERS)], "linestyle": _LINES[n % len(_LINES)]}
-
-
-def _legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], *, line: bool = True) -> None:
-    handles = [Line2D([], [], **_line(rows.index(row)) | ({} if line else _POINT)) for row in drawn]
-    # matplotlib leaves out names that begin with an underscore.
-    names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in drawn]
-    figure.legend(handles, names, loc="outside lower center", ncols=_legend_columns(drawn), handlelength=2.6)
-
-
-def _legend_columns(drawn: Sequence[TableRow]) -> int:
-    return 2 if max(len(row.name) for row in drawn) <= 28 else 1
-
-
-def _svg(name: str, height: float, drawn: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
-    """Draw one figure and make its SVG fit to be inlined: no prolog, own ids, the page's font and colour."""
-    legend = 0.2 * math.ceil(len(drawn) / _legend_columns(drawn))
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
-        figure = Figure(figsize=(4.9, height + legend), layout="constrained")
-        draw(figure)
-        out = io.BytesIO()
-        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(out, format="svg", metadata=metadata)
-    svg = out.getvalue().decode()
-    view = re.search(r'viewBox="[^"]*"', svg)
-    assert view is not None
-    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
-    body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{name}-", body)
-    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_INK, "currentColor")
-    body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
-    return f'<svg {view[0]} role="img" aria-label="{escape(caption)}" stroke-linejoin="round">\n{body}\n'

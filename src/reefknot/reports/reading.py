@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from scipy import stats
+
 from reefknot.evaluation.ways import in_words
+from reefknot.reports.cells import number, papers_points, percent, points, signed, spread
 from reefknot.reports.results import Spread, differing, without_seed
-from reefknot.reports.rows import TableRow, contenders, families, judged_by_time, times_first
-from reefknot.reports.table import deciding, number, percent, spread
+from reefknot.reports.rows import TableRow, contenders, families, judged_by_bleu, judged_by_time, rivals, times_first
+from reefknot.reports.table import deciding
 
 
 def read(rows: Sequence[TableRow]) -> list[str]:
@@ -18,9 +21,11 @@ def read(rows: Sequence[TableRow]) -> list[str]:
     split = deciding(rows)
     done = [row for row in rows if row.perplexity(split)]
     fair = families(done)
+    odd: list[str] = []
     if judged_by_time(rows):
         figures = _pace(rows)
-        odd = []
+    elif judged_by_bleu(rows):
+        figures = [*_highest(rows, split), *_ties(done, split), *_papers_bleu(done)]
     else:
         figures = [*_lowest(rows, split), *_sharing(done), *_paper(done, fair)]
         odd = [row.name for row in done if not any(row in family for family in fair)]
@@ -79,11 +84,73 @@ def _mean(figure: Spread | None) -> float:
     return figure.mean
 
 
+def _highest(rows: Sequence[TableRow], split: str) -> list[str]:
+    """The best and the worst translator of each text and way of counting."""
+    what = "validation BLEU" if split == "valid" else "test BLEU"
+    found = rivals(rows, split)
+    sentences = []
+    for family in found:
+        place = f" on {family[0].text}" if len({row.text for each in found for row in each}) > 1 else ""
+        ordered = sorted(family, key=lambda row: _mean(row.bleu(split)))
+        best, worst = ordered[-1], ordered[0]
+        size = f" with {best.size:,} parameters" if best.size else ""
+        figure = points(best.bleu(split))
+        if len(family) == 1:
+            sentences.append(f"{best.name} reaches a {what}{place} of {figure}{size}.")
+        else:
+            sentences.append(
+                f"{best.name} has the highest {what}{place}, {figure}{size}; "
+                f"{worst.name} has the lowest, {points(worst.bleu(split))}."
+            )
+    return sentences
+
+
+def _ties(done: Sequence[TableRow], split: str) -> list[str]:
+    """What sharing tables saves, and what it does to BLEU, against each row whose tables all have one user."""
+    sentences = []
+    for apart in done:
+        if apart.size is None or any(_spare(other, apart) for other in done):
+            continue
+        for row in done:
+            saved = apart.size - (row.size or apart.size)
+            if _spare(apart, row) and saved > 0:
+                sentences.append(
+                    f"Sharing tables saves {saved:,} parameters ({100 * saved / apart.size:.0f} %) in {row.name}, "
+                    f"which differs from {apart.name} in nothing else{_apart(row.bleu(split), apart.bleu(split))}."
+                )
+    return sentences
+
+
+def _apart(ours: Spread | None, others: Spread | None) -> str:
+    """A difference of BLEU, with its 95 % interval where both rows have several seeds (Welch's)."""
+    if not ours or not others:
+        return ""
+    gap = ours.mean - others.mean
+    told = f": {signed(gap)} BLEU"
+    if ours.sd is None or others.sd is None or not ours.sd + others.sd:
+        return told
+    variances = [(each.sd or 0.0) ** 2 / each.n for each in (ours, others)]
+    freedom = sum(variances) ** 2 / sum(
+        variance**2 / (each.n - 1) for variance, each in zip(variances, (ours, others), strict=True)
+    )
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(variances))
+    return f"{told}, 95 % interval over seeds {signed(gap - half)} to {signed(gap + half)}"
+
+
+def _papers_bleu(done: Sequence[TableRow]) -> list[str]:
+    compared = [(row, gap) for row in done if (gap := row.bleu_difference("test")) is not None]
+    if not compared:
+        return []
+    row, gap = max(compared, key=lambda pair: abs(pair[1]))
+    ours, papers = points(row.bleu("test")), papers_points(row.paper["bleu_test"])
+    return [f"The largest difference to the paper's test BLEU is {signed(gap)} ({row.name}: {ours} against {papers})."]
+
+
 def _sharing(done: Sequence[TableRow]) -> list[str]:
     """What one table for both ends saves, where two rows differ in nothing else."""
     for apart in done:
         for shared in done:
-            if _differ_in_a_table(apart, shared) and apart.size and shared.size and apart.size > shared.size:
+            if len(_spare(apart, shared)) == 1 and apart.size and shared.size and apart.size > shared.size:
                 saved = apart.size - shared.size
                 return [
                     f"Sharing one table between the two ends saves {saved:,} parameters "
@@ -93,19 +160,18 @@ def _sharing(done: Sequence[TableRow]) -> list[str]:
     return []
 
 
-def _differ_in_a_table(apart: TableRow, shared: TableRow) -> bool:
-    """Whether the first row has one table more, which its ends use where those of the second use another."""
+def _spare(apart: TableRow, shared: TableRow) -> set[str]:
+    """The tables that the first row has and the second has not, if its ends use them where those of the second use
+    others, and the rows differ in nothing else."""
     if not apart.results or not shared.results:
-        return False
+        return set()
     one, other = (without_seed(row.results[0].settings) for row in (apart, shared))
     spare = _tables(one) - _tables(other)
-    if len(spare) != 1:
-        return False
-    (name,) = spare
-    return all(
-        key.startswith(f"tables.{name}.") or (key.endswith(".table") and one.get(key) == name)
+    only = all(
+        (key.startswith("tables.") and key.split(".")[1] in spare) or (key.endswith(".table") and one.get(key) in spare)
         for key in differing([one, other])
     )
+    return spare if only else set()
 
 
 def _tables(settings: Mapping[str, Any]) -> set[str]:

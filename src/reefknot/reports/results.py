@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reefknot.durable import read_json
 from reefknot.errors import DataError
@@ -122,6 +122,47 @@ class Sample(_Stored):
     seed: int = 0
 
 
+class LengthBand(_Stored):
+    """Pairs whose source has `low` to `high` tokens (None: no upper end), and their BLEU."""
+
+    low: int = Field(alias="from")
+    high: int | None = Field(alias="to")
+    pairs: int
+    bleu: float
+
+
+class Translated(_Stored):
+    """One split's translations, as sacrebleu counts them; a signature says how."""
+
+    bleu: float
+    chrf: float | None = None
+    bleu_signature: str = ""
+    chrf_signature: str = ""
+    brevity_penalty: float | None = None
+    length_ratio: float | None = None
+    pairs: int = 0
+    unfinished: int = 0
+    search: dict[str, Any] = {}
+    by_length: tuple[LengthBand, ...] = ()
+
+
+class Example(_Stored):
+    """A pair and its translation, with the weights over the source's tokens at each of the translation's."""
+
+    source: str
+    reference: str
+    translation: str
+    source_tokens: tuple[str, ...] = ()
+    target_tokens: tuple[str, ...] = ()
+    attention: tuple[tuple[float, ...], ...] = ()
+
+
+class Translations(_Stored):
+    valid: Translated | None = None
+    test: Translated | None = None
+    examples: tuple[Example, ...] = ()
+
+
 class Record(_Stored):
     """`result.json` of a finished run."""
 
@@ -148,6 +189,7 @@ class Record(_Stored):
     frequency: Frequency = Frequency()
     neighbors: Neighbors = Neighbors()
     samples: tuple[Sample, ...] = ()
+    translation: Translations | None = None
 
 
 class Evaluation(_Stored):
@@ -158,10 +200,21 @@ class Evaluation(_Stored):
     kind: str
     valid: Score | None = None
     test: Score | None = None
+    translation: Translations | None = None
     command: str | None = None
     commit: str | None = None
     dirty: bool | None = None
     source_sha256: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translations(cls, raw: Any) -> Any:
+        """Of a translator, the figures of each text stand beside its perplexity."""
+        if not isinstance(raw, dict):
+            return raw
+        texts = {split: raw.get(split) for split in ("valid", "test")}
+        translated = {split: each for split, each in texts.items() if isinstance(each, dict) and "bleu" in each}
+        return raw | ({"translation": translated} if translated else {})
 
 
 class Metric(_Stored):

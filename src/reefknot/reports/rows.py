@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reefknot.evaluation.ways import WAYS, in_words
-from reefknot.reports.results import Evaluation, Record, Result, Score, Spread, differing, flatten, without_seed
+from reefknot.reports.results import (
+    Evaluation,
+    Record,
+    Result,
+    Score,
+    Spread,
+    Translated,
+    differing,
+    flatten,
+    without_seed,
+)
 from reefknot.reports.scoring import obstacle, pieces, reservation
 
 SIGNS = "†‡§¶"
@@ -118,6 +128,23 @@ class TableRow:
         """Ours over the paper's, as a signed fraction; none where our settings are not the recipe's."""
         ours, paper = self.compared(split), self.paper.get(split)
         return ours.mean / paper - 1 if ours and paper and not self.changed else None
+
+    def translated(self, split: str) -> list[Translated]:
+        """Of the finished runs that translate, or of the evaluations."""
+        scored: list[Record | Evaluation] = [*self.records, *self.evaluations]
+        found = (getattr(each.translation, split, None) for each in scored)
+        return [each for each in found if each]
+
+    def bleu(self, split: str) -> Spread | None:
+        return Spread.of(each.bleu for each in self.translated(split))
+
+    def chrf(self, split: str) -> Spread | None:
+        return Spread.of(each.chrf for each in self.translated(split))
+
+    def bleu_difference(self, split: str) -> float | None:
+        """Ours less the paper's, in points; none where our settings are not the recipe's."""
+        ours, paper = self.bleu(split), self.paper.get(f"bleu_{split}")
+        return ours.mean - paper if ours and paper and not self.changed else None
 
     @property
     def epochs(self) -> list[float]:
@@ -248,6 +275,22 @@ def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
     return max(families(rows), key=len, default=[])
 
 
+def judged_by_bleu(rows: Sequence[TableRow]) -> bool:
+    """Whether these rows translate, as the paper's figures or their runs say."""
+    return any(name.startswith("bleu_") for row in rows for name in row.paper) or any(
+        record.translation for row in rows for record in row.records
+    )
+
+
+def rivals(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
+    """The rows whose BLEU can be compared: of one text, counted in one way."""
+    kin: dict[tuple[str, str], list[TableRow]] = {}
+    for row in rows:
+        if found := row.translated(split):
+            kin.setdefault((row.text, found[0].bleu_signature), []).append(row)
+    return list(kin.values())
+
+
 def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     """The families without rows that another one begins with: these are not finished models of their recipe."""
     begun = {(row.recipe, row.begins_with) for row in rows}
@@ -285,7 +328,8 @@ def _remark(row: TableRow, usual: TableRow | None) -> str:
         mean = f"{pieces(row.score):.1f} on average"
         remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
     if usual and (found := _between(row, usual)):
-        remarks.append(f"not comparable: {found}")
+        what = "perplexity not comparable" if row.translated("test") else "not comparable"
+        remarks.append(f"{what}: {found}")
     elif row.score and usual and usual.score and (found := reservation(row.score, usual.score, usual.name)):
         remarks.append(found)
     return "; ".join(remarks)

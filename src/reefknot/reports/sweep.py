@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reefknot.reports.results import Frequency, Neighbors, Record, Result, Spread, load
-from reefknot.reports.rows import TableRow, comparable
+from reefknot.reports.results import Frequency, Neighbors, Record, Result, Spread, Translations, load
+from reefknot.reports.rows import TableRow, comparable, judged_by_bleu
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Trial:
 
 
 def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
-    """The trials that have begun, lowest validation perplexity first, then those without one; test figures withheld.
+    """The trials that have begun, lowest validation perplexity first (of translators, the highest BLEU), then those
+    without one; test figures withheld.
 
     One that cannot be compared with the others, for its vocabulary say, comes after those that can.
     """
@@ -39,9 +40,13 @@ def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
     told = [
         (trial, replace(row, results=tuple(_withhold(result, common) for result in row.results))) for trial, row in rows
     ]
+    by_bleu = judged_by_bleu([row for _, row in told])
     fair = comparable([row for _, row in told])
 
     def order(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
+        if by_bleu:
+            bleu = pair[1].bleu("valid")
+            return bleu is None, False, -bleu.mean if bleu else 0.0
         score = pair[1].perplexity("valid")
         return score is None, pair[1] not in fair, score.mean if score else 0.0
 
@@ -55,6 +60,7 @@ def summary(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[s
             "settings": dict(trial.settings),
             "runs": [run.relative_to(root).as_posix() for run in trial.runs],
             "valid": figures(row.perplexity("valid")),
+            **({"bleu_valid": figures(bleu)} if (bleu := row.bleu("valid")) else {}),
             "epochs": row.epochs,
             "seconds": figures(Spread.of(record.training.seconds for record in row.records)),
             "seconds_per_epoch": figures(Spread.of(result.seconds_per_epoch for result in row.results)),
@@ -79,7 +85,7 @@ def _withhold(result: Result, changed: tuple[str, ...]) -> Result:
     result = replace(result, evaluations={})
     if result.record is None:
         return result
-    protocol = result.record.protocol
+    protocol, told = result.record.protocol, result.record.translation
     kept: dict[str, Any] = {
         "test": None,
         "protocol": protocol.model_copy(update={"test": None}) if protocol else None,
@@ -88,5 +94,6 @@ def _withhold(result: Result, changed: tuple[str, ...]) -> Result:
         "frequency": Frequency(),
         "neighbors": Neighbors(),
         "samples": (),
+        "translation": told and Translations(valid=told.valid),
     }
     return replace(result, record=result.record.model_copy(update=kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
@@ -12,14 +12,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reefknot.reports.results import Spread
-from reefknot.reports.rows import TableRow, contenders, judged_by_time, mark, times_first
-from reefknot.reports.scoring import cuts_words
+from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS
+from reefknot.reports.rows import TableRow, contenders, judged_by_bleu, judged_by_time, mark, rivals, times_first
 
 PERPLEXITY = ("training", "validation", "test")
 """Groups of columns, one for each text."""
-_GROUPS = ("size", "pace", "ratio", *PERPLEXITY, "time", "cost")
-AS_PAPER = "as paper counts"
+_GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, "time", "cost")
 _SHOWN = 4  # changed settings that a note lists before it counts the rest
 
 
@@ -55,10 +53,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Names down the side, columns of text, and the indices of the rows with the lowest perplexity.
+    """Names down the side, columns of text, and the indices of the rows with the lowest perplexity or highest BLEU.
 
-    A name ends with the sign of its footnote, if it has one; each of the `best` is among rows that can be compared, on
-    the split that `decides`.
+    A name ends with the sign of its footnote, if it has one; each of the `best` is among rows that can be compared, by
+    the column that `decides`.
     """
 
     names: tuple[str, ...]
@@ -111,6 +109,7 @@ def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
 def build(rows: Sequence[TableRow]) -> Table:
     """Lay the rows out; a column that is empty for all of them is left away."""
     split = deciding(rows)
+    decides = BLEU[split] if judged_by_bleu(rows) else split
     best = _best(rows, split)
     rows, footnotes = mark(rows)
     columns = _columns(rows)
@@ -118,14 +117,21 @@ def build(rows: Sequence[TableRow]) -> Table:
         tuple(row.name for row in rows),
         columns,
         best,
-        split,
+        decides,
         (*footnotes, *_explained(rows, columns), *_notes(rows)),
     )
 
 
 def _best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
-    """The row with the lowest perplexity of each text and way of scoring, where it has beaten another one."""
+    """The row with the lowest perplexity, or the highest BLEU, of each text and way of scoring, where it has beaten
+    another one."""
     best = set()
+    if judged_by_bleu(rows):
+        for family in rivals(rows, split):
+            counted = {rows.index(row): figure.mean for row in family if (figure := row.bleu(split))}
+            if len(counted) > 1:
+                best.add(max(counted, key=counted.__getitem__))
+        return frozenset(best)
     for family in contenders(rows) if not judged_by_time(rows) else []:
         scores = {rows.index(row): score.mean for row in family if (score := row.perplexity(split))}
         if len(scores) > 1:
@@ -134,18 +140,26 @@ def _best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
 
 
 def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
-    """What there is to show: of a table of seconds the seconds first, and no perplexity if the paper has none."""
+    """What there is to show: of a table of seconds the seconds first, and no perplexity if the paper has none.
+
+    A row without figures says why in the column that rows are judged by.
+    """
     timed = any("seconds" in row.paper for row in rows)
     hidden = set() if timed else {"pace", "ratio"}
     if judged_by_time(rows):
         hidden |= set(PERPLEXITY)
     if not any(row.perplexity("train") for row in rows):
         hidden.add("training")  # the paper's figure alone says nothing
-    columns = [Column(group, title, tuple(map(cell, rows))) for group, title, cell in _COLUMNS] + _ratios(rows)
+    excused = {("pace", "s/epoch"), (BLEU["test"], BLEU["test"]) if judged_by_bleu(rows) else ("test", "test")}
+    columns = [
+        Column(group, title, tuple(cell(row) or (row.state if (group, title) in excused else "") for row in rows))
+        for group, title, cell in COLUMNS
+    ]
+    columns += _ratios(rows)
     columns = [each for each in columns if each.group not in hidden]
     # Figures of a paper wait for ours, under its title.
     told = {each.group for each in columns if any(each.cells)}
-    titles = {("validation", "valid"), ("ratio", "times first")}
+    titles = {("validation", "valid"), ("ratio", "times first"), (BLEU["valid"], BLEU["valid"])}
     kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
     once = [each for each in kept if not timed or (each.group, each.title) != ("time", "s/epoch")]
     return tuple(sorted(once, key=lambda each: _GROUPS.index(each.group)))
@@ -188,8 +202,10 @@ def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collec
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
-    """A Markdown table, with the lowest test perplexity in bold; of the costs, epochs and seconds per epoch, or updates
-    and tokens per second."""
+    """A Markdown table, with the lowest test perplexity, or the highest BLEU, in bold.
+
+    Of the costs, epochs and seconds per epoch, or updates and tokens per second.
+    """
     by_updates = any(row.updates for row in rows)
     table = build(rows).without(("seconds", "memory") if by_updates else ("seconds", "tokens/s", "memory"))
     lines = ["| " + " | ".join(["row", *(column.title for column in table.columns)]) + " |"]
@@ -209,6 +225,8 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
         names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
         compared = "; diff compares this with the paper" if "diff" in titles else ""
         notes.append(f"{AS_PAPER}: by the rules of the paper's program ({', '.join(names)}){compared}")
+    if any(column.title == "diff" and column.group in BLEU.values() for column in columns):
+        notes.append("BLEU, higher is better: diff is in points, ours less the paper's")
     if "times first" in titles:
         notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
     return notes
@@ -232,108 +250,6 @@ def _listed(changed: Sequence[str]) -> str:
     more = len(changed) - _SHOWN
     texts = [text.replace(": null ->", ": not set ->") for text in changed[:_SHOWN]]
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
-
-
-def number(value: float) -> str:
-    """A perplexity to the digits that papers print."""
-    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:+.1f} %".replace("-", "−")
-
-
-def spread(value: Spread | None) -> str:
-    if value is None:
-        return ""
-    return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {value.sd:.1f}"
-
-
-def _valid(row: TableRow) -> str:
-    if row.state != "unfinished":
-        return spread(row.perplexity("valid"))
-    last = Spread.of(metric.perplexity for result in row.results if (metric := result.last("valid")))
-    per = " per piece" if any(map(cuts_words, row.results)) else ""
-    return f"so far {number(last.mean)}{per}" if last else ""
-
-
-def _paper(split: str) -> Callable[[TableRow], str]:
-    return lambda row: number(row.paper[split]) if split in row.paper else ""
-
-
-def _difference(split: str) -> Callable[[TableRow], str]:
-    return lambda row: percent(value) if (value := row.difference(split)) is not None else ""
-
-
-def _epochs(row: TableRow) -> str:
-    """Epochs run, and the recipe's where it asks for more."""
-    if not row.epochs:
-        return ""
-    low, high = min(row.epochs), max(row.epochs)
-    ran = f"{low:g}" if low == high else f"{low:g}–{high:g}"
-    return ran if low >= row.recipe_epochs else f"{ran} of {row.recipe_epochs:g}"
-
-
-def _updates(row: TableRow) -> str:
-    low, high = min(row.updates, default=0), max(row.updates, default=0)
-    return "" if not high else f"{high:,}" if low == high else f"{low:,}–{high:,}"
-
-
-def _seconds(row: TableRow) -> str:
-    seconds = Spread.of(record.training.seconds for record in row.records)
-    return _duration(seconds.mean) if seconds else ""
-
-
-def _seconds_per_epoch(row: TableRow) -> str:
-    return _duration(row.seconds_per_epoch.mean) if row.seconds_per_epoch else ""
-
-
-def _duration(seconds: float) -> str:
-    """To three digits: rows are told apart by it, and a clock knows no more."""
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}"
-
-
-def _speed(row: TableRow) -> str:
-    speed = Spread.of(record.training.tokens_per_second for record in row.records)
-    return f"{speed.mean:,.0f}" if speed else ""
-
-
-def _memory(row: TableRow) -> str:
-    peak = max((record.training.peak_memory_bytes or 0 for record in row.records), default=0)
-    if not peak:
-        return ""
-    return f"{peak / 1e9:.1f} GB" if peak >= 1e9 else f"{peak / 1e6:.0f} MB"
-
-
-def _seeds(row: TableRow) -> str:
-    done, all_ = len(row.records) + len(row.models), len(row.results) + len(row.models)
-    return "" if not all_ else str(done) if done == all_ else f"{done} of {all_}"
-
-
-_COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
-    ("size", "parameters", lambda row: f"{row.size:,}" if row.size else ""),
-    ("pace", "s/epoch", lambda row: _seconds_per_epoch(row) or row.state),
-    ("pace", "paper", lambda row: f"{row.paper['seconds']:g}" if "seconds" in row.paper else ""),
-    ("training", "train", lambda row: spread(row.perplexity("train"))),
-    ("training", "paper", _paper("train")),
-    ("training", "diff", _difference("train")),
-    ("validation", "valid", _valid),
-    ("validation", AS_PAPER, lambda row: spread(row.by_protocol("valid"))),
-    ("validation", "paper", _paper("valid")),
-    ("validation", "diff", _difference("valid")),
-    ("test", "test", lambda row: spread(row.perplexity("test")) or row.state),
-    ("test", AS_PAPER, lambda row: spread(row.by_protocol("test"))),
-    ("test", "paper", _paper("test")),
-    ("test", "diff", _difference("test")),
-    ("time", "epochs", _epochs),
-    ("time", "updates", _updates),
-    ("time", "seconds", _seconds),
-    ("time", "s/epoch", _seconds_per_epoch),
-    ("time", "paper hours", lambda row: f"{row.paper['hours']:g}" if "hours" in row.paper else ""),
-    ("cost", "tokens/s", _speed),
-    ("cost", "memory", _memory),
-    ("cost", "seeds", _seeds),
-)
 
 
 def _rich(table: Table, columns: Sequence[Column], name_width: int) -> RichTable:

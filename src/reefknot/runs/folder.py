@@ -8,6 +8,7 @@
         result.json          the finished run in figures
         scores.safetensors   negative log-likelihood of every token, per split
         evaluations/         dynamic.json, cache.json, mc.json: figures of other ways to score
+        translations/        valid.txt, test.txt: what a translator makes of the held-out sources
         log.txt              what was said, with the time
         checkpoints/, best   see checkpoints.py
         .lock                held while a process trains here; the kernel frees it when the process dies
@@ -22,7 +23,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from reefknot import durable
 from reefknot.errors import DataError, SettingsError
 from reefknot.runs.checkpoints import Checkpoints
+from reefknot.text.lines import read_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,6 +116,11 @@ class RunFolder:
         return self.path / "vocabulary.json"
 
     @property
+    def source_vocabulary_path(self) -> Path:
+        """Of a translator whose source has words of its own."""
+        return self.path / "source" / "vocabulary.json"
+
+    @property
     def environment(self) -> dict[str, Any] | None:
         return _object_or_none(self.path / "environment.json")
 
@@ -147,6 +154,16 @@ class RunFolder:
     def read_scores(self) -> dict[str, Tensor]:
         """Negative log-likelihood of every token, per split."""
         return durable.read_tensors(self.path / "scores.safetensors")
+
+    def write_translations(self, split: str, lines: Sequence[str]) -> None:
+        """What a translator makes of a split's sources, line for line."""
+        folder = self.path / "translations"
+        folder.mkdir(exist_ok=True)
+        durable.write_bytes(folder / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
+
+    def read_translations(self, split: str) -> list[str]:
+        """What was written so."""
+        return list(read_plain(self.path / "translations" / f"{split}.txt"))
 
     def write_scores(self, scores: Mapping[str, Tensor]) -> None:
         durable.write_tensors(self.path / "scores.safetensors", scores)

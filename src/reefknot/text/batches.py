@@ -1,8 +1,8 @@
 """Batches: how a training text comes to updates, window by window, as a recipe says.
 
 `streams` are for encoders that carry their state from one window to the next; `blocks` and `sentences` are computed
-afresh. Whichever it is, a window follows from the settings and two integers, its epoch and its number, so that resuming
-replays nothing.
+afresh, and so are `pairs` of a source and a target line. Whichever it is, a window follows from the settings and two
+integers, its epoch and its number, so that resuming replays nothing.
 
 Shapes: B rows, T steps of one window.
 """
@@ -20,7 +20,7 @@ from reefknot.text.blocks import Blocks
 from reefknot.text.sentence_batches import Sentences
 from reefknot.text.streams import RandomSteps, Streams
 
-Batching = Literal["streams", "blocks", "sentences"]
+Batching = Literal["streams", "blocks", "sentences", "pairs"]
 
 
 class Reading(Protocol):
@@ -75,13 +75,19 @@ class Batches(Protocol):
 def batches_of(
     reading: Reading, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None, eos: int | None = None
 ) -> Batches:
-    """A text as a recipe says that it is read; `eos` is the id of <eos>, which stands before the text."""
+    """A text as a recipe says that it is read; `eos` is the id of <eos>, which stands before the text. `PairBatches` is
+    what reads pairs of texts."""
     batch, steps, seed = reading.batch, reading.steps, reading.seed
     if reading.batching == "streams":
         return Streams(ids, batch, steps, inputs, random_steps=reading.random_steps, seed=seed)
     if reading.random_steps is not None:
         raise SettingsError(
             f'training.random_steps has no meaning with batching = "{reading.batching}"; remove it, or use "streams"'
+        )
+    if reading.batching == "pairs":
+        raise SettingsError(
+            'training.batching = "pairs" is for sources with their translations, and this is one text; '
+            'use "streams", "blocks" or "sentences"'
         )
     kind = {"blocks": Blocks, "sentences": Sentences}[reading.batching]
     return kind(ids, batch, steps, inputs, eos=eos, seed=seed)

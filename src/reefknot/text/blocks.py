@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from reefknot.text.samples import Offsets, Samples
+from reefknot.text.samples import Offsets, TextSamples
 
 
-class Blocks(Samples):
+class Blocks(TextSamples):
     """Blocks of `steps` targets, shuffled; `batch` of them make a window.
 
     What is left over is kept: the last block of the text may be shorter, and the last window of an epoch may have
     fewer of them.
     """
 
-    def _cut(self, first: int, eos: int | None) -> Offsets:
-        return np.append(np.arange(first, len(self._targets), self.steps), len(self._targets))
+    def _cut(self) -> Offsets:
+        return np.append(np.arange(self._first, len(self._targets), self.steps), len(self._targets))
 
     def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
         blocks = len(self._bounds) - 1

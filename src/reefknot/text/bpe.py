@@ -4,16 +4,20 @@ Trained and applied by Hugging Face's `tokenizers`; its file, `tokenizer.json`, 
 the vocabulary, by frequency, not the file's. The last piece of a word ends in `</w>`, so words can be put together
 again. For the same reason `<unk>` is always a word: one with a character that training has not seen is unknown as a
 whole, where another reader of the file gives `<unk>` for that character alone.
+
+Merges that were learned on two texts together can be kept to the pieces that one of them has (`of_text`). Of a word
+that asks for another piece, the merges that made it are undone as far as it takes, as subword-nmt does with a
+vocabulary; the file, which knows nothing of it, still has all pieces.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +34,7 @@ WHOLE = (UNKNOWN, END_OF_LINE)
 """Words that are never cut."""
 _RESERVED = (*WHOLE, START, PADDING, END_OF_WORD)
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # what parts words in lines.py: tokenizer.json cuts a text there and nowhere else
+_STRETCH = 4_096  # learning takes time with the square of a word's length, and a line without spaces is one word
 
 
 class BPESettings(Settings):
@@ -46,6 +51,8 @@ class BPE:
 
     file: bytes
     """The contents of tokenizer.json."""
+    kept: frozenset[str] | None = field(default=None, repr=False)
+    """The pieces that are used, if not all of the file are."""
 
     @classmethod
     def train(cls, counts: Mapping[str, int], merges: int) -> BPE:
@@ -64,7 +71,8 @@ class BPE:
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
-        learner.train_from_iterator(chain.from_iterable(repeat(word, count) for word, count in words), trainer)
+        seen = chain.from_iterable(repeat(word, count) for word, count in words)
+        learner.train_from_iterator(chain.from_iterable(map(_stretches, seen)), trainer)
         # Joining two ways to the same piece takes two merges, which the size of the vocabulary does not count.
         joined = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
         pieces = dict.fromkeys([*symbols, *(left + right for left, right in joined)])
@@ -80,9 +88,23 @@ class BPE:
         tokenizer.add_special_tokens(list(WHOLE))
         return cls(tokenizer.to_str(pretty=True).encode())
 
+    def of_text(self, words: Iterable[str]) -> BPE:
+        """These merges with the pieces that a text of those words has, and its characters, alone."""
+        spelled = {word for word in words if word not in WHOLE}
+        characters = {character for word in spelled for character in word}
+        ends = {character + END_OF_WORD for character in characters}
+        return self.keeping({piece for word in spelled for piece in self.cut(word)} | characters | ends)
+
+    def keeping(self, tokens: Iterable[str]) -> BPE:
+        """These merges with those pieces alone that are among `tokens`."""
+        kept = self.pieces.intersection(tokens)
+        return self if kept == self.pieces else replace(self, kept=kept)
+
     @cached_property
     def pieces(self) -> frozenset[str]:
         """Every piece that a word can be cut into."""
+        if self.kept is not None:
+            return self.kept
         return frozenset(json.loads(self.file)["model"]["vocab"]) - {UNKNOWN}
 
     def cut(self, word: str) -> tuple[str, ...]:
@@ -97,7 +119,28 @@ class BPE:
             return (word,)
         if _holds_reserved(word):
             return (*word[:-1], word[-1] + END_OF_WORD)
-        return tuple(token.value for token in self._tokenizer.model.tokenize(word))
+        pieces = [token.value for token in self._tokenizer.model.tokenize(word)]
+        return tuple(pieces if self.pieces.issuperset(pieces) else self._undo(pieces))
+
+    def _undo(self, pieces: list[str]) -> Iterator[str]:
+        """Pieces, where those that are not kept are what they were joined from."""
+        rest = pieces[::-1]
+        while rest:
+            piece = rest.pop()
+            if piece in self.pieces or piece not in self._joined:
+                yield piece
+            else:
+                left, right = self._joined[piece]
+                rest += right, left
+
+    def known_parts(self, word: str) -> list[str]:
+        """A word cut around the characters that training has not seen, each run of which is `<unk>`. In a script
+        without spaces a word is a whole line, of which one new character must not be all that is left."""
+        if word in WHOLE or self.pieces.issuperset(word):
+            return [word]
+        runs = groupby(word, self.pieces.__contains__)
+        parts = ("".join(run) if known else UNKNOWN for known, run in runs)
+        return [UNKNOWN if part in WHOLE else part for part in parts]  # what stands inside a word ends no line
 
     def count(self, counts: Mapping[str, int]) -> Counter[str]:
         """How often each piece was seen, those that were only steps to longer ones included, with 0."""
@@ -131,9 +174,21 @@ class BPE:
         return {}
 
     @cached_property
+    def _joined(self) -> dict[str, tuple[str, str]]:
+        """What each piece but the characters is joined from; where there are two ways, the first that was learned."""
+        merges = json.loads(self.file)["model"]["merges"]
+        return {left + right: (left, right) for left, right in reversed(merges)}
+
+    @cached_property
     def _tokenizer(self) -> Tokenizer:
         tokenizer: Tokenizer = _library().Tokenizer.from_str(self.file.decode())
         return tokenizer
+
+
+def _stretches(word: str) -> Iterable[str]:
+    if len(word) <= _STRETCH:
+        return (word,)
+    return (word[first : first + _STRETCH] for first in range(0, len(word), _STRETCH))
 
 
 def _holds_reserved(word: str) -> bool:

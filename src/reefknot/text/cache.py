@@ -62,6 +62,21 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
 
 
+def mended(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], say: Callable[[str], None]) -> T:
+    """As `cached`, for a `read` that raises DataError where the entry is damaged; `say` hears of it."""
+
+    def sound(folder: Path) -> T | None:
+        if not folder.exists():
+            return None
+        try:
+            return read(folder)
+        except DataError as damage:
+            say(f"the cached text is damaged and is made again: {damage}")
+            return None
+
+    return cached(entry, fill, sound)
+
+
 def file_hash(path: Path, cache: Path) -> str:
     """SHA-256 of a file, remembered in the cache while its path, size and time of change stay the same."""
     try:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotHere, DataError, SettingsError
 from reefknot.settings import Count, Settings
 from reefknot.text import python_docs
 from reefknot.text.bbc import BBC
@@ -20,11 +20,27 @@ from reefknot.text.billion_word import BILLION_WORD
 from reefknot.text.cache import file_hash
 from reefknot.text.enwiki import ENWIKI
 from reefknot.text.imdb import IMDB
-from reefknot.text.lines import Line, count_lines, read_file
+from reefknot.text.lines import Line, count_lines, is_packed, read_file
+from reefknot.text.multi30k import MULTI30K, MULTI30K_RAW
+from reefknot.text.pairs import STEMS, Aligned, Pair, find_files, listing, unpacked
 from reefknot.text.prepared import SPLITS, Preparation, Say, silent
+from reefknot.text.tatoeba import TATOEBA
 from reefknot.text.text8 import TEXT8
+from reefknot.text.wmt import WMT14_EN_DE, WMT14_EN_FR
 
-__all__ = ["BUILT_IN", "KNOWN", "PREPARED", "SPLITS", "Corpus", "CorpusSettings", "find_corpus"]
+__all__ = [
+    "BUILT_IN",
+    "KNOWN",
+    "PAIRED",
+    "PREPARED",
+    "SPLITS",
+    "Corpus",
+    "CorpusSettings",
+    "PairCorpus",
+    "PairsSettings",
+    "find_corpus",
+    "find_pairs",
+]
 
 BUILT_IN = "python-docs"
 PREPARED: Mapping[str, Preparation] = {
@@ -37,6 +53,51 @@ PREPARED: Mapping[str, Preparation] = {
 """Published corpora that come in other files than a train, a valid and a test text."""
 
 
+PAIRED: Mapping[str, Preparation] = {
+    "multi30k": MULTI30K,
+    "multi30k-raw": MULTI30K_RAW,
+    "tatoeba": TATOEBA,
+    "wmt14-en-de": WMT14_EN_DE,
+    "wmt14-en-fr": WMT14_EN_FR,
+}
+"""Published corpora of parallel text."""
+
+Language = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+
+
+class PairsSettings(Settings):
+    """Parallel text: which of its languages is translated into which, and which pairs are not trained on."""
+
+    source: Annotated[Language, Field(description="language of the sources, as files are called: train.en")]
+    target: Annotated[Language, Field(description="language that is translated into: train.de")]
+    longest: Annotated[
+        Count | None, Field(description="leave out training pairs with more tokens on a side, <eos> not counted")
+    ] = 100
+    ratio: Annotated[
+        float | None,
+        Field(
+            gt=1.0,
+            le=1e9,
+            description="and those where one side has more than so many times the tokens of the other",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_languages(self) -> PairsSettings:
+        if self.source == self.target:
+            raise ValueError(f"source and target are both {self.source}; name two languages")
+        return self
+
+    def leaves_out(self, source: int, target: int) -> str | None:
+        """Why a training pair with so many tokens on its sides is left out, or None."""
+        short, long = sorted((source, target))
+        if not short:
+            return "empty side"
+        if self.longest is not None and long > self.longest:
+            return "too long"
+        return "ratio" if self.ratio is not None and long > self.ratio * short else None
+
+
 class CorpusSettings(Settings):
     """Which text to read. A cut applies to the training text only; the held-out texts stay whole."""
 
@@ -45,7 +106,8 @@ class CorpusSettings(Settings):
         Field(
             min_length=1,
             description="python-docs (made from the Python installation), ptb, wikitext-2, wikitext-103, text8, imdb,"
-            " bbc, enwiki-sample, billion-word, or a folder that holds train, valid and test text",
+            " bbc, enwiki-sample, billion-word, or a folder that holds train, valid and test text; of pairs multi30k,"
+            " multi30k-raw, tatoeba, wmt14-en-de, wmt14-en-fr, or a folder",
         ),
     ] = BUILT_IN
     part: Annotated[
@@ -56,6 +118,7 @@ class CorpusSettings(Settings):
         Count | None,
         Field(description="train on the first so many words and line ends only, counted after part"),
     ] = None
+    pairs: Annotated[PairsSettings | None, Field(description="for translation: the text is parallel")] = None
 
     @field_validator("part")
     @classmethod
@@ -65,6 +128,36 @@ class CorpusSettings(Settings):
             if numbers is None or int(numbers[1]) > int(numbers[2]):
                 raise ValueError('give "k/n" with 1 <= k <= n, such as "1/2" for the first half')
         return part
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> CorpusSettings:
+        name, pairs = self.name, self.pairs
+        if pairs is None:
+            if name in PAIRED:
+                raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
+            return self
+        if name in (BUILT_IN, *KNOWN, *PREPARED):
+            raise ValueError(f"{name} is no parallel text; of pairs there are {', '.join(PAIRED)}, or a folder")
+        languages = PAIRED[name].languages if name in PAIRED else ()
+        if languages and {pairs.source, pairs.target} != set(languages):
+            raise ValueError(f"{name} has {' and '.join(languages)}, not {pairs.source} and {pairs.target}")
+        if self.tokens is not None:
+            raise ValueError("tokens would cut a pair in two; use part for fewer pairs")
+        return self
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        """What tells texts of the same files apart."""
+        pairs = {} if self.pairs is None else {"pairs": self.pairs.model_dump(exclude={"source", "target"})}
+        return {"part": self.part, "tokens": self.tokens} | pairs
+
+    def range_of(self, total: int, where: Path) -> tuple[int, int]:
+        """First line, from 0, and end of the part that is trained on, of so many lines."""
+        part, parts = map(int, (self.part or "1/1").split("/"))
+        first, last = (part - 1) * total // parts, part * total // parts
+        if self.part and first == last:
+            raise DataError(f"{where}: part {self.part} of {total} lines is empty; use fewer parts")
+        return first, last
 
 
 @dataclass(frozen=True)
@@ -151,12 +244,27 @@ class Corpus:
         path = self.files[split]
         if split != "train" or self.settings.part is None:
             return read_file(path)
-        part, parts = map(int, self.settings.part.split("/"))
-        total = count_lines(path)
-        first, last = (part - 1) * total // parts, part * total // parts
-        if first == last:
-            raise DataError(f"{path}: part {self.settings.part} of {total} lines is empty; use fewer parts")
-        return islice(read_file(path), first, last)
+        return islice(read_file(path), *self.settings.range_of(count_lines(path), path))
+
+
+@dataclass(frozen=True)
+class PairCorpus:
+    """Parallel text found on this machine: two aligned files per split, and a SHA-256 over both."""
+
+    name: str
+    origin: str
+    files: Mapping[str, Aligned]
+    hashes: dict[str, str]
+    settings: CorpusSettings
+    filters: PairsSettings
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """The pairs of a split; of the training text only the part asked for."""
+        files = self.files[split]
+        total = files.lines()
+        if not total:
+            raise DataError(f"{files.source} and {files.target} hold no lines: there is no {split} text")
+        return files.pairs(*self.settings.range_of(total, files.source) if split == "train" else ())
 
 
 def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say: Say = silent) -> Corpus:
@@ -165,6 +273,8 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
     One that has to be made from other files is made, and `say` hears of progress.
     """
     name = settings.name
+    if settings.pairs is not None:
+        raise SettingsError(f"the corpus {name} is parallel text, and one text is asked for; leave corpus.pairs out")
     if name == BUILT_IN:
         files, origin = _texts(python_docs.build(cache)), python_docs.ORIGIN
     elif name in PREPARED:
@@ -180,6 +290,30 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
     if recognised := _recognise(hashes):
         name, origin = recognised, f"{KNOWN[recognised].title}, recognised by SHA-256"
     return Corpus(name, origin, files, hashes, settings)
+
+
+def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, say: Say = silent) -> PairCorpus:
+    """Find parallel text, as `find_corpus` finds a text; packed files and TSVs are unpacked in the cache first."""
+    if settings.pairs is None:
+        raise SettingsError(f"the corpus {settings.name} is one text; set corpus.pairs.source and corpus.pairs.target")
+    name, languages = settings.name, (settings.pairs.source, settings.pairs.target)
+    if name in PAIRED:
+        files, origin = _aligned(PAIRED[name].build(name, data, cache, say), languages), PAIRED[name].title
+    else:
+        folder, present = _open_folder(name)
+        found = find_files(folder, present, languages)
+        name, origin = f"{folder.name}/", "a folder of parallel text"
+        paths = [path for both in found.values() for path in both]
+        if all(len(both) == 2 for both in found.values()) and not any(map(is_packed, paths)):
+            files = {split: Aligned(*both) for split, both in found.items()}
+        else:
+            files = _aligned(unpacked(languages).make("pairs", paths, cache, say), languages)
+    hashes = {split: both.sha256(lambda path: file_hash(path, cache)) for split, both in files.items()}
+    return PairCorpus(name, origin, files, hashes, settings, settings.pairs)
+
+
+def _aligned(folder: Path, languages: tuple[str, str]) -> dict[str, Aligned]:
+    return {split: Aligned(*(folder / f"{split}.{language}.txt" for language in languages)) for split in SPLITS}
 
 
 def _texts(folder: Path) -> dict[str, Path]:
@@ -206,33 +340,30 @@ def _find_known(name: str, data: Path | None) -> dict[str, Path]:
     )
 
 
-_NAMES = {"train": "train", "valid": "valid|validation|dev", "test": "test"}
+def _open_folder(name: str) -> tuple[Path, list[str]]:
+    """A folder and the names of its files."""
+    try:
+        folder = Path(name).expanduser().resolve()
+        return folder, sorted(path.name for path in folder.iterdir() if path.is_file())
+    except (OSError, ValueError, RuntimeError):  # no such folder, no such user, not a possible path
+        known = ", ".join((BUILT_IN, *KNOWN, *PREPARED, *PAIRED))
+        raise DataError(f"corpus {name[:200]!r}: neither a known corpus ({known}) nor a folder") from None
 
 
 def _find_folder(name: str) -> dict[str, Path]:
-    try:
-        folder = Path(name).expanduser().resolve()
-        present = sorted(path.name for path in folder.iterdir() if path.is_file())
-    except (OSError, ValueError, RuntimeError):  # no such folder, no such user, not a possible path
-        known = ", ".join((BUILT_IN, *KNOWN, *PREPARED))
-        raise DataError(f"corpus {name[:200]!r}: neither a known corpus ({known}) nor a folder") from None
+    folder, present = _open_folder(name)
     files: dict[str, Path] = {}
-    for split, stems in _NAMES.items():
+    for split, stems in STEMS.items():
         pattern = re.compile(rf"(?:[^.].*\.)?(?:{stems})(?:\.txt|\.tokens)?", re.IGNORECASE)
         found = [file for file in present if pattern.fullmatch(file)]
         if len(found) != 1:
             problem = f"{', '.join(found)} could each be" if found else "nothing there is"
             raise DataError(
                 f"{folder}: {problem} the {split} text; looked for one file [NAME.]({stems})[.txt|.tokens];"
-                f" the folder holds {_listing(present)}"
+                f" the folder holds {listing(present)}"
             )
         files[split] = folder / found[0]
     return files
-
-
-def _listing(names: list[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "no files") + more
 
 
 def _check_hashes(name: str, files: Mapping[str, Path], hashes: Mapping[str, str]) -> None:

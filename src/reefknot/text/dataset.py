@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import DataError
-from reefknot.text.cache import cache_folder, cached
+from reefknot.text.cache import cache_folder, mended
 from reefknot.text.corpora import CorpusSettings, find_corpus
 from reefknot.text.encoding import FORMAT, Split, read_encoded, write_encoded
 from reefknot.text.prepared import Say, silent
@@ -35,6 +34,11 @@ class Dataset:
     vocabulary_settings: VocabularySettings
 
     @property
+    def words(self) -> Vocabulary:
+        """What a model of this text is built for."""
+        return self.vocabulary
+
+    @property
     def summary(self) -> str:
         """One line: which text this is, and how much of it."""
         tokens = " / ".join(f"{split.tokens:,}" for split in self.splits.values())
@@ -57,10 +61,7 @@ class Dataset:
         cuts += [f"its first {corpus.tokens:,} tokens"] if corpus.tokens else []
         if cuts:
             yield f"the training text is cut to {', of that '.join(cuts)}"
-        limits = [f"{self._tokens()} of the training text"]
-        limits += [f"seen at least {words.min_count:,} times"] if words.min_count > 1 else []
-        limits += [f"at most {words.max_size:,} types"] if words.max_size else []
-        yield f"vocabulary: {', '.join(limits)}; most frequent first"
+        yield f"vocabulary: {words.describe()}; most frequent first"
         if words.dictionary == "fairseq":
             yield "filled up to the size of fairseq's dictionary with types that no text has"
         unknown = "become <unk>" if words.unknown == "replace" else "are refused"
@@ -68,12 +69,6 @@ class Dataset:
             unknown += f", as inputs they keep their {len(self.vocabulary.spelled):,} spellings"
         ends = "each line ends with <eos>" if words.end_of_line else "line ends are left out"
         yield f"unknown words {unknown}; {ends}"
-
-    def _tokens(self) -> str:
-        bpe = self.vocabulary_settings.bpe
-        if bpe is None:
-            return "the words"
-        return f"pieces of the words, of byte-pair encoding with {bpe.merges:,} merges, and the characters"
 
 
 def open_dataset(
@@ -94,27 +89,19 @@ def open_dataset(
     source = find_corpus(corpus, data=data, cache=folder, say=say)
     identity = {
         "text": source.hashes,
-        "cut": corpus.model_dump(exclude={"name"}),
+        "cut": corpus.cut,
         "vocabulary": vocabulary.identity | ({"words": words.fingerprint} if words else {}),
     }
 
     def fill(entry: Path) -> None:
         write_encoded(entry, source, vocabulary, say, words)
 
-    def read(entry: Path) -> tuple[Vocabulary, dict[str, Split]] | None:
-        if not entry.exists():
-            return None
-        try:
-            return read_encoded(entry)
-        except DataError as damage:
-            say(f"the cached text is damaged and is made again: {damage}")
-            return None
-
-    entry = folder / "datasets" / _digest(identity, FORMAT)[:32]
-    found, splits = cached(entry, fill, read)
-    fingerprint = _digest(identity, found.fingerprint)
+    entry = folder / "datasets" / digest(identity, FORMAT)[:32]
+    found, splits = mended(entry, fill, read_encoded, say)
+    fingerprint = digest(identity, found.fingerprint)
     return Dataset(source.name, source.origin, found, splits, source.hashes, fingerprint, corpus, vocabulary)
 
 
-def _digest(*values: Any) -> str:
+def digest(*values: Any) -> str:
+    """SHA-256 of values as JSON."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

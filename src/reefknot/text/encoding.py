@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,11 @@ from reefknot.settings import Settings
 from reefknot.text.corpora import SPLITS, Corpus
 from reefknot.text.lines import Line
 from reefknot.text.prepared import Say
-from reefknot.text.vocabulary import END_OF_LINE, Vocabulary, VocabularySettings
+from reefknot.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularySettings
 
 FORMAT: Literal[1] = 1
-_ID = np.dtype("<i4")
-_BUFFER = 1 << 18  # bytes held before they are written
+ID = np.dtype("<i4")
+BUFFER = 1 << 18  # bytes held before they are written
 _SECONDS = 3.0  # between two lines of progress
 
 
@@ -118,8 +118,8 @@ def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
         counts = record.splits.get(name)
         if counts is None:
             raise DataError(f"{folder / 'counts.json'} is not what was written")
-        ids = _read_ids(_ids_file(folder, name), counts.tokens)
-        spelled = _read_ids(_inputs_file(folder, name), counts.tokens) if vocabulary.spelled else None
+        ids = read_array(_ids_file(folder, name), ID, counts.tokens)
+        spelled = read_array(_inputs_file(folder, name), ID, counts.tokens) if vocabulary.spelled else None
         splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}), spelled=spelled)
     return vocabulary, splits
 
@@ -132,11 +132,12 @@ def _inputs_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.inputs"
 
 
-def _read_ids(path: Path, tokens: int) -> NDArray[np.int32]:
-    size = tokens * _ID.itemsize
+def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
+    """So many numbers of a kind, DataError unless the file has their size; they stay on disk until they are used."""
+    size = number * kind.itemsize
     if not path.is_file() or path.stat().st_size != size:
         raise DataError(f"{path} does not have the {size:,} bytes that were written")
-    return np.memmap(path, dtype=_ID, mode="r")
+    return np.memmap(path, dtype=kind, mode="r")
 
 
 def _outside(
@@ -155,10 +156,10 @@ def _write_split(
 ) -> _Counts:
     tokens = words = lines = size = unknown = 0
     unk = -1 if vocabulary.unk is None else vocabulary.unk
-    with _ids_file(folder, split).open("wb", _BUFFER) as stream:
+    with _ids_file(folder, split).open("wb", BUFFER) as stream:
         for part in _read(corpus, split, settings, "encoded", say):
-            ids = _encode(part, settings, vocabulary, str(corpus.files[split]))
-            stream.write(np.array(ids, dtype=_ID).tobytes())
+            ids = encode_line(part.tokens, vocabulary, settings.unknown, corpus.files[split], part.number)
+            stream.write(np.array(ids, dtype=ID).tobytes())
             tokens += len(ids)
             unknown += ids.count(unk)
             words += part.words
@@ -172,16 +173,19 @@ def _write_split(
 def _write_inputs(
     folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
 ) -> None:
-    with _inputs_file(folder, split).open("wb", _BUFFER) as stream:
+    with _inputs_file(folder, split).open("wb", BUFFER) as stream:
         for part in _read(corpus, split, settings, "spelled", say):
-            stream.write(np.array(vocabulary.encode_inputs(part.tokens), dtype=_ID).tobytes())
+            stream.write(np.array(vocabulary.encode_inputs(part.tokens), dtype=ID).tobytes())
 
 
-def _encode(part: _Part, settings: VocabularySettings, vocabulary: Vocabulary, where: str) -> list[int]:
+def encode_line(
+    tokens: Iterable[str], vocabulary: Vocabulary, unknown: UnknownPolicy, path: Path, number: int
+) -> list[int]:
+    """The ids of a line; where its words are refused, the file and the line are named."""
     try:
-        return vocabulary.encode(part.tokens, settings.unknown)
+        return vocabulary.encode(tokens, unknown)
     except DataError as error:
-        raise DataError(f"{where}, line {part.number}: {error}") from None
+        raise DataError(f"{path}, line {number}: {error}") from None
 
 
 def _read(corpus: Corpus, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Part]:

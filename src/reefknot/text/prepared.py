@@ -1,4 +1,7 @@
-"""Corpora that have to be made: train.txt, valid.txt and test.txt in the cache, written from other files."""
+"""Corpora that have to be made: train.txt, valid.txt and test.txt in the cache, written from other files.
+
+Of parallel text there is one for each language: train.en.txt, train.de.txt and so on.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from reefknot.errors import CorpusNotHere, DataError
 from reefknot.text.cache import cached, file_hash
@@ -21,8 +25,9 @@ from reefknot.text.cache import cached, file_hash
 SPLITS = ("train", "valid", "test")
 
 Lines = Iterator[tuple[str, str]]
-"""Lines of the texts as they are to be written, each after the name of its split."""
+"""Lines of the texts as they are to be written, each after the name of its text: a split, or split.language."""
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 _SECONDS = 3.0  # between two lines of progress
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -42,9 +47,19 @@ def tokenise(text: str) -> str:
     return set_apart(text.lower())
 
 
-def made(entry: Path, lines: Callable[[], Lines]) -> Path:
-    """The folder `entry` of the cache with the three texts, written first if it is not there."""
-    return cached(entry, lambda folder: _write(folder, lines()), _read)
+def made(entry: Path, lines: Callable[[], Lines], texts: Iterable[str] = SPLITS) -> Path:
+    """The folder `entry` of the cache with these texts, written first if it is not there."""
+    return cached(entry, lambda folder: _write(folder, lines(), texts), _read)
+
+
+def reported(items: Iterable[T], sentence: Callable[[int], str], say: Say) -> Iterator[T]:
+    """The items; every few seconds `say` hears the sentence on how many there have been."""
+    told = time.monotonic()
+    for number, item in enumerate(items, start=1):
+        yield item
+        if time.monotonic() - told > _SECONDS:
+            say(sentence(number))
+            told = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,8 @@ class Preparation:
     """Of published files, by their names."""
     version: int = 1
     """To be raised with every change of the texts that the same files give."""
+    languages: tuple[str, ...] = ()
+    """Those of parallel text."""
 
     def build(self, name: str, data: Path | None, cache: Path, say: Say) -> Path:
         """The folder of the texts, made first if it is not in the cache."""
@@ -75,10 +92,21 @@ class Preparation:
                 raise DataError(
                     f"{path}: not the published {name} file: SHA-256 {expected} expected, {found} found; copy it anew"
                 )
+        return self.make(name, files, cache, say)
+
+    def make(self, name: str, files: list[Path], cache: Path, say: Say) -> Path:
+        """The folder of the texts of these files, made first if it is not in the cache."""
         # Equal files in another place are read again, to equal texts.
-        listing = json.dumps([self.version, *(_facts(path) for path in files)])
+        listing = json.dumps([self.version, *self.languages, *(_facts(path) for path in files)])
         entry = cache / "corpora" / f"{name}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
-        return made(entry, lambda: _reported(_readable(self.lines(files), files), name, say))
+
+        def lines() -> Lines:
+            return reported(
+                _readable(self.lines(files), files), lambda number: f"{name}: {number:,} lines prepared", say
+            )
+
+        texts = [f"{split}.{language}" for split in SPLITS for language in self.languages]
+        return made(entry, lines, texts or SPLITS)
 
     def _find(self, name: str, data: Path | None) -> list[Path]:
         named = data or os.environ.get("REEFKNOT_DATA")
@@ -108,20 +136,11 @@ def _readable(lines: Lines, files: list[Path]) -> Lines:
         raise DataError(f"{os.path.commonpath(files)}: cannot be read: {error}; copy it anew") from error
 
 
-def _reported(lines: Lines, name: str, say: Say) -> Lines:
-    reported = time.monotonic()
-    for number, line in enumerate(lines, start=1):
-        yield line
-        if time.monotonic() - reported > _SECONDS:
-            say(f"{name}: {number:,} lines prepared")
-            reported = time.monotonic()
-
-
-def _write(folder: Path, lines: Iterable[tuple[str, str]]) -> None:
+def _write(folder: Path, lines: Iterable[tuple[str, str]], texts: Iterable[str]) -> None:
     with contextlib.ExitStack() as stack:
-        streams = {split: stack.enter_context((folder / f"{split}.txt").open("wb")) for split in SPLITS}
-        for split, line in lines:
-            streams[split].write(f"{line}\n".encode())
+        streams = {text: stack.enter_context((folder / f"{text}.txt").open("wb")) for text in texts}
+        for text, line in lines:
+            streams[text].write(f"{line}\n".encode())
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     (folder / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
 

@@ -10,28 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import SettingsError
-from reefknot.text.samples import Offsets, Samples
+from reefknot.text.samples import Offsets, TextSamples, filled
 
 CHUNK = 1 << 24
 """Ids that are looked at together, to find the ends of lines."""
 
 
-class Sentences(Samples):
+class Sentences(TextSamples):
     """Lines, in windows of at most `batch` x `steps` tokens, padding included.
 
     A line longer than `steps` is cut into pieces of so many targets and the rest, which are samples like the others.
     Where the lines of a window do not divide among processes, rows of padding alone come on top.
     """
 
-    def _cut(self, first: int, eos: int | None) -> Offsets:
-        if eos is None:
+    def _cut(self) -> Offsets:
+        if self._eos is None:
             raise SettingsError(
                 'training.batching = "sentences": a sentence ends with <eos>, which the vocabulary does not have; '
                 'use vocabulary.end_of_line = true, or batching = "blocks"'
             )
         end = len(self._targets)
         # A text that ends with <eos> has an empty line behind it, of no pieces.
-        edges = np.concatenate([[first], line_ends(self._targets, eos), [end]])
+        edges = np.concatenate([[self._first], line_ends(self._targets, self._eos), [end]])
         pieces = -(-np.diff(edges) // self.steps)
         nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         return np.append(np.repeat(edges[:-1], pieces) + nth * self.steps, end)
@@ -41,11 +41,7 @@ class Sentences(Samples):
         fewer = (self.steps - np.diff(self._bounds)).astype(np.min_scalar_type(self.steps))
         order = random.permutation(len(fewer))
         order = order[np.argsort(fewer[order], kind="stable")]
-        room, firsts, first = self._total * self.steps, [], 0
-        while first < len(order):
-            firsts.append(first)
-            first += room // (self.steps - int(fewer[order[first]]))
-        ranges = np.stack([firsts, [*firsts[1:], len(order)]], axis=1)
+        ranges = filled(self.steps - fewer[order], self._total * self.steps)
         return order, random.permutation(ranges)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -19,7 +20,7 @@ from reefknot.settings import Count, Settings
 from reefknot.text.bpe import BPE, BPESettings
 from reefknot.text.symbols import END_OF_LINE, PADDING, START, UNKNOWN
 
-__all__ = ["END_OF_LINE", "UNKNOWN", "Vocabulary", "VocabularySettings", "fairseq_size"]
+__all__ = ["END_OF_LINE", "UNKNOWN", "Sides", "Vocabulary", "VocabularySettings", "fairseq_size"]
 
 UnknownPolicy = Literal["replace", "refuse"]
 
@@ -51,6 +52,13 @@ class VocabularySettings(Settings):
             " <unk>"
         ),
     ] = False
+    sides: Annotated[
+        Literal["joint", "joint_bpe", "separate"],
+        Field(
+            description="of pairs: one vocabulary learned on both sides together, one for each side, or one for each"
+            " side with the merges of bpe learned on both (joint_bpe)"
+        ),
+    ] = "joint"
 
     @model_validator(mode="after")
     def _check_together(self) -> VocabularySettings:
@@ -61,6 +69,8 @@ class VocabularySettings(Settings):
                 'keep_spellings is for words outside the vocabulary, which bpe and unknown = "refuse" do not have;'
                 " use one or the other"
             )
+        if self.sides == "joint_bpe" and not self.bpe:
+            raise ValueError('sides = "joint_bpe" needs bpe, whose merges are learned on both sides; set bpe.merges')
         return self
 
     @property
@@ -69,6 +79,16 @@ class VocabularySettings(Settings):
         first = ("min_count", "max_size", "unknown", "end_of_line")
         unused = VocabularySettings().model_dump()
         return {key: value for key, value in self.model_dump().items() if key in first or value != unused[key]}
+
+    def describe(self) -> str:
+        """What the tokens are, for people."""
+        told = "the words"
+        if self.bpe is not None:
+            told = f"pieces of the words, of byte-pair encoding with {self.bpe.merges:,} merges, and the characters"
+        limits = [f"{told} of the training text"]
+        limits += [f"seen at least {self.min_count:,} times"] if self.min_count > 1 else []
+        limits += [f"at most {self.max_size:,} types"] if self.max_size else []
+        return ", ".join(limits)
 
 
 def fairseq_size(types: int) -> int:
@@ -92,12 +112,14 @@ class Vocabulary:
     """Whether ids are given by frequency; a dictionary of another program may put its own symbols first."""
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int], settings: VocabularySettings) -> Vocabulary:
+    def from_counts(cls, counts: Mapping[str, int], settings: VocabularySettings, bpe: BPE | None = None) -> Vocabulary:
         """The vocabulary of a training text in which each word, and `<eos>`, was counted.
 
-        `<unk>` counts for its own occurrences and for every word it replaces.
+        `<unk>` counts for its own occurrences and for every word it replaces. Without `bpe`, the pieces that the
+        settings ask for are learned here.
         """
-        bpe = BPE.train(counts, settings.bpe.merges) if settings.bpe else None
+        if bpe is None and settings.bpe:
+            bpe = BPE.train(counts, settings.bpe.merges)
         least = settings.min_count
         if bpe:
             counts, least = bpe.count(counts), 0  # a piece that training has not seen may be needed later
@@ -154,6 +176,12 @@ class Vocabulary:
         """Ids of words. A vocabulary without `<unk>` refuses an unknown word whatever the policy."""
         tokens = words if self.bpe is None else (token for word in words for token in self.bpe.cut(word))
         return self._look_up(tokens, self._ids, unknown)
+
+    def known_parts(self, words: Sequence[str]) -> Sequence[str]:
+        """Words of a line, where of one with characters that no piece has these alone become `<unk>`, not all of it."""
+        if self.bpe is None or self.unk is None:
+            return words
+        return [part for word in words for part in self.bpe.known_parts(word)]
 
     def encode_inputs(self, words: Iterable[str]) -> list[int]:
         """Ids of words for an input end: as `encode`, but words of `spelled` keep their own."""
@@ -220,11 +248,47 @@ class Vocabulary:
         fault = _fault(stored)
         if fault:
             raise DataError(f"{path} is not a vocabulary: {fault}")
-        bpe = _load_bpe(path, stored["tokenizer"]) if "tokenizer" in stored else None
+        bpe = _load_bpe(path, stored["tokenizer"]).keeping(stored["words"]) if "tokenizer" in stored else None
         words, counts, spelled = (tuple(stored.get(key, ())) for key in ("words", "counts", "spelled"))
         vocabulary = cls(words, counts, spelled, bpe, stored.get("ordered", True))
         vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # as if computed already: it takes long
         return vocabulary
+
+
+class Sides(NamedTuple):
+    """The words of both sides of parallel text; where no text is read, their number is enough."""
+
+    source: Vocabulary | int
+    target: Vocabulary | int
+
+    @classmethod
+    def from_counts(cls, source: Mapping[str, int], target: Mapping[str, int], settings: VocabularySettings) -> Sides:
+        """The vocabularies of two texts in which each word, and `<eos>`, was counted; one object where joint.
+
+        With the merges alone joint (Press & Wolf 2017), a side has the pieces and characters of its own text, and
+        cuts what is said with other pieces into these; a character of the other side alone is unknown to it.
+        """
+        if settings.sides == "separate":
+            return cls(*(Vocabulary.from_counts(counts, settings) for counts in (source, target)))
+        together = Counter(source) + Counter(target)
+        if settings.sides == "joint_bpe":
+            assert settings.bpe is not None
+            bpe = BPE.train(together, settings.bpe.merges)
+            return cls(*(Vocabulary.from_counts(counts, settings, bpe.of_text(counts)) for counts in (source, target)))
+        both = Vocabulary.from_counts(together, settings)
+        return cls(both, both)
+
+    @property
+    def joint(self) -> bool:
+        """Whether a word has the same id on both sides."""
+        return self.source is self.target or (isinstance(self.source, int) and self.source == self.target)
+
+    @property
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """The words themselves, source first; their number alone is a mistake of the caller."""
+        if isinstance(self.source, int) or isinstance(self.target, int):
+            raise TypeError("these sides are numbers of words, without the words")
+        return self.source, self.target
 
 
 def _tokenizer_path(path: Path) -> Path:

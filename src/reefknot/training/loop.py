@@ -140,7 +140,7 @@ class Trainer:
             self.state.hidden = self._first_state()
             self.batches.begin(progress.epoch)
         if due.checkpoint or asked:
-            self._save()
+            self._save(pause=not due.checkpoint)
         if best and self.world.first:
             self.checkpoints.mark_best(progress.step)
         # A validation takes long enough to be asked in.
@@ -268,7 +268,8 @@ class Trainer:
 
     # -- what is written -------------------------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self, pause: bool = False) -> None:
+        """Commit where training stands; a `pause` is no part of the timetable."""
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
@@ -282,7 +283,8 @@ class Trainer:
             )
         if self.world.first:
             self.run.metrics.sync()
-            self.checkpoints.save(progress.step, model, tensors, values, fingerprint=config_hash(self.run.config))
+            fingerprint = config_hash(self.run.config)
+            self.checkpoints.save(progress.step, model, tensors, values, fingerprint=fingerprint, pause=pause)
         self.world.wait()
 
     def _log_training(self) -> None:

@@ -38,7 +38,7 @@ class TrainingSettings(Settings):
         Batching,
         Field(
             description="streams: parallel ones, for encoders that carry a state; blocks: of `steps` tokens, shuffled; "
-            "sentences: lines, batched by length"
+            "sentences: lines, batched by length; pairs: of a source and a target line, batched by length"
         ),
     ] = "streams"
     batch: Annotated[Count, Field(description="parallel streams, or blocks of an update, over all processes together")]
@@ -46,7 +46,7 @@ class TrainingSettings(Settings):
         Count,
         Field(
             description="tokens per stream and update, where backpropagation is cut, or of a block; "
-            "a batch of sentences has room for batch x steps tokens"
+            "a batch of sentences has room for batch x steps tokens, one of pairs for so many on either side"
         ),
     ]
     random_steps: Annotated[RandomSteps | None, Field(description="windows of random length around `steps`")] = None
@@ -55,7 +55,9 @@ class TrainingSettings(Settings):
     ] = 1
     divisor: Annotated[
         Literal["tokens", "batch"],
-        Field(description="the summed loss is divided by: all targets of the update, or (the papers) its streams"),
+        Field(
+            description="the summed loss is divided by: all targets of the update, or (the papers) its streams or pairs"
+        ),
     ] = "tokens"
     clip: Annotated[Positive | None, Field(description="largest norm of the whole gradient")] = None
     optimiser: Annotated[OptimiserSettings, Field(description="what turns gradients into updates")]
@@ -102,6 +104,8 @@ class TrainingSettings(Settings):
             raise ValueError(f"accumulate = {self.accumulate} does not divide batch = {self.batch}")
         if self.batching != "streams" and self.random_steps is not None:
             raise ValueError(f'random_steps are lengths of streams\' windows; batching = "{self.batching}" has none')
-        if self.batching != "streams" and self.divisor == "batch":
-            raise ValueError(f'divisor = "batch" counts streams; batching = "{self.batching}" has none, use "tokens"')
+        if self.batching in ("blocks", "sentences") and self.divisor == "batch":
+            raise ValueError(
+                f'divisor = "batch" counts streams, or pairs; batching = "{self.batching}" has none, use "tokens"'
+            )
         return self

@@ -54,7 +54,12 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
         return
     try:
         with torch.no_grad(), evaluating(model), torch.autocast("cpu", dtype=torch.float16):
-            model(torch.zeros(1, 1, dtype=torch.int64))
+            # A translator finds a source of one word before its target.
+            x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+            if model.encoder.reads_source:
+                model.target_log_probs(x_BU, y_BT)
+            else:
+                model(y_BT)
     except RuntimeError as error:
         raise SettingsError(
             f"training.precision = float16: torch cannot compute this {type(model.encoder).__name__} with it on a CPU; "

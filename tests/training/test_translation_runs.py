@@ -1,0 +1,210 @@
+"""Translators trained as runs: they learn pairs by heart, resume to the bit, average checkpoints, keep their ties."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+
+from reefknot import experiments
+from reefknot.errors import SettingsError, Stopped
+from reefknot.models.translator import Translator
+from reefknot.recipe import load_recipe
+from reefknot.runs.checkpoints import Checkpoints
+from reefknot.text.pair_batches import PairBatches
+from reefknot.training.display import Silent
+from reefknot.training.distributed import World
+
+ARTICLES, NOUNS = ("a", "the", "one", "this", "that"), ("dog", "cat", "man", "tree", "bird")
+VERBS = {"sees": "sieht", "likes": "mag"}
+GERMAN = {"a": "ein", "the": "der", "one": "eine", "this": "dieser", "that": "jener", "dog": "hund", "cat": "katze"}
+GERMAN |= {"man": "mann", "tree": "baum", "bird": "vogel"}
+
+RECIPE = """
+title = "Pairs"
+[base]
+corpus = {{ name = "{folder}", pairs = {{ source = "en", target = "de" }} }}
+tables.words = {{ kind = "word", dim = 16 }}
+source = {{ kind = "lookup", table = "words", scale = 4.0 }}
+input = {{ kind = "lookup", table = "words", scale = 4.0 }}
+encoder = {{ kind = "encoder_decoder", layers = 1, heads = 2, ffn_dim = 32, dropout = 0.1 }}
+output = {{ kind = "softmax", smoothing = 0.1, labels = {{ kind = "plain", table = "words" }} }}
+[base.init]
+tables = "normal"
+[base.training]
+batching = "pairs"
+batch = 8
+steps = 8
+epochs = 2
+log_every = 1
+save_every = 3
+optimiser = {{ kind = "adam", learning_rate = 0.01 }}
+schedule = {{ kind = "inverse_sqrt", warmup = 4 }}
+[base.evaluation]
+bleu = {{ tokenize = "none" }}
+[[rows]]
+name = "transformer"
+[[rows]]
+name = "gru"
+[rows.set]
+encoder = {{ kind = "attention_gru", units = 16, dropout = 0.1 }}
+training.optimiser = {{ kind = "adadelta" }}
+[[rows]]
+name = "separate"
+[rows.set]
+vocabulary.sides = "separate"
+tables.theirs = {{ kind = "word", dim = 16 }}
+source.table = "theirs"
+"""
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Fifty pairs, word for word but for the verb, which goes to the end."""
+    found = []
+    for number, (article, noun) in enumerate((a, n) for a in ARTICLES for n in NOUNS):
+        for verb, german in VERBS.items():
+            other = NOUNS[(number + 2) % 5]
+            source = f"{article} {noun} {verb} {other}"
+            found.append((source, f"{GERMAN[article]} {GERMAN[noun]} {GERMAN[other]} {german}"))
+    return found
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe over a folder of fifty pairs, of which the first ten are held out as well."""
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for split, number in (("train", 50), ("valid", 10), ("test", 10)):
+        for side, language in enumerate(("en", "de")):
+            lines = [pair[side] for pair in sentences()[:number]]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path = tmp_path / "pairs.toml"
+    path.write_text(RECIPE.format(folder=folder), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(recipe: Path) -> Callable[..., Any]:
+    def run(out: Path, row: str, *overrides: str) -> Any:
+        loaded = load_recipe(str(recipe), overrides, row)
+        return experiments.train(loaded, loaded.row(row), out, world=World(), display=Silent())
+
+    return run
+
+
+@pytest.fixture
+def stop_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sends SIGTERM to this process while it computes its n-th update from now."""
+    read = PairBatches.window
+
+    def arm(step: int) -> None:
+        count = 0
+
+        def window(self: PairBatches, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal count
+            count += 1
+            if count == step:
+                signal.raise_signal(signal.SIGTERM)
+            return read(self, index)
+
+        monkeypatch.setattr(PairBatches, "window", window)
+
+    return arm
+
+
+@pytest.mark.parametrize(("row", "epochs"), [("transformer", 40), ("gru", 70)])
+def test_fifty_pairs_are_learned_by_heart(tmp_path: Path, train: Callable[..., Any], row: str, epochs: int) -> None:
+    fast = (
+        "encoder.dropout=0.0",
+        "output.smoothing=0.0",
+        f"training.epochs={epochs}",
+        'training.optimiser={kind = "adam", learning_rate = 0.01}',
+    )
+    result = train(tmp_path / "run", row, *fast)
+    assert result["translation"]["test"]["bleu"] == pytest.approx(100.0)
+    written = (tmp_path / "run" / "translations" / "test.txt").read_text(encoding="utf-8").splitlines()
+    references = [target for _, target in sentences()[:10]]
+    assert written == references
+    own = sacrebleu.corpus_bleu(written, [references], tokenize="none")
+    assert own.score == pytest.approx(result["translation"]["test"]["bleu"])
+
+
+@pytest.mark.parametrize("row", ["transformer", "gru", "separate"])
+def test_a_stop_in_the_middle_of_an_epoch(
+    tmp_path: Path, train: Callable[..., Any], stop_in_step: Callable[[int], None], row: str
+) -> None:
+    averaged = ("evaluation.average=2",)
+    whole = train(tmp_path / "whole", row, *averaged)
+    stop_in_step(4)
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", row, *averaged)
+    stopped = train(tmp_path / "stopped", row, *averaged)
+    assert stopped["test"] == whole["test"]
+    assert stopped["translation"] == whole["translation"]
+    one, other = (Checkpoints(tmp_path / name) for name in ("whole", "stopped"))
+    best, again = (each.load(each.best()) for each in (one, other))  # type: ignore[arg-type]
+    assert best.values == again.values
+    assert best.values["mean_of"]
+    assert all(torch.equal(best.model[name], again.model[name]) for name in best.model)
+
+
+def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[..., Any]) -> None:
+    train(tmp_path / "joint", "transformer", "training.epochs=1")
+    train(tmp_path / "separate", "separate", "training.epochs=1")
+    joint, separate = (experiments.open_run(tmp_path / name) for name in ("joint", "separate"))
+    assert isinstance(joint.model, Translator)
+    assert isinstance(separate.model, Translator)
+    assert joint.model.three_way
+    assert joint.words.joint
+    assert joint.model.source.tables()[0].weight is joint.model.output.tables()[0].weight
+    assert not separate.model.three_way
+    assert separate.model.tied
+    assert [len(words) for words in separate.words.vocabularies] == [14, 14]
+    assert separate.words.vocabularies[0].words != separate.words.vocabularies[1].words
+    assert separate.pairs(None).fingerprint == separate.run.config["corpus"]
+
+
+def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
+    tmp_path: Path, train: Callable[..., Any]
+) -> None:
+    train(tmp_path / "run", "separate", "training.epochs=1", "vocabulary={sides = 'joint_bpe', bpe = {merges = 30}}")
+    opened = experiments.open_run(tmp_path / "run")
+    source, target = opened.words.vocabularies
+    assert source.words != target.words
+    assert (source, target) == opened.pairs(None).words.vocabularies
+    assert isinstance(opened.model, Translator)
+    sizes = [opened.model.source.tables()[0].weight.shape[0], opened.model.output.tables()[0].weight.shape[0]]
+    assert sizes == [len(source), len(target)]
+
+
+@pytest.mark.parametrize(
+    ("row", "override", "says"),
+    [
+        ("transformer", "corpus.pairs=default", "[source] is for translation, which needs corpus.pairs too"),
+        ("transformer", "training.batching=sentences", 'which needs training.batching = "pairs" too'),
+        ("transformer", "encoder={kind = 'gru', hidden_dim = 16}", "needs an encoder such as encoder_decoder too"),
+        ("transformer", "source=default", "corpus.pairs is for translation, which needs [source] too"),
+        ("transformer", "vocabulary.sides=separate", "tables.words is held by the source and by the target"),
+        (
+            "transformer",
+            "vocabulary={sides = 'joint_bpe', bpe = {merges = 9}}",
+            "tables.words is held by the source and by the target",
+        ),
+        ("transformer", "evaluation.average=9", "training.keep = 2; keep as many"),
+        ("transformer", "evaluation.train=true", "translation scores pair by pair"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(recipe: Path, row: str, override: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        load_recipe(str(recipe), [override], row)
+
+
+def test_a_language_model_has_no_search(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"evaluation\.search is for translation"):
+        load_recipe("demo", ["evaluation.search={beam = 3}"], "tied")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from reefknot.cli.evaluate_translation import evaluate_translator, refuse_without_meaning
-from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained, translates
+from reefknot.cli.options import AsJson, Data, Device, emit, open_trained, translates
 from reefknot.cli.progress import live_progress
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ SEARCHED = {"--dynamic": ("eta", "lambda"), "--cache": ("weight", "theta", "wind
 
 def evaluate(
     invocation: typer.Context,
-    run: Run,
+    run: Annotated[Path, typer.Argument(help="A run folder.", hidden=True)],  # named above: a screen has no line more
     split: Annotated[str | None, typer.Option(help="train, valid or test (test; --save: last two).")] = None,
     streams: Annotated[int | None, typer.Option(min=1, help="Parts, each from an empty state (1).")] = None,
     context: Annotated[int | None, typer.Option(min=0, help="Tokens read before the scored.")] = None,

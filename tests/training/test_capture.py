@@ -53,6 +53,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
         ("training.precision=bfloat16", encoder("variational_lstm")),
         ("training.precision=float16", "training.log_every=1", NESTEROV),
         (ADAMW, AVERAGED),
+        ('training.optimiser={kind = "adam", learning_rate = 0.01}', "output.smoothing=0.1"),
+        ('training.optimiser={kind = "adadelta"}',),
         (TRANSFORMER, *BLOCKS, "training.precision=float16", NESTEROV),
         (TRANSFORMER, "training.batching=sentences", "training.divisor=tokens", "training.accumulate=3", ADAMW),
         (encoder("awd_lstm"), *BLOCKS),

@@ -52,7 +52,7 @@ def vectors() -> tuple[Tensor, Tensor]:
 
 
 def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    weights = torch.linspace(-1.0, 1.0, output.numel(), dtype=output.dtype).view_as(output)
+    weights = torch.linspace(-1.0, 1.0, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
     return torch.autograd.grad((output * weights).sum(), inputs)
 
 

@@ -33,7 +33,7 @@ def train(tiny_recipe: Callable[..., Path]) -> Callable[..., Any]:
     recipe = tiny_recipe()
 
     def run(out: Path, *overrides: str) -> Any:
-        loaded = load_recipe(str(recipe), ("training.determinism=exact", *overrides))
+        loaded = load_recipe(str(recipe), ("training.determinism=exact", *overrides), "tied")
         world = World(device=torch.device("cuda"))
         return experiments.train(loaded, loaded.row("tied"), out, world=world, display=Silent())
 

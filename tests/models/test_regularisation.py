@@ -50,14 +50,14 @@ def test_streams_in_pieces_add_up() -> None:
 def test_padding_adds_nothing() -> None:
     """Two streams of two tokens in a window of five: the states behind them, and the step to them, do not count."""
     window = encoded()
-    rows = torch.tensor([0, 1, STEPS, STEPS + 1])
+    there_BT = (torch.arange(STREAMS)[:, None] < 2) & (torch.arange(STEPS) < 2)
     short = Encoded(window.output[:2, :2], window.raw[:2, :2], {})
-    padded, alone = activation_losses(window, BOTH, rows), activation_losses(short, BOTH)
+    padded, alone = activation_losses(window, BOTH, there_BT, 4), activation_losses(short, BOTH)
     assert {part.count for part in (*padded.values(), *alone.values())} == {4}
     torch.testing.assert_close(padded["activation"].sum, alone["activation"].sum)
     # A window of five has four steps for five tokens, one of two has one for two.
     torch.testing.assert_close(padded["temporal_activation"].sum * 4 / 5, alone["temporal_activation"].sum / 2)
-    everything = activation_losses(window, BOTH, torch.arange(STREAMS * STEPS))
+    everything = activation_losses(window, BOTH, torch.ones_like(there_BT), STREAMS * STEPS)
     for name, part in activation_losses(window, BOTH).items():
         torch.testing.assert_close(everything[name].sum, part.sum)
         assert everything[name].count == part.count

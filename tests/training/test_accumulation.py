@@ -15,14 +15,16 @@ from reefknot import experiments
 from reefknot.errors import SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.outputs.adaptive import AdaptiveSoftmax
+from reefknot.outputs.labels.plain import Plain
+from reefknot.outputs.softmax import Softmax
 from reefknot.parts import OPTIMISERS
 from reefknot.recipe import build_model, load_recipe
-from reefknot.tables import BandedTable, BandProjections
+from reefknot.tables import BandedTable, BandProjections, WordTable
 from reefknot.text.sentence_batches import Sentences
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 from reefknot.training.state import Progress, TrainState
-from reefknot.training.update import Piece, Update
+from reefknot.training.update import PARTS, Piece, Update
 
 Metrics = Callable[[Path], list[dict[str, Any]]]
 
@@ -131,3 +133,29 @@ def test_few_shapes_over_many_updates_in_four_pieces() -> None:
         y_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
         keys.add(tuple(piece.shapes() for piece in Piece.cut(y_BT, y_BT, 4, output)))
     assert 1 < len(keys) <= 40
+
+
+def test_few_shapes_where_lines_have_any_length() -> None:
+    """Places without a target fill up those with one; no target is left out, and none comes twice."""
+    output = Softmax(Plain(WordTable(30, 4)))
+    keys, draw = set(), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        lengths_B1 = torch.randint(5, 9, (64, 1), generator=draw)
+        y_BT = torch.where(torch.arange(8) < lengths_B1, torch.randint(30, (64, 8), generator=draw), IGNORE)
+        (piece,) = Piece.cut(y_BT, y_BT, 1, output)
+        assert piece.places is not None
+        there = (y_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
+        assert torch.equal(piece.places[: len(there)], there)
+        assert len(piece.places) - len(there) < y_BT.numel() / PARTS
+        assert (y_BT.reshape(-1)[piece.places[len(there) :]] == IGNORE).all()
+        assert piece.plan.count == len(there)
+        keys.add(piece.shapes())
+    assert 1 < len(keys) <= 4
+
+
+@pytest.mark.parametrize("targets", [8, 0])
+def test_windows_of_targets_alone_and_of_none(targets: int) -> None:
+    y_BT = torch.where(torch.arange(8) < targets, torch.zeros(4, 8, dtype=torch.int64), IGNORE)
+    (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    reached = y_BT.numel() if piece.places is None else len(piece.places)
+    assert reached == piece.plan.count == 4 * targets

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sacrebleu
 import torch
+from safetensors.torch import load_file
 
 from reefknot import experiments
 from reefknot.errors import SettingsError, Stopped
@@ -91,9 +92,9 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def train(recipe: Path) -> Callable[..., Any]:
-    def run(out: Path, row: str, *overrides: str) -> Any:
-        loaded = load_recipe(str(recipe), overrides, row)
-        return experiments.train(loaded, loaded.row(row), out, world=World(), display=Silent())
+    def run(out: Path, row: str, *overrides: str, device: str = "cpu") -> Any:
+        loaded, world = load_recipe(str(recipe), overrides, row), World(device=torch.device(device))
+        return experiments.train(loaded, loaded.row(row), out, world=world, display=Silent())
 
     return run
 
@@ -152,6 +153,18 @@ def test_a_stop_in_the_middle_of_an_epoch(
     assert best.values == again.values
     assert best.values["mean_of"]
     assert all(torch.equal(best.model[name], again.model[name]) for name in best.model)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("row", ["transformer", "gru"])
+def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -> None:
+    """Sentences of any length have few shapes, and what is replayed is what was captured, to the bit."""
+    found = []
+    for capture in ("true", "false"):
+        change = f"training.capture={capture}", "training.determinism=exact", "training.epochs=6"
+        train(tmp_path / capture, row, *change, device="cuda")
+        found.append(load_file(max((tmp_path / capture / "checkpoints").iterdir()) / "model.safetensors"))
+    assert all(torch.equal(found[0][name], each) for name, each in found[1].items())
 
 
 def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[..., Any]) -> None:

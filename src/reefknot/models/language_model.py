@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from reefknot.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.errors import SettingsError
 from reefknot.inputs.contract import InputEnd
+from reefknot.kernels.scores import IGNORE
 from reefknot.models.regularisation import RegularisationSettings, activation_losses
 from reefknot.outputs.contract import LossPart, OutputEnd, Plan
 
@@ -117,8 +118,8 @@ class LanguageModel(nn.Module):
     ) -> Losses:
         """The loss of a window. Without targets, each token is the target of the one before it.
 
-        Of a window with padding, `places_M` are those that have a target, counted over streams and steps: the output
-        end sees no others, and the plan is one of theirs.
+        Of a window with padding, `places_M` are those that have a target, counted over streams and steps, and perhaps
+        some that have none: the output end sees no others, and the plan is one of theirs.
         """
         if targets_BT is None:
             tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
@@ -131,7 +132,8 @@ class LanguageModel(nn.Module):
             h_ND, targets_N = h_ND.index_select(0, places_M), targets_N.index_select(0, places_M)
         plan = plan or self.output.prepare(targets_N)
         parts = self.output.loss(h_ND, targets_N, plan)
-        parts |= activation_losses(encoded, self.regularisation, places_M)
+        there_BT = None if places_M is None else targets_BT != IGNORE
+        parts |= activation_losses(encoded, self.regularisation, there_BT, plan.count)
         return Losses(parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(

@@ -29,28 +29,28 @@ class RegularisationSettings(Settings):
 
 
 def activation_losses(
-    encoded: Encoded, settings: RegularisationSettings, places_M: Tensor | None = None
+    encoded: Encoded, settings: RegularisationSettings, there_BT: Tensor | None = None, count: int = 0
 ) -> dict[str, LossPart]:
     """AR and TAR as named parts of the loss, where they have a weight: means of squares, times the window's tokens.
 
     A window has one step fewer than tokens; counting tokens for both lets all parts of a loss share one divisor. Where
-    there is padding, `places_M` are those that are none, counted over streams and steps: nothing else adds to the sums.
+    there is padding, `there_BT` tells the tokens from it, `count` of them: nothing else adds to the sums.
     """
     found = {}
     if settings.activation:
-        found["activation"] = _part(encoded.output, encoded, places_M, settings.activation)
+        found["activation"] = _part(encoded.output, encoded, there_BT, count, settings.activation)
     if settings.temporal_activation:
-        found["temporal_activation"] = _part(encoded.raw.diff(dim=1), encoded, places_M, settings.temporal_activation)
+        steps = encoded.raw.diff(dim=1)
+        found["temporal_activation"] = _part(steps, encoded, there_BT, count, settings.temporal_activation)
     return found
 
 
-def _part(values_BTD: Tensor, encoded: Encoded, places_M: Tensor | None, weight: float) -> LossPart:
+def _part(values_BTD: Tensor, encoded: Encoded, there_BT: Tensor | None, count: int, weight: float) -> LossPart:
     streams, steps = encoded.output.shape[:2]
     tokens = streams * steps
-    if places_M is not None:
-        there_N = values_BTD.new_zeros(tokens).index_fill(0, places_M, 1.0)
+    if there_BT is not None:
         # Padding is at the right, so a step that ends in a token begins in one.
-        values_BTD = values_BTD * there_N.view(streams, steps, 1)[:, steps - values_BTD.shape[1] :]
+        values_BTD = values_BTD * there_BT[:, steps - values_BTD.shape[1] :, None]
     at_least = torch.promote_types(values_BTD.dtype, torch.float32)
     mean = values_BTD.square().sum(dtype=at_least) / max(values_BTD.numel(), 1)
-    return LossPart(tokens * mean, tokens if places_M is None else len(places_M), weight)
+    return LossPart(tokens * mean, tokens if there_BT is None else count, weight)

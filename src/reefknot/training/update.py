@@ -6,10 +6,12 @@ loss is scaled up until a gradient overflows (torch's GradScaler): there such an
 halved, and only many in a row end training.
 
 In a process alone, an update is captured as a CUDA graph the second time that its shapes come up, and replayed from
-then on: small models take longer to launch than to run. Where no shapes come up again, or a part of the model asks the
-device for a number, nothing is.
+then on: small models take longer to launch than to run. So that shapes come up again where lines have any length, the
+number of targets is a tensor, and places that have none fill up those that have one. Where no shapes come up again, or
+a part of the model asks the device for a number, nothing is captured.
 
-Shapes: B rows of a window (streams, blocks or sentences), T steps, M of the B x T places, those that have a target.
+Shapes: B rows of a window (streams, blocks, sentences or pairs), T steps, M of the B x T places: those that have a
+target, and some more.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -35,6 +37,9 @@ from reefknot.training.state import TrainState
 GRAPHS = 128
 """Sets of shapes that are looked out for. A recipe has about forty where windows have random lengths; where an output
 end's plan has another shape every time, there is no end of them, and nothing worth capturing."""
+PARTS = 16
+"""Of a window with padding: places reach the output end in sixteenths of them all, so that there are few numbers of
+them."""
 OVERFLOWS = 50
 """Updates in a row that float16 may leave out. The scale is halved with each: what still overflows is no longer the
 scale's doing."""
@@ -74,7 +79,7 @@ class Piece:
     x: Tensor
     y: Tensor
     places: Tensor | None
-    """Which of the B x T have a target, (M,), and so reach the output end; None: all."""
+    """Which of the B x T reach the output end, (M,): all that have a target; None: all."""
     plan: Plan
 
     @classmethod
@@ -83,12 +88,12 @@ class Piece:
         the device which places have a target."""
         number = min(number, len(x_BT))
         xs, ys = x_BT.tensor_split(number), y_BT.tensor_split(number)
-        there = [(y.reshape(-1) != IGNORE).nonzero()[:, 0] for y in ys]
-        plans = output.prepare_pieces([y.reshape(-1)[places_M] for y, places_M in zip(ys, there, strict=True)])
-        return [
-            cls(x, y, None if len(places_M) == y.numel() else places_M, plan)
-            for x, y, places_M, plan in zip(xs, ys, there, plans, strict=True)
-        ]
+        flat = [y.reshape(-1) for y in ys]
+        places = [_places(y_N) for y_N in flat]
+        plans = output.prepare_pieces(
+            [y_N if at_M is None else y_N[at_M] for y_N, at_M in zip(flat, places, strict=True)]
+        )
+        return [cls(*piece) for piece in zip(xs, ys, places, plans, strict=True)]
 
     def to(self, device: torch.device) -> Piece:
         places_M = None if self.places is None else send(self.places, device)
@@ -98,9 +103,9 @@ class Piece:
         return [self.x, self.y, *([] if self.places is None else [self.places]), *self.plan.tensors()]
 
     def shapes(self) -> Hashable:
-        """Everything but the values of its tensors."""
+        """Everything but the values of its tensors, and how many of them are targets."""
         places = None if self.places is None else _shape(self.places)
-        return self.plan.map(_shape), _shape(self.x), _shape(self.y), places
+        return replace(self.plan.map(_shape), count=0), _shape(self.x), _shape(self.y), places
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class Tally:
         self._penalties: list[str] = []
         self._sums, self._last = torch.zeros(2, 0, device=world.device).unbind()
 
-    def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], count: int) -> None:
+    def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], count: Tensor) -> None:
         parts, last = list(sums.values()), [*penalties.values(), sums["nll"], norm]
         numbers = torch.stack([each.detach().double() for each in (*parts, *last)])
         if not self._parts:
@@ -219,12 +224,15 @@ class Update:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+        targets = torch.tensor(count)
         if self._graphs is None:
-            self.state.hidden = self._make([piece.to(self.world.device) for piece in pieces], self.state.hidden, count)
+            device = self.world.device
+            pieces = [piece.to(device) for piece in pieces]
+            self.state.hidden = self._make(pieces, self.state.hidden, send(targets, device))
         else:
-            self.state.hidden = self._graphs(pieces, self.state.hidden, count)
+            self.state.hidden = self._graphs(pieces, self.state.hidden, targets)
 
-    def _make(self, pieces: Sequence[Piece], hidden: State, count: int) -> State:
+    def _make(self, pieces: Sequence[Piece], hidden: State, count: Tensor) -> State:
         """The update itself; returns the state that follows."""
         optimiser, scaler = self.state.optimiser, self.state.scaler
         optimiser.zero_grad(set_to_none=True)
@@ -241,11 +249,11 @@ class Update:
         return hidden
 
     def _backward(
-        self, pieces: Sequence[Piece], hidden: State, count: int
+        self, pieces: Sequence[Piece], hidden: State, count: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
         """The gradients of the pieces; the parts of their losses added up, the penalties, the state that follows."""
         rows = sum(len(piece.x) for piece in pieces)
-        divisor = rows * self.world.size if self.settings.divisor == "batch" else count
+        divisor = torch.full_like(count, rows * self.world.size) if self.settings.divisor == "batch" else count
         sums: dict[str, Tensor] = {}
         penalties: dict[str, Tensor] = {}
         states: list[State] = []
@@ -266,7 +274,7 @@ class Update:
                         )
                     # Processes average their gradients, so each share of the sum is weighted by their number;
                     # penalties are the same in every process and enter once.
-                    objective = loss_sum * (self.world.size / divisor)
+                    objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
                     if last and penalties:
                         objective = objective + torch.stack(list(penalties.values())).sum() / divisor
                     self.state.scaler.scale(objective).backward()
@@ -286,7 +294,7 @@ class Graphs:
     function returns stands in the same tensors for all graphs: the state that one leaves, the next one finds.
     """
 
-    def __init__(self, function: Callable[[Sequence[Piece], State, int], State], device: torch.device) -> None:
+    def __init__(self, function: Callable[[Sequence[Piece], State, Tensor], State], device: torch.device) -> None:
         self._function = function
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -295,7 +303,7 @@ class Graphs:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
         self._hidden: State = {}
 
-    def __call__(self, pieces: Sequence[Piece], hidden: State, count: int) -> State:
+    def __call__(self, pieces: Sequence[Piece], hidden: State, count: Tensor) -> State:
         around = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(around)
         with torch.cuda.stream(self._stream):
@@ -306,27 +314,41 @@ class Graphs:
         around.wait_stream(self._stream)
         return self._hidden
 
-    def _run(self, pieces: Sequence[Piece], count: int) -> None:
-        shapes = count, *(piece.shapes() for piece in pieces)
+    def _run(self, pieces: Sequence[Piece], count: Tensor) -> None:
+        shapes = tuple(piece.shapes() for piece in pieces)
         if shapes not in self._graphs and (shapes not in self._seen or len(self._seen) > GRAPHS):
             if len(self._seen) <= GRAPHS:
                 self._seen.add(shapes)
-            _copy(self._hidden, self._function([piece.to(self._device) for piece in pieces], self._hidden, count))
+            pieces = [piece.to(self._device) for piece in pieces]
+            _copy(self._hidden, self._function(pieces, self._hidden, send(count, self._device)))
             return
         if shapes not in self._graphs:
             self._graphs[shapes] = self._captured(pieces, count)
         graph, read = self._graphs[shapes]
-        given = [tensor for piece in pieces for tensor in piece.tensors()]
-        for static, tensor in zip(read, given, strict=True):
+        for static, tensor in zip(read, _tensors(pieces, count), strict=True):
             static.copy_(tensor.pin_memory(), non_blocking=True)
         graph.replay()
 
-    def _captured(self, pieces: Sequence[Piece], count: int) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-        static = [piece.to(self._device) for piece in pieces]
+    def _captured(self, pieces: Sequence[Piece], count: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        static, number = [piece.to(self._device) for piece in pieces], send(count, self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            _copy(self._hidden, self._function(static, self._hidden, count))
-        return graph, [tensor for piece in static for tensor in piece.tensors()]
+            _copy(self._hidden, self._function(static, self._hidden, number))
+        return graph, _tensors(static, number)
+
+
+def _tensors(pieces: Sequence[Piece], count: Tensor) -> list[Tensor]:
+    """All that a replay finds other values in."""
+    return [count, *(tensor for piece in pieces for tensor in piece.tensors())]
+
+
+def _places(y_N: Tensor) -> Tensor | None:
+    """The places with a target, in their order, and then as many without as fill up the last of `PARTS` parts; None:
+    that is all of them."""
+    there_N = y_N != IGNORE
+    part = -(-len(y_N) // PARTS)
+    number = -(-int(there_N.sum()) // part) * part
+    return None if number >= len(y_N) else there_N.argsort(descending=True, stable=True)[:number]
 
 
 def _copy(into: State, state: State) -> None:

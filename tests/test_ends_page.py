@@ -73,7 +73,8 @@ def test_a_row_changes_the_base_as_the_page_says(tmp_path: Path) -> None:
     changed = FRAME.replace('name = "mine"\n', f'name = "mine"\n{CHANGE}')
     vocabulary = "[base.vocabulary]\nmin_count = 2\nmax_size = 5_000\n"
     (experiment,) = experiments(tmp_path, changed, base, vocabulary).values()
-    assert experiment.tables["words"].model_dump() == {"kind": "word", "dim": 256, "unit_norm": False}
+    assert experiment.tables["words"].model_dump(exclude_defaults=True) == {"kind": "word", "dim": 256}
+    assert not experiment.tables["words"].unit_norm
     assert (experiment.vocabulary.min_count, experiment.vocabulary.max_size) == (2, None)
 
 

@@ -13,8 +13,8 @@ import pytest
 from cli.conftest import run_command
 from reefknot.evaluation.perplexity import score
 from reefknot.evaluation.protocols import protocol, score_by_protocol
-from reefknot.experiments import open_run
 from reefknot.findings import headline
+from reefknot.trained_run import open_run
 
 
 def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]:
@@ -25,7 +25,7 @@ def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]
 
 def test_nothing_else_is_computed_unless_it_is_asked_for(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     result, said = train(tiny_recipe(), tmp_path / "run")
-    assert not {"train", "protocol"} & set(result)
+    assert not {"train", "protocol", "similarity"} & set(result)
     assert said.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
 
 

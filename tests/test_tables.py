@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
 from reefknot.parts import TABLES
@@ -143,3 +143,24 @@ def test_projections_need_bands() -> None:
 def test_state_dict_keys() -> None:
     assert list(WordTable(3, 2).state_dict()) == ["weight"]
     assert list(BandedTable(10, 8, sizes=[2]).state_dict()) == ["bands.0.weight", "bands.1.weight"]
+
+
+def test_a_frozen_table_asks_for_no_gradient_and_says_so() -> None:
+    table = WordTable(3, 2, vectors="some.vec", frozen=True)
+    assert table.frozen
+    assert not table.weight.requires_grad
+    assert table.extra_repr() == "3, 2, vectors='some.vec', frozen=True"
+    assert not WordTable(3, 2).frozen
+    torch.manual_seed(0)
+    drawn = WordTable(3, 2).weight
+    torch.manual_seed(0)
+    assert torch.equal(WordTable(3, 2, vectors="some.vec", frozen=True).weight, drawn)
+
+
+def test_a_recipe_names_the_file_and_freezes() -> None:
+    kinds = TypeAdapter(TABLES.settings())
+    settings = kinds.validate_python({"kind": "word", "dim": 4, "vectors": "v.txt", "frozen": True})
+    table = TABLES.build(settings, {"vocab_size": 11})
+    assert (table.file, table.frozen) == ("v.txt", True)
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        kinds.validate_python({"kind": "word", "dim": 4, "vectors": ""})

@@ -48,6 +48,7 @@ _HOMES = {
     "ResourceError": "errors",
     "SampledSoftmax": "outputs.sampled",
     "SettingsError": "errors",
+    "SkipGram": "models.skip_gram",
     "Softmax": "outputs.softmax",
     "Stopped": "errors",
     "Transformer": "encoders.transformer",
@@ -55,12 +56,16 @@ _HOMES = {
     "VariationalLSTM": "encoders.variational_lstm",
     "VocabularySettings": "text.vocabulary",
     "WordTable": "tables",
+    "WordVectors": "vectors.word_vectors",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
     "load_recipe": "recipe",
     "open_dataset": "text.dataset",
-    "open_run": "experiments",
+    "open_run": "trained_run",
+    "open_vectors": "opened_vectors",
+    "read_vectors": "vectors.files",
     "spell": "text.spelling",
     "using": "kernels.choice",
+    "write_vectors": "vectors.files",
 }
 
 __all__ = sorted(_HOMES)
@@ -83,7 +88,6 @@ if TYPE_CHECKING:
     from reefknot.errors import ResourceError as ResourceError
     from reefknot.errors import SettingsError as SettingsError
     from reefknot.errors import Stopped as Stopped
-    from reefknot.experiments import open_run as open_run
     from reefknot.inputs.adaptive import AdaptiveLookup as AdaptiveLookup
     from reefknot.inputs.char_cnn import CharCNN as CharCNN
     from reefknot.inputs.lookup import Lookup as Lookup
@@ -91,7 +95,9 @@ if TYPE_CHECKING:
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from reefknot.models.language_model import LanguageModel as LanguageModel
     from reefknot.models.regularisation import RegularisationSettings as RegularisationSettings
+    from reefknot.models.skip_gram import SkipGram as SkipGram
     from reefknot.models.translator import Translator as Translator
+    from reefknot.opened_vectors import open_vectors as open_vectors
     from reefknot.outputs.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from reefknot.outputs.augmented import Augmented as Augmented
     from reefknot.outputs.labels.bilinear import Bilinear as Bilinear
@@ -110,6 +116,10 @@ if TYPE_CHECKING:
     from reefknot.text.dataset import open_dataset as open_dataset
     from reefknot.text.spelling import spell as spell
     from reefknot.text.vocabulary import VocabularySettings as VocabularySettings
+    from reefknot.trained_run import open_run as open_run
+    from reefknot.vectors.files import read_vectors as read_vectors
+    from reefknot.vectors.files import write_vectors as write_vectors
+    from reefknot.vectors.word_vectors import WordVectors as WordVectors
 
 
 def __getattr__(name: str) -> Any:

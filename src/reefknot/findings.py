@@ -3,9 +3,11 @@ result.json, which reports and comparisons read."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from reefknot.evaluation import translation
@@ -15,19 +17,26 @@ from reefknot.evaluation.frequency import loss_by_frequency
 from reefknot.evaluation.generation import generate, prompt_ids
 from reefknot.evaluation.neighbors import examples, nearest
 from reefknot.evaluation.pairs import score_pairs
+from reefknot.evaluation.pca import embedding
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
 from reefknot.evaluation.search import tails_opened
+from reefknot.evaluation.similarity import Benchmark, judge
+from reefknot.evaluation.subspace import between_ends
 from reefknot.evaluation.units import shown
 from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.models.skip_gram import SkipGram
 from reefknot.models.translator import Translator
 from reefknot.recipe import Experiment, Row
+from reefknot.reports.cells import JUDGED
 from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.skip_gram_experiment import SkipGramExperiment
 from reefknot.text.dataset import Dataset
 from reefknot.text.pair_dataset import PairDataset
 from reefknot.text.vocabulary import Vocabulary
 from reefknot.training.distributed import World
 from reefknot.training.state import Progress
+from reefknot.vectors.word_vectors import WordVectors
 
 RESULT_FORMAT = 1
 EXAMPLES = 5
@@ -65,17 +74,27 @@ def _countings(experiment: Experiment) -> dict[str, Counting] | None:
     return protocol(experiment.evaluation.protocol, settings.batch, settings.steps)
 
 
+@dataclass(frozen=True)
+class Course:
+    """How a model came to be: what a result says of that is the same for every kind of model."""
+
+    run: RunFolder
+    row: Row
+    changed: list[str]
+    """Settings that are not the recipe's."""
+    progress: Progress
+    world: World
+
+
 def write_findings(
     model: LanguageModel,
     dataset: Dataset | PairDataset,
     experiment: Experiment,
-    run: RunFolder,
-    progress: Progress,
-    row: Row,
-    changed: list[str],
-    world: World,
+    course: Course,
+    benchmarks: Mapping[str, Benchmark],
 ) -> dict[str, Any]:
     """Score a model that has its best weights and write everything a report or a comparison reads."""
+    run, progress = course.run, course.progress
     scores = {split: score_split(model, dataset, experiment, split) for split in ("valid", "test")}
     run.write_scores({split: torch.from_numpy(each.nll) for split, each in scores.items()})
     if isinstance(dataset, PairDataset):
@@ -83,24 +102,53 @@ def write_findings(
     else:
         own = _of_language_model(model, dataset, experiment, scores["test"])
     result = {
-        "format": RESULT_FORMAT,
-        **_provenance(run, dataset, experiment),
-        "parameters": {
-            "total": sum(model.parameter_counts().values()),
-            "parts": model.parameter_counts(),
-            "expected": row.parameters,
-        },
-        "paper": row.paper,
-        "changed": changed,
+        **_heading(model, dataset, experiment, course),
         **{split: each.summary() for split, each in scores.items()},
         "best": {"step": progress.best_step, "epoch": progress.best_epoch},
         **_averaged(run),
         "start": run.config.get("start"),
-        "training": _training(run, experiment, progress, world),
+        "training": _training(experiment, course),
         **own,
+        **_look_at_ends(model, dataset.vocabulary, benchmarks),
+        **(_subspace(model, len(dataset.vocabulary)) if experiment.evaluation.subspace else {}),
     }
     run.write_result(result)
     return result
+
+
+def write_vector_findings(
+    model: SkipGram,
+    dataset: Dataset,
+    experiment: SkipGramExperiment,
+    course: Course,
+    benchmarks: Mapping[str, Benchmark],
+) -> dict[str, Any]:
+    """Judge the vectors of skip-gram and write everything a report reads."""
+    result = {
+        **_heading(model, dataset, experiment, course),
+        "training": _training(experiment, course) | {"workers": experiment.training.workers},
+        **_look_at_ends(model, dataset.vocabulary, benchmarks),
+    }
+    course.run.write_result(result)
+    return result
+
+
+def _heading(
+    model: LanguageModel | SkipGram,
+    dataset: Dataset | PairDataset,
+    experiment: Experiment | SkipGramExperiment,
+    course: Course,
+) -> dict[str, Any]:
+    """What the result of every kind of model begins with."""
+    row, counts = course.row, model.parameter_counts()
+    return {
+        "format": RESULT_FORMAT,
+        **_provenance(course.run, dataset, experiment),
+        "parameters": {"total": sum(counts.values()), "parts": counts, "expected": row.parameters},
+        "paper": row.paper,
+        "paper_similarity": row.paper_similarity,
+        "changed": course.changed,
+    }
 
 
 def _averaged(run: RunFolder) -> dict[str, Any]:
@@ -115,7 +163,7 @@ def _of_language_model(model: LanguageModel, dataset: Dataset, experiment: Exper
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     found = _other_scores(model, dataset, experiment)
     found["frequency"] = loss_by_frequency(scored, split, vocabulary)
-    found |= _look_inside(model, vocabulary, experiment.training.steps)
+    found["samples"] = _samples(model, vocabulary, experiment.training.steps)
     opened = tails_opened(model, split, vocabulary, experiment.windows)
     return found if opened is None else found | {"tails_opened": asdict(opened)}
 
@@ -133,7 +181,7 @@ def _of_translator(model: Translator, dataset: PairDataset, experiment: Experime
     found["examples"] = translation.examples(
         model, dataset, "test", EXAMPLES, search, precision=experiment.training.precision
     )
-    return {"neighbors": _neighbors(model, dataset.vocabulary), "translation": found, "tied": _ties(model)}
+    return {"translation": found, "tied": _ties(model)}
 
 
 def _ties(model: Translator) -> str:
@@ -141,7 +189,20 @@ def _ties(model: Translator) -> str:
 
 
 def headline(result: dict[str, Any]) -> str:
-    """The perplexities of a result in one line, and the BLEU of translations."""
+    """The figures of a result in one line: perplexities, the BLEU of translations, what people's judgements say."""
+    told = [", ".join(_scored(result))] if "test" in result else []
+    judged = {end: _rhos(each) for end, each in result.get("similarity", {}).items()}
+    told += [f"rho of {end} vectors: {figures}" for end, figures in judged.items() if figures]
+    return "; ".join(told) or "finished"
+
+
+def _rhos(judged: Iterable[Mapping[str, Any]]) -> str:
+    """On the benchmarks of Press & Wolf."""
+    known = [each for each in judged if each["name"] in JUDGED and each["rho"] is not None]
+    return ", ".join(f"{each['name']} {each['rho']:.2f}" for each in known)
+
+
+def _scored(result: dict[str, Any]) -> list[str]:
     test = result["test"]
     streams = f" in {test['streams']} streams" if test["streams"] > 1 else ""
     told = [f"test perplexity {shown(test['perplexity'])}{streams}"]
@@ -154,10 +215,12 @@ def headline(result: dict[str, Any]) -> str:
     if "protocol" in result:
         name, valid, test = (result["protocol"][key] for key in ("name", "valid", "test"))
         told.append(f"counted as {name}: valid {shown(valid['perplexity'])}, test {shown(test['perplexity'])}")
-    return ", ".join(told)
+    return told
 
 
-def _provenance(run: RunFolder, dataset: Dataset | PairDataset, experiment: Experiment) -> dict[str, Any]:
+def _provenance(
+    run: RunFolder, dataset: Dataset | PairDataset, experiment: Experiment | SkipGramExperiment
+) -> dict[str, Any]:
     environment = run.environment or {}
     return {
         **{key: run.config[key] for key in ("recipe", "row")},
@@ -179,8 +242,8 @@ def _other_scores(model: LanguageModel, dataset: Dataset, experiment: Experiment
     return found
 
 
-def _training(run: RunFolder, experiment: Experiment, progress: Progress, world: World) -> dict[str, Any]:
-    environment = run.environment or {}
+def _training(experiment: Experiment | SkipGramExperiment, course: Course) -> dict[str, Any]:
+    progress, world, environment = course.progress, course.world, course.run.environment or {}
     gpus = environment.get("gpus") or ["GPU"]
     return {
         "steps": progress.step,
@@ -196,7 +259,7 @@ def _training(run: RunFolder, experiment: Experiment, progress: Progress, world:
     }
 
 
-def _neighbors(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+def _neighbors(model: LanguageModel | SkipGram, vocabulary: Vocabulary) -> dict[str, Any]:
     words = examples(vocabulary, 8)
     found: dict[str, Any] = {
         end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model).items()
@@ -204,8 +267,8 @@ def _neighbors(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
     return found | {"tied": model.tied}
 
 
-def _look_inside(model: LanguageModel, vocabulary: Vocabulary, window: int) -> dict[str, Any]:
-    """Neighbours and samples: what a person looks at first."""
+def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> list[dict[str, Any]]:
+    """What a model writes: what a person looks at first."""
     start = prompt_ids([], vocabulary)
     never = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
@@ -213,10 +276,43 @@ def _look_inside(model: LanguageModel, vocabulary: Vocabulary, window: int) -> d
         ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed, window=window)
         text = vocabulary.text(ids).strip()
         samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
-    return {"neighbors": _neighbors(model, vocabulary), "samples": samples}
+    return samples
 
 
-def word_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
+def word_vectors(model: LanguageModel | SkipGram) -> dict[str, torch.Tensor]:
     """One vector per token at either end; an input end may have more, of words that are only spelled."""
-    with evaluating(model):
+    with torch.no_grad() if isinstance(model, SkipGram) else evaluating(model):
         return {"input": model.input.vectors(), "labels": model.output.vectors()}
+
+
+def vectors_by_end(model: LanguageModel | SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+    """The words with their vectors at the input and at the output, or as `tied` where these are the same."""
+    found = {end: each.detach().float().cpu() for end, each in word_vectors(model).items()}
+    names = {"input": "input", "labels": "output"}
+    if model.tied and torch.equal(found["input"][: len(vocabulary)], found["labels"]):
+        names = {"input": "tied"}
+    words = (*vocabulary.words, *vocabulary.spelled)
+    counts = (*vocabulary.counts, *(0 for _ in vocabulary.spelled))
+    return {
+        name: WordVectors(words[: len(found[end])], found[end].numpy(), np.asarray(counts[: len(found[end])]))
+        for end, name in names.items()
+    }
+
+
+def _subspace(model: LanguageModel, words: int) -> dict[str, Any]:
+    """The distance of Inan et al. between the ends, over the words that both know."""
+    found = word_vectors(model)
+    return {"subspace": between_ends(*(found[end][:words].double().cpu().numpy() for end in ("input", "labels")))}
+
+
+def _look_at_ends(
+    model: LanguageModel | SkipGram, vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark]
+) -> dict[str, Any]:
+    """What the ends have learned: neighbours, a picture, and how they do on each benchmark that there is."""
+    vectors = vectors_by_end(model, vocabulary)
+    found = {"neighbors": _neighbors(model, vocabulary), "embedding": embedding(vectors, vocabulary)}
+    if benchmarks:
+        found["similarity"] = {
+            end: [asdict(judge(each, one)) for one in benchmarks.values()] for end, each in vectors.items()
+        }
+    return found

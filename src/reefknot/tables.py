@@ -30,6 +30,11 @@ class WordTable(nn.Module):
         unit_norm: Annotated[
             bool, Field(description="scale every vector to length 1 wherever it is used (Inan's validation experiment)")
         ] = False,
+        vectors: Annotated[
+            str | None,
+            Field(min_length=1, description="file of word vectors to start from; words that it has not are drawn"),
+        ] = None,
+        frozen: Annotated[bool, Field(description="stay as it starts: no update and no decay changes it")] = False,
     ) -> None:
         super().__init__()
         if vocab_size < 1 or dim < 1:
@@ -38,7 +43,14 @@ class WordTable(nn.Module):
         self.dim = dim
         self.unit_norm = unit_norm
         # Rows of unit expected norm: a tied classifier then starts with logits of the size of the context.
-        self.weight = nn.Parameter(torch.empty(vocab_size, dim).normal_(std=dim**-0.5))
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim).normal_(std=dim**-0.5), requires_grad=not frozen)
+        self.file = vectors
+        """What the first update finds is read from here, by who knows the words (see `models/initialisation.py`)."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether training leaves the table as it starts."""
+        return not self.weight.requires_grad
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
         """The vectors of these words, or of all."""
@@ -46,7 +58,10 @@ class WordTable(nn.Module):
         return F.normalize(found, dim=-1) if self.unit_norm else found
 
     def extra_repr(self) -> str:
-        return f"{self.vocab_size}, {self.dim}" + (", unit_norm=True" if self.unit_norm else "")
+        told = [f"{self.vocab_size}, {self.dim}"]
+        told += ["unit_norm=True"] if self.unit_norm else []
+        told += [f"vectors={self.file!r}"] if self.file is not None else []
+        return ", ".join(told + (["frozen=True"] if self.frozen else []))
 
 
 class BandedTable(nn.Module):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from reefknot.evaluation.sentences import score_sentence
-from reefknot.experiments import TrainedRun, open_run
 from reefknot.text.vocabulary import Vocabulary
+from reefknot.trained_run import TrainedRun, open_run
 
 from .conftest import Outcome
 

@@ -15,11 +15,11 @@ import torch
 
 from interop.fairseq_models import CUTOFFS, DIM, LAYERS, WORDS, FairseqModel
 from reefknot.errors import DataError
-from reefknot.experiments import open_run, open_texts
 from reefknot.interop.fairseq import import_checkpoint
 from reefknot.runs.folder import RunFolder
 from reefknot.text.corpora import CorpusSettings
 from reefknot.text.vocabulary import Vocabulary
+from reefknot.trained_run import open_run, open_texts
 
 IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # of every band, and the first and last of each
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
-from reefknot.errors import SettingsError
+from reefknot.encoders.stacked import LSTM
+from reefknot.errors import DataError, SettingsError
 from reefknot.inputs.adaptive import AdaptiveLookup
-from reefknot.models.initialisation import InitialisationSettings, initialise
+from reefknot.inputs.lookup import Lookup
+from reefknot.models.initialisation import InitialisationSettings, file_hashes, initialise, start_table, start_tables
+from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.outputs.labels.plain import Plain
+from reefknot.outputs.softmax import Softmax
+from reefknot.parts import TABLES
 from reefknot.settings import check
 from reefknot.tables import BandedTable, BandProjections, WordTable
+from reefknot.text.vocabulary import Vocabulary
+from reefknot.vectors.files import fingerprint, write_vectors
+from reefknot.vectors.word_vectors import WordVectors
 
 
 def model(tied: bool = False) -> nn.ModuleDict:
@@ -105,3 +118,66 @@ def test_normal_tables_without_bands_or_clusters() -> None:
 def test_what_is_no_start_of_tables_is_one_sentence(wrong: object) -> None:
     with pytest.raises(SettingsError, match=r"^recipe:\n  tables: must be a number greater than 0, or 'normal'[^\n]*$"):
         check(InitialisationSettings, {"tables": wrong}, "recipe")
+
+
+WORDS = ("The", "sea", "<unk>", "SEA", "Été", "nowhere")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    write_vectors(WordVectors(("the", "sea", "été", "The"), rows), tmp_path / "v.txt", "glove")
+    return str(tmp_path / "v.txt")
+
+
+def test_words_take_their_vectors_as_written_then_lower_cased_and_others_keep_theirs(file: str) -> None:
+    table = WordTable(len(WORDS), 3, vectors=file)
+    drawn = table.weight.detach().clone()
+    said = start_table(table, WORDS)
+    assert said == f"{file} has vectors of 4 of the 6 words; the others are drawn"
+    assert table.weight[[0, 1, 3, 4]].tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [6, 7, 8]]
+    assert torch.equal(table.weight[[2, 5]], drawn[[2, 5]])
+    assert table.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "error", "sentence"),
+    [
+        ({"dim": 4}, WORDS, SettingsError, "has vectors of 3 numbers but the table has dim = 4"),
+        ({"dim": 3}, WORDS[:5], SettingsError, "5 words for a table of 6"),
+        ({"dim": 3}, ("a", "b", "c", "d", "e", "f"), DataError, "has none of the 6 words"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_refused(
+    arguments: dict[str, Any], words: tuple[str, ...], error: type[Exception], sentence: str, file: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        start_table(WordTable(6, **arguments, vectors=file), words)
+    with pytest.raises(SettingsError, match="starts from no file"):
+        start_table(WordTable(6, 3), WORDS)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_starts_only_the_tables_that_ask_for_it(tied: bool, file: str) -> None:
+    table = WordTable(len(WORDS), 3, vectors=file, frozen=True)
+    classes = table if tied else WordTable(len(WORDS), 3)
+    drawn = classes.weight.detach().clone()
+    model = LanguageModel(Lookup(table), LSTM(3, 3), Softmax(Plain(classes)))
+    assert len(start_tables(model, Vocabulary(WORDS, (6, 5, 4, 3, 2, 1)))) == 1
+    assert table.weight[0].tolist() == [9, 10, 11]
+    assert torch.equal(classes.weight, drawn) != tied
+    model.loss(torch.tensor([[0, 1, 2, 3]])).mean().backward()
+    missing = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert missing == {"input.table.weight"}
+
+
+def test_the_files_of_tables_are_known_by_their_content(file: str) -> None:
+    kinds: TypeAdapter[Any] = TypeAdapter(dict[str, TABLES.settings()])  # type: ignore[misc]
+    tables = kinds.validate_python(
+        {
+            "words": {"kind": "word", "dim": 3, "vectors": file},
+            "classes": {"kind": "word", "dim": 3},
+            "bands": {"kind": "banded", "dim": 3, "sizes": [2]},
+        }
+    )
+    assert file_hashes(tables) == {"words": fingerprint(Path(file))}

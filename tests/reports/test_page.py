@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from reefknot import reports
 from reefknot.errors import SettingsError
-from reefknot.reports.page import write_report
+from reefknot.reports import page as page_module
+from reefknot.reports.page import Section, write_report
 from reefknot.reports.results import collect
 from reefknot.reports.rows import TableRow
 
@@ -21,6 +23,13 @@ from .conftest import ROWS, result, write_evaluation, write_run, write_runs
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = "</pre></style><script>alert('x')</script><img src=x onerror=alert(1)>\"'&amp;"
+
+PLACES = {"xy": [[0.1, 0.2], [0.3, -0.4]], "explained": [0.5, 0.25]}
+JUDGED = [{"name": "MEN", "rho": 0.5, "low": 0.4, "high": 0.6, "pairs": 12, "of": 3000}]
+LEARNED: dict[str, Any] = {
+    "embedding": {"words": ["market", "s" * 60], "groups": [0, 0], "input": PLACES, "output": PLACES},
+    "similarity": {"input": JUDGED, "output": JUDGED},
+}
 
 
 class Balance(HTMLParser):
@@ -82,13 +91,13 @@ def hostile(value: Any) -> Any:
 
 def test_all_sections_are_there(page: tuple[Path, Balance]) -> None:
     _, parsed = page
-    sections = {"results", "training", "frequency", "neighbors", "samples", "perplexity", "settings"}
+    sections = {"results", "training", "frequency", "ends", "samples", "perplexity", "settings"}
     assert sections <= set(parsed.ids)
     text = " ".join(parsed.text)
     for words in (
         "117.2 ± 0.7",
         "lowest test perplexity",
-        "label vectors",
+        "output vectors",
         "shared table",
         "the company",
         "nothing dropped at the end",
@@ -117,7 +126,7 @@ def test_the_page_needs_nothing_from_outside(page: tuple[Path, Balance]) -> None
 
 
 def test_hostile_text_is_only_text(tmp_path: Path) -> None:
-    record = result("Small", 0)
+    record = result("Small", 0, **LEARNED)
     kept = {key: record[key] for key in ("format", "seed")}
     folder = write_run(tmp_path / "runs", "Small", 0, hostile(record) | kept)
     for name in ("config.json", "environment.json"):
@@ -149,7 +158,7 @@ def test_missing_pieces_leave_no_holes(tmp_path: Path) -> None:
         (folder / name).unlink()
     _, page = write(tmp_path / "runs", tmp_path)
     assert {"results", "perplexity", "settings"} <= set(page.ids)
-    assert not {"training", "frequency", "neighbors", "samples"} & set(page.ids)
+    assert not {"training", "frequency", "ends", "samples"} & set(page.ids)
     assert "paper" not in page.text
 
 
@@ -190,6 +199,28 @@ def test_a_folder_is_no_file(runs: Path, tmp_path: Path) -> None:
         write_report(collect([runs]), tmp_path, title="x")
 
 
+def test_sections_of_others_follow_the_results(runs: Path, tmp_path: Path) -> None:
+    sections = [Section("Figure 1 & 2", "<p>drawn <em>here</em></p>", "figure-1"), Section("More", "", "more")]
+    path = write_report(collect([runs]), tmp_path / "report.html", title="x", sections=sections)
+    html = path.read_text(encoding="utf-8")
+    assert '<a href="#figure-1">Figure 1 &amp; 2</a>' in html
+    assert '<section id="figure-1">\n<h2>Figure 1 &amp; 2</h2>\n<p>drawn <em>here</em></p>\n</section>' in html
+    assert (
+        html.index('id="results"') < html.index('id="figure-1"') < html.index('id="more"') < html.index('id="training"')
+    )
+
+
+@pytest.mark.parametrize("anchor", ["results", "ends", "", "Figure", "a b", '"><script>'])
+def test_an_anchor_that_would_break_the_page_is_refused(anchor: str) -> None:
+    with pytest.raises(SettingsError, match="a section's anchor is small letters"):
+        Section("Figure", "", anchor)
+
+
+def test_the_page_has_the_anchors_that_it_keeps_for_itself() -> None:
+    template = "".join(path.read_text() for path in sorted(Path(reports.__path__[0]).glob("*.html")))
+    assert set(re.findall('<section id="([a-z]+)"', template)) == set(page_module._ANCHORS)
+
+
 def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next((found for name in names if (found := shutil.which(name))), None)
@@ -208,7 +239,7 @@ def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProc
 def test_the_page_never_scrolls_sideways(runs: Path, tmp_path: Path) -> None:
     """Frames of the wanted widths hold the page, because a browser window has a least width of its own."""
     long = "a" * 300
-    hard = result("Small", 7, row=f"Small {long}", samples=[{"prompt": long, "text": long}])
+    hard = result("Small", 7, row=f"Small {long}", samples=[{"prompt": long, "text": long}], **LEARNED)
     write_run(runs, "Small", 7, hard)
     path, _ = write(runs, tmp_path, title="A long title with " + "x" * 120)
     html = path.read_text(encoding="utf-8").replace("<details>", "<details open>")

@@ -12,7 +12,8 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.reports import papers
-from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, _without_places, record, update
+from reefknot.reports.measured_figures import without_places
+from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, record, update
 from reefknot.reports.rows import TableRow
 from reefknot.runs.environment import source_sha256
 
@@ -224,7 +225,7 @@ def test_a_record_keeps_the_curve_and_little_more(tmp_path: Path) -> None:
 def test_a_record_names_no_folder_of_the_machine_it_came_from() -> None:
     command = 'reefknot train a/b --row "x y" --data /home/me/data --out /runs/x --start=/runs/y training.seed=1'
     text = json.dumps({"command": command, "origin": "/home/me/data"})
-    found = json.loads(_without_places(text))
+    found = json.loads(without_places(text))
     assert found["command"] == 'reefknot train a/b --row "x y" --data DIR --out RUN --start=RUN training.seed=1'
     assert found["origin"] == "/home/me/data"  # what the text was is no command
 

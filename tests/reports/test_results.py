@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.reports.results import Band, Spread, collect, differing, flatten, load
+from reefknot.reports.records import Band
+from reefknot.reports.results import Spread, collect, differing, flatten, load
 
 from .conftest import result, write_run
 

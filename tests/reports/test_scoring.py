@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from reefknot.reports.results import Score, load
+from reefknot.reports.records import Score
+from reefknot.reports.results import load
 from reefknot.reports.scoring import obstacle, pieces, pieces_in_validation
 
 from .conftest import in_pieces, scored, write_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -209,6 +210,45 @@ def test_perplexities_stay_where_the_paper_has_them_too(runs: Path) -> None:
     assert titles[:5] == ["parameters", "s/epoch", "paper", "times first", "paper"]
     assert {"valid", "test"} <= set(titles)
     assert titles.count("s/epoch") == 1
+
+
+def vectors(row: str, seed: int, rhos: dict[str, float]) -> dict[str, Any]:
+    """The record of a run of skip-gram: no perplexity, one judgement per end."""
+    record = result("Small", seed, recipe="press2017/table2", row=row, paper={})
+    absent = ("valid", "test", "best", "frequency", "samples")
+    judged = {
+        end: [{"name": "MEN", "rho": rho, "low": 0.0, "high": 1.0, "pairs": 998, "of": 3000}]
+        for end, rho in rhos.items()
+    }
+    return {key: value for key, value in record.items() if key not in absent} | {"similarity": judged}
+
+
+def test_a_table_of_word_similarity(tmp_path: Path) -> None:
+    papers = {"input": {"MEN": 0.66, "SimLex-999": 0.3}, "output": {"MEN": 0.61, "SimLex-999": 0.29}}
+    for seed, rhos in enumerate(({"input": 0.5, "output": -0.25}, {"input": 0.6, "output": -0.25})):
+        write_run(tmp_path, "Small", seed, vectors("untied", seed, rhos))
+    rows = [
+        TableRow("untied", recipe="press2017/table2", paper_similarity=papers),
+        TableRow("tied", recipe="press2017/table2", paper_similarity={"tied": {"MEN": 0.5}}),
+    ]
+    table = build(join(rows, collect([tmp_path])))
+    assert {group for group, _ in table.groups} == {"size", "SimLex-999", "MEN", "time", "cost"}
+    by_group = {group: [column.cells for column in columns] for group, columns in table.groups}
+    assert by_group["MEN"] == [("0.55 ± 0.07 / −0.25 ± 0.00", ""), ("0.66 / 0.61", "0.50")]
+    # A paper's figures wait for ours, and a row without runs says so once.
+    assert by_group["SimLex-999"] == [("", "not run"), ("0.30 / 0.29", "")]
+    assert any("MEN 998 of 3,000" in note for note in table.notes)
+    assert not table.best
+
+
+def test_word_similarity_stands_beside_perplexity(tmp_path: Path) -> None:
+    similarity = {"tied": [{"name": "MEN", "rho": 0.2, "low": 0.1, "high": 0.3, "pairs": 90, "of": 3000}]}
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, similarity=similarity))
+    table = build(join([], collect([tmp_path])))
+    found = cells(table, "Small + WT")
+    assert found["MEN MEN"] == "0.20"
+    assert found["test test"] == "112.6"
+    assert "MEN" in to_markdown(join([], collect([tmp_path])))
 
 
 def test_nothing_run_is_a_table_too() -> None:

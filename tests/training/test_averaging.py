@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import Stopped
-from reefknot.experiments import best_weights
 from reefknot.recipe import build_model, load_recipe
 from reefknot.runs.folder import RunFolder
 from reefknot.text.streams import Streams
+from reefknot.trained_run import best_weights
 from reefknot.training.averaging import Averages
 from reefknot.training.loop import Trainer
 from reefknot.training.optimisers import SGD

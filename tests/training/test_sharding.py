@@ -23,9 +23,18 @@ from reefknot.runs.folder import RunFolder
 from reefknot.training.distributed import Parallel, World
 
 RECIPE = Path(__file__).with_name("together.toml")
-ROWS = ("blocks", "one-block", "blocks-in-pieces", "float16", "sentences", "sentences-in-pieces", "streams-in-pieces")
-RESUMED = ("blocks-in-pieces", "sentences-in-pieces", "streams-in-pieces")
-"""Those with an optimiser's state of several tensors, averages, and a hidden state."""
+ROWS = (
+    "blocks",
+    "one-block",
+    "blocks-in-pieces",
+    "float16",
+    "sentences",
+    "sentences-in-pieces",
+    "streams-in-pieces",
+    "frozen",
+)
+RESUMED = ("blocks-in-pieces", "sentences-in-pieces", "streams-in-pieces", "frozen")
+"""Those with an optimiser's state of several tensors, averages, a hidden state, and a table that is not trained."""
 WAYS = ("copies", "shards")
 LAST, EARLIER = "step_00000004", "step_00000002"
 

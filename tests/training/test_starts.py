@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from reefknot import experiments
+from reefknot import experiments, sessions
 from reefknot.cli.jobs import Job, JobFailed, _report_failures, _run_in_order
 from reefknot.errors import DataError, ReefknotError, SettingsError, Stopped
-from reefknot.experiments import best_weights, default_folder, find_start, is_done, start_folder
+from reefknot.experiments import is_done
 from reefknot.recipe import Recipe, load_recipe
 from reefknot.runs.folder import RunFolder, config_hash
+from reefknot.starts import default_folder, find_start, start_folder
 from reefknot.text.dataset import open_dataset
+from reefknot.trained_run import best_weights
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 
@@ -70,13 +72,13 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
     assert train(recipe, "tied")["start"] is None
     first = RunFolder.open(Path("runs/tiny/tied/seed0"))
     begun: list[dict[str, torch.Tensor]] = []
-    make = experiments.Trainer
+    make = sessions.Trainer
 
     def watched(model: Any, *args: Any, **options: Any) -> Any:
         begun.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return make(model, *args, **options)
 
-    monkeypatch.setattr(experiments, "Trainer", watched)
+    monkeypatch.setattr(sessions, "Trainer", watched)
     result = train(load_recipe(name, row="finetune"), "finetune")
     best = best_weights(first)
     assert all(torch.equal(best[name], begun[0][name]) for name in best)

@@ -19,6 +19,7 @@ from reefknot.models.translator import Translator
 from reefknot.recipe import load_recipe
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.text.pair_batches import PairBatches
+from reefknot.trained_run import open_run
 from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 
@@ -170,7 +171,7 @@ def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -
 def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[..., Any]) -> None:
     train(tmp_path / "joint", "transformer", "training.epochs=1")
     train(tmp_path / "separate", "separate", "training.epochs=1")
-    joint, separate = (experiments.open_run(tmp_path / name) for name in ("joint", "separate"))
+    joint, separate = (open_run(tmp_path / name) for name in ("joint", "separate"))
     assert isinstance(joint.model, Translator)
     assert isinstance(separate.model, Translator)
     assert joint.model.three_way
@@ -187,7 +188,7 @@ def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
     tmp_path: Path, train: Callable[..., Any]
 ) -> None:
     train(tmp_path / "run", "separate", "training.epochs=1", "vocabulary={sides = 'joint_bpe', bpe = {merges = 30}}")
-    opened = experiments.open_run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
     source, target = opened.words.vocabularies
     assert source.words != target.words
     assert (source, target) == opened.pairs(None).words.vocabularies

@@ -160,7 +160,7 @@ class Looped(Encoder):
 def prepare_update(model: LanguageModel, settings: TrainingSettings, world: World, streams: int) -> Update:
     """What updates a model as training does, from the beginning."""
     parallel = world.parallel(model)
-    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
+    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
     hidden = model.initial_state(streams) if carries(model, settings) else {}
     averages = Averages.at_once(parallel.parameters, settings.averaging)
     scaler = parallel.scaler(settings.precision == "float16")

@@ -107,7 +107,7 @@ class Row:
 
 def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
     """A row with its pairs, or, where a published corpus is not here, with random ones of as many sub-words."""
-    experiment = loaded.experiments[row.name]
+    experiment = loaded.language_model(row)
     if experiment.corpus.pairs is None:
         raise SettingsError(f'{loaded.asked}, row "{row.name}": a language model; use reefknot bench steps')
     settings = experiment.training

@@ -46,9 +46,9 @@ def advise(
     """Compare the ends of Baevski & Auli (2019) for a text, on this machine: parameters, memory, speed."""
     from reefknot.benchmarks.advise import BODIES, ENDS, advice, choose_bands
     from reefknot.errors import SettingsError
-    from reefknot.experiments import choose_device
     from reefknot.runs.environment import capture
     from reefknot.text.vocabulary import VocabularySettings
+    from reefknot.trained_run import choose_device
 
     for name in end or []:
         if name not in ENDS:

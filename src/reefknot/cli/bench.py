@@ -1,4 +1,4 @@
-"""`reefknot bench`: our ends, encoders, training steps and translators beside everyone else's, measured here."""
+"""`reefknot bench`: our ends, encoders, steps, translators and skip-gram beside everyone else's, measured here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reefknot.cli.bench_skip_gram import bench_skip_gram
 from reefknot.cli.options import Data, Device, Overrides
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ Examples:
   reefknot bench encoders --shape 20,35,200-200-200       masked recurrences against nn.LSTM
   reefknot bench steps press2017/table6 --data DIR        whole training steps of a recipe's rows
   reefknot bench translation --data DIR                   against nn.Transformer, and a search without caches
+  reefknot bench skip-gram --workers 1,2 --data DIR       words a second and similarity, against gensim
 """
 TAKES = {
     "heads": {"end", "shape", "competitor", "vocabulary", "weights", "memory", "graph"},
     "encoders": {"shape", "weights", "graph"},
     "steps": {"row", "data"},
     "translation": {"row", "data"},
+    "skip-gram": {"data", "workers", "epochs"},
 }
 """Options that not everything takes."""
 WIDE = 120
@@ -37,8 +40,8 @@ WIDE = 120
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="What to measure: heads, encoders, steps or translation.")],
-    recipe: Annotated[str | None, typer.Argument(help="steps, translation: a recipe.")] = None,
+    what: Annotated[str, typer.Argument(help="What to measure: heads, encoders, steps, translation or skip-gram.")],
+    recipe: Annotated[str | None, typer.Argument(help="steps, translation: a recipe; skip-gram: a corpus.")] = None,
     overrides: Overrides = None,
     row: Annotated[list[str] | None, typer.Option(help="steps, translation: a row of it.")] = None,
     end: Annotated[
@@ -51,20 +54,22 @@ def bench(
     vocabulary: Annotated[bool, typer.Option("--vocabulary", help="Sweep the vocabulary instead.")] = False,
     weights: Annotated[str | None, typer.Option(help="float32 or bfloat16; ends: float32 is autocast.")] = None,
     memory: Annotated[list[float] | None, typer.Option(help="MiB of working memory for a row of ours.")] = None,
+    workers: Annotated[str | None, typer.Option(help="skip-gram: numbers of threads, such as 1,2.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="skip-gram: passes over the text.")] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing per competitor.")] = 2.0,
     graph: Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.", show_default=False)] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure ends, encoders, training steps or translators against other implementations. Options can be repeated."""
+    """Measure parts, training steps, translators or skip-gram against others. Options can be repeated."""
     from reefknot.errors import SettingsError
-    from reefknot.experiments import choose_device
+    from reefknot.trained_run import choose_device
 
     _check_names("bench", [what], list(TAKES))
     given: dict[str, object] = {"end": end, "shape": shape, "competitor": competitor, "vocabulary": vocabulary}
     given |= {"weights": weights, "memory": memory, "graph": graph, "row": row, "data": data}
-    for name, value in given.items():
+    for name, value in (given | {"workers": workers, "epochs": epochs}).items():
         if value and name not in TAKES[what]:
             raise SettingsError(f"bench {what} takes no --{name}; leave it out")
     if (recipe is None and what == "steps") or (recipe is not None and what in ("heads", "encoders")):
@@ -77,13 +82,15 @@ def bench(
     place = choose_device(device)
     if place == "cpu" and (weights == "bfloat16" or graph):
         raise SettingsError(f"--{'graph' if graph else 'weights bfloat16'} needs a GPU; torch sees none here")
-    report = _Report(what, place, json)
+    report = Report(what, place, json)
     if what == "heads":
         _bench_heads(
             report, end or [], shape or [], competitor or [], vocabulary, weights, memory or [], seconds, graph
         )
     elif what == "encoders":
         _bench_encoders(report, shape or [], weights, seconds, graph)
+    elif what == "skip-gram":
+        bench_skip_gram(report, recipe, overrides or [], workers or "1", epochs or 1, data)
     elif what == "translation":
         _bench_translation(report, recipe, overrides or [], row or [], data, seconds)
     elif recipe is not None:
@@ -99,7 +106,7 @@ def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> Non
 
 
 @dataclass
-class _Report:
+class Report:
     """Tables for people as they are measured, and a record of everything for programs."""
 
     what: str
@@ -154,7 +161,7 @@ def print_figures(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: 
 
 
 def _bench_heads(
-    report: _Report,
+    report: Report,
     ends: Sequence[str],
     shapes: Sequence[str],
     families: Sequence[str],
@@ -199,7 +206,7 @@ def _head_line(row: heads.Row, graph: bool) -> list[str]:
     return [*cells, _error(row.worst_error), _yes(row.deterministic), *([_figure(row.graph_ms)] if graph else [])]
 
 
-def _bench_encoders(report: _Report, shapes: Sequence[str], weights: str | None, seconds: float, graph: bool) -> None:
+def _bench_encoders(report: Report, shapes: Sequence[str], weights: str | None, seconds: float, graph: bool) -> None:
     from reefknot.benchmarks.encoders import DTYPES, SHAPES, Bench, Shape, facts, measure_all
 
     setup = Bench(report.place, (weights,) if weights else DTYPES[report.place], seconds, graph)
@@ -218,7 +225,7 @@ def _encoder_line(row: encoders.Row, graph: bool) -> list[str]:
 
 
 def _bench_steps(
-    report: _Report, name: str, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
+    report: Report, name: str, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
 ) -> None:
     from reefknot.benchmarks.encoders import facts
     from reefknot.benchmarks.steps import measure_all
@@ -253,7 +260,7 @@ def _bench_steps(
 
 
 def _bench_translation(
-    report: _Report, name: str | None, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
+    report: Report, name: str | None, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
 ) -> None:
     from reefknot.benchmarks.encoders import facts
     from reefknot.benchmarks.translation import RECIPE, ROW, job_of, measure_all
@@ -307,13 +314,14 @@ def _job(loaded: Recipe, row: Row, data: Path | None) -> steps.Job:
     from reefknot.benchmarks.steps import Job
     from reefknot.errors import SettingsError
     from reefknot.parts import ENCODERS
+    from reefknot.recipe import build_model
 
-    experiment = loaded.experiments[row.name]
+    experiment = loaded.language_model(row)
     if experiment.corpus.pairs is not None:
         raise SettingsError(f'{loaded.asked}, row "{row.name}": a translator; use reefknot bench translation')
     text, words = _text(experiment, data)
     carries = ENCODERS.load(experiment.encoder.kind).carries  # type: ignore[attr-defined]
-    return Job(row.name, experiment.training, partial(loaded.build, row, words), text, carries)
+    return Job(row.name, experiment.training, partial(build_model, experiment, words), text, carries)
 
 
 def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabulary | int]:

@@ -81,7 +81,7 @@ def _compare_losses(
     from reefknot.errors import SettingsError
     from reefknot.evaluation import comparison
     from reefknot.evaluation.frequency import Pair
-    from reefknot.experiments import open_texts
+    from reefknot.trained_run import open_texts
 
     _refuse_other_streams(systems)
     _note_other_windows(systems, split)
@@ -161,7 +161,7 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     """
     from reefknot.errors import SettingsError
     from reefknot.evaluation.perplexity import word_losses
-    from reefknot.experiments import open_texts
+    from reefknot.trained_run import open_texts
 
     scores = [_scores(system, split) for system in systems]
     runs = [run for system in systems for run in system.runs]
@@ -308,7 +308,7 @@ def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> An
     from reefknot.errors import DataError
     from reefknot.evaluation.comparison import FEWEST_UNITS
     from reefknot.evaluation.documents import document_boundaries
-    from reefknot.experiments import open_texts
+    from reefknot.trained_run import open_texts
 
     dataset = open_texts(run, data)
     if tokens != dataset.splits[split].tokens:

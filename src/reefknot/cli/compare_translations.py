@@ -74,8 +74,8 @@ def _shared_task(systems: Sequence[System], split: str, data: Path | None) -> _T
 
 def _task(run: RunFolder, split: str, data: Path | None) -> _Task:
     from reefknot.evaluation.bleu import BleuSettings
-    from reefknot.experiments import open_run_pairs
     from reefknot.recipe import check_experiment
+    from reefknot.trained_run import open_run_pairs
 
     dataset = open_run_pairs(run, data)
     pairs = dataset.corpus_settings.pairs

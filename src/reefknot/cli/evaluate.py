@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from reefknot.evaluation.perplexity import Score
     from reefknot.evaluation.protocols import ProtocolName
     from reefknot.evaluation.windows import Windows
-    from reefknot.experiments import TrainedRun
     from reefknot.text.dataset import Dataset, Split
+    from reefknot.trained_run import TrainedRun
 
 EXAMPLES = """\b
 Examples:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from reefknot.evaluation.grid import Progress
     from reefknot.evaluation.perplexity import Score
     from reefknot.evaluation.translation import Evaluated
-    from reefknot.experiments import TrainedRun
     from reefknot.models.translator import Translator
     from reefknot.text.pair_dataset import PairDataset
+    from reefknot.trained_run import TrainedRun
 
 ALWAYS = ("run", "split", "limit", "save", "data", "device", "as_json")
 """Arguments of the verb that have a meaning for every run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,7 +85,7 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
     records, lines = [], [file.title]
     width = max(len(row.name) for row in file.rows)
     for row in file.rows:
-        own = row.model_dump(include={"name", "quoted", "of", "by", "parameters", "paper"})
+        own = row.model_dump(include={"name", "quoted", "of", "by", "parameters", "paper", "paper_similarity"})
         corpus = corpora.get(row.name)
         records.append(own | {"start": row.start, "corpus": corpus})
         told = [*_facts(row), *([corpus] if corpus and several else [])]
@@ -95,7 +96,12 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
 def _facts(row: Row) -> list[str]:
     """What a recipe says of a row, in a few words."""
     told = [f"{row.parameters:,} parameters"] if row.parameters else []
-    told += ["paper: " + ", ".join(f"{figure} {value:g}" for figure, value in row.paper.items())] if row.paper else []
+    told += [f"paper: {_listed(row.paper)}"] if row.paper else []
+    told += [f"paper's rho, {end}: {_listed(rhos)}" for end, rhos in row.paper_similarity.items()]
     told += ["quoted"] if row.quoted else []
     told += [f'"{row.of}" scored by {row.by}'] if row.of else []
     return [*told, *([f'starts from "{row.start}"'] if row.start else [])]
+
+
+def _listed(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in figures.items())

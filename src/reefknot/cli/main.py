@@ -16,9 +16,12 @@ import typer
 
 from reefknot.cli import (
     advise,
+    analogy,
     bench,
     compare,
     evaluate,
+    export,
+    figure,
     generate,
     import_,
     ls,
@@ -28,6 +31,7 @@ from reefknot.cli import (
     rank,
     report,
     score,
+    similarity,
     sweep,
     table,
     tokens,
@@ -83,11 +87,14 @@ for verb in (
     evaluate,
     compare,
     report,
+    figure,
     generate,
     translate,
     score,
     predict,
     neighbors,
+    analogy,
+    similarity,
     rank,
     params,
     tokens,
@@ -96,6 +103,7 @@ for verb in (
     advise,
     bench,
     import_,
+    export,
 ):
     name = verb.__name__.rpartition(".")[2]
     app.command(name.rstrip("_"), epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))

@@ -1,28 +1,66 @@
-"""`reefknot neighbors`: the words nearest to a word, at either end."""
+"""`reefknot neighbors`: the words nearest to a word, at either end of a run or in a file of vectors."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Run, emit, open_trained
+from reefknot.cli.options import AsJson, VectorSource, emit, is_run, open_tables, open_trained
+
+if TYPE_CHECKING:
+    from reefknot.evaluation.neighbors import Neighbors
 
 EXAMPLES = """\b
 Examples:
   reefknot neighbors runs/demo/untied/seed0 file string
   reefknot neighbors runs/demo/tied/seed0 file -k 20 --json
+  reefknot neighbors vectors.txt file
 """
 
 
 def neighbors(
-    run: Run,
+    source: VectorSource,
     words: Annotated[list[str], typer.Argument(help="Words of the vocabulary, or any where spellings are kept.")],
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Neighbours per word.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Nearest words by cosine: in the input table, and among the label vectors of the output."""
+    found = _of_model(source, words, k) if _has_model(source) else _of_vectors(source, words, k)
+    asked = dict.fromkeys(word for near in found.values() for word in near)
+    lines = [
+        f"{word} ({end}): " + ", ".join(f"{near} {cosine:.2f}" for near, cosine in found[end][word])
+        for word in asked
+        for end in found
+        if word in found[end]
+    ]
+    emit(found, "\n".join(lines), as_json)
+
+
+def _has_model(source: Path) -> bool:
+    """Whether there is more to a word than its vector: a model may cut it into pieces, or spell it."""
+    from reefknot.recipe import Experiment
+    from reefknot.runs.folder import RunFolder
+    from reefknot.trained_run import settings_of
+
+    return is_run(source) and isinstance(settings_of(RunFolder.open(source)), Experiment)
+
+
+def _of_vectors(source: Path, words: list[str], k: int) -> dict[str, Neighbors]:
+    from reefknot.evaluation.lookup import Lookup
+    from reefknot.evaluation.neighbors import nearest_words
+
+    found = {}
+    for name, vectors in open_tables(source).items():
+        rows = Lookup(vectors).require(words, str(source))
+        found[name] = nearest_words(vectors, [vectors.words[row] for row in rows], k)
+    return found
+
+
+def _of_model(run: Path, words: list[str], k: int) -> dict[str, Neighbors]:
     from reefknot.errors import DataError
+    from reefknot.evaluation.lookup import not_known
     from reefknot.evaluation.neighbors import nearest
     from reefknot.findings import word_vectors
     from reefknot.text.lines import words_in
@@ -32,7 +70,7 @@ def neighbors(
     vocabulary = trained.vocabulary
     unknown = [word for word in words if not vocabulary.reads(word)]
     if unknown:
-        raise DataError(f"not in the vocabulary of {run}: {', '.join(unknown)}")
+        raise not_known(unknown, vocabulary.words, str(run))
     spelled = [word for word in words if word not in vocabulary]
     if spelled:
         typer.echo(f"not in the vocabulary, so with neighbours at the input only: {', '.join(spelled)}", err=True)
@@ -43,14 +81,7 @@ def neighbors(
     words = [token for (token,) in cuts.values()]
     classes = [word for word in words if word not in spelled]
     ends = word_vectors(trained.model)
-    found = {
+    return {
         "input": nearest(ends["input"], vocabulary, words, k),
         "labels": nearest(ends["labels"], vocabulary, classes, k),
     }
-    lines = [
-        f"{word} ({end}): " + ", ".join(f"{near} {cosine:.2f}" for near, cosine in found[end][word])
-        for word in words
-        for end in found
-        if word in found[end]
-    ]
-    emit(found, "\n".join(lines), as_json)

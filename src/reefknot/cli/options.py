@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from reefknot.experiments import TrainedRun
+    from reefknot.runs.folder import RunFolder
     from reefknot.text.corpora import CorpusSettings
     from reefknot.text.vocabulary import Vocabulary
+    from reefknot.trained_run import TrainedRun
+    from reefknot.vectors.word_vectors import WordVectors
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings to change, spelled as in the recipe: training.epochs=3")
 ]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
+VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
 Data = Annotated[
     Path | None,
     typer.Option(help="Folder of corpora or text; else REEFKNOT_DATA.", show_default=False),
@@ -28,19 +31,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def translates(run: Path) -> bool:
-    """Whether a run is one of translation, not of a language model."""
-    from reefknot.recipe import check_experiment
+    """Whether a run is one of translation, not of a language model; one of skip-gram is refused."""
     from reefknot.runs.folder import RunFolder
+    from reefknot.trained_run import model_settings
 
-    settings = RunFolder.open(run).config.get("settings", {})
-    return check_experiment(settings, f"{run}/config.json").corpus.pairs is not None
+    return model_settings(RunFolder.open(run)).corpus.pairs is not None
 
 
 def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) -> TrainedRun:
     """A run's model, computing as it did in training; says so when training has not come to its end. Verbs are for
     language models or for translators, and refuse a run of the others."""
     from reefknot.errors import SettingsError
-    from reefknot.experiments import open_run
+    from reefknot.trained_run import open_run
     from reefknot.training.generators import set_determinism
 
     if translates(run) is not translator:
@@ -52,9 +54,29 @@ def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) ->
         )
     trained = open_run(run, device)
     set_determinism(trained.experiment.training.determinism)
-    if trained.run.result is None and not trained.run.imported:
-        typer.echo(f"{run}: training is not finished; these are its best weights so far", err=True)
+    _tell_unfinished(trained.run)
     return trained
+
+
+def open_tables(source: Path) -> dict[str, WordVectors]:
+    """The word vectors of a run or of a file by the names of its tables; says so when a run is not finished."""
+    from reefknot.opened_vectors import open_vectors
+    from reefknot.runs.folder import RunFolder
+
+    tables = open_vectors(source)
+    if is_run(source):
+        _tell_unfinished(RunFolder.open(source))
+    return tables
+
+
+def is_run(source: Path) -> bool:
+    """Whether it is a run, not vectors in a file or in the folder of a projector."""
+    return (source / "config.json").is_file()
+
+
+def _tell_unfinished(run: RunFolder) -> None:
+    if run.result is None and not run.imported:
+        typer.echo(f"{run.path}: training is not finished; these are its best weights so far", err=True)
 
 
 def given(invocation: typer.Context) -> Iterator[tuple[str, str]]:

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, emit
+from reefknot.cli.options import AsJson, Data, emit
 
 EXAMPLES = """\b
 Examples:
   reefknot report runs/demo -o demo.html
   reefknot report runs/demo/tied/seed0 runs/demo/untied/seed0
+  reefknot report runs/press2017 --figures --data DIR
 """
 
 
@@ -20,9 +21,14 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold runs.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also the papers' figures that open weights or losses of the runs.")
+    ] = False,
+    data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained HTML page: table, curves, loss by frequency, neighbours, samples, settings."""
+    """Write one self-contained HTML page: table, the papers' figures, curves, neighbours, samples, settings."""
+    from reefknot.figures.section import sections
     from reefknot.recipe import load_recipe
     from reefknot.recipes import shipped
     from reefknot.reports.page import write_report
@@ -35,5 +41,8 @@ def report(
     # In the order of their recipe; what it lists beside them is the business of `table`.
     listed = [row for name in known for row in from_recipe(load_recipe(name).rows, name)]
     rows = [row for row in join(listed, results) if row.results]
-    page = write_report(results, output, rows=rows, title=title).resolve()
+    made, left_out = sections(results, weights=figures, data=data)
+    for note in left_out:
+        typer.echo(note, err=True)
+    page = write_report(results, output, rows=rows, title=title, sections=made).resolve()
     emit({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)

@@ -13,7 +13,9 @@ import typer
 from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
 from reefknot.experiments import Texts, open_experiment
 from reefknot.models.language_model import LanguageModel
-from reefknot.recipe import Experiment, Recipe, Row, build_model
+from reefknot.models.skip_gram import SkipGram
+from reefknot.recipe import Experiment, Recipe, Row
+from reefknot.skip_gram_experiment import SkipGramExperiment
 from reefknot.text.corpora import KNOWN
 from reefknot.text.vocabulary import Sides, Vocabulary, VocabularySettings, fairseq_size
 
@@ -21,7 +23,9 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-def for_each_row(name: str, recipe: Recipe, find: Callable[[Row, Experiment], Found]) -> dict[str, Found]:
+def for_each_row(
+    name: str, recipe: Recipe, find: Callable[[Row, Experiment | SkipGramExperiment], Found]
+) -> dict[str, Found]:
     """What `find` gives for each row that can be trained; `name` is what the user calls the recipe."""
     trained = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
     return for_each(name, "row", trained, lambda row: find(row, recipe.experiments[row.name]))
@@ -46,14 +50,14 @@ def for_each(name: str, kind: str, items: Mapping[str, Item], find: Callable[[It
     return found
 
 
-def open_checked(row: Row, experiment: Experiment, data: Path | None) -> Texts:
+def open_checked(row: Row, experiment: Experiment | SkipGramExperiment, data: Path | None) -> Texts:
     """The text of a row that can be trained: what cannot is told before others are trained for hours."""
     dataset = open_experiment(experiment, data=data, say=typer.echo)
     checked_size(row, experiment, data)
     return dataset
 
 
-def checked_size(row: Row, experiment: Experiment, data: Path | None) -> int | None:
+def checked_size(row: Row, experiment: Experiment | SkipGramExperiment, data: Path | None) -> int | None:
     """Parameters of a row that can be built; None where only the text of a known corpus could tell and it is not here.
 
     A number that is not the paper's is an error.
@@ -67,13 +71,13 @@ def checked_size(row: Row, experiment: Experiment, data: Path | None) -> int | N
     return total
 
 
-def unbuilt_model(experiment: Experiment, data: Path | None) -> LanguageModel:
+def unbuilt_model(experiment: Experiment | SkipGramExperiment, data: Path | None) -> LanguageModel | SkipGram:
     """The model with shapes but without numbers, for counting its parameters."""
     with torch.device("meta"):
-        return build_model(experiment, vocabulary_size(experiment, data))
+        return experiment.build(vocabulary_size(experiment, data))
 
 
-def vocabulary_size(experiment: Experiment, data: Path | None) -> int | Sides:
+def vocabulary_size(experiment: Experiment | SkipGramExperiment, data: Path | None) -> int | Sides:
     """Types of the corpus, of each side where there are two: as published where nothing was cut, else by reading the
     text."""
     corpus, vocabulary = experiment.corpus, experiment.vocabulary

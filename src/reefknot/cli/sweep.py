@@ -52,13 +52,15 @@ def sweep(
     from reefknot.cli.combinations import combine, parse
     from reefknot.cli.jobs import Job, run_missing
     from reefknot.cli.sizes import for_each, open_checked
-    from reefknot.experiments import is_done, start_folder
+    from reefknot.experiments import is_done
     from reefknot.recipe import load_recipe
     from reefknot.reports.sweep import Trial
+    from reefknot.starts import start_folder
 
     fixed, varied = parse(settings)
     plain = load_recipe(recipe, row=row)
     chosen = plain.row(row)
+    plain.language_model(chosen)  # settings are chosen by the perplexity of a text
     root = out or Path("runs") / "sweeps" / plain.name / chosen.slug
     combinations = {each.name: each for each in combine(varied)}
     typer.echo(f"{plain.title}\n{chosen.name}: {len(combinations)} combinations of settings")
@@ -92,8 +94,8 @@ def sweep(
 
 def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
     """Refuse a sweep of a second stage without its first, once. Only what all combinations share is said of that."""
-    from reefknot.experiments import find_start
     from reefknot.recipe import load_recipe
+    from reefknot.starts import find_start
 
     for job in jobs:
         if job.start:

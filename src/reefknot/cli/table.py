@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from reefknot.experiments import Texts
     from reefknot.recipe import Experiment, Row
     from reefknot.recipe import Recipe as LoadedRecipe
+    from reefknot.skip_gram_experiment import SkipGramExperiment
 
 EXAMPLES = """\b
 Examples:
@@ -42,8 +43,9 @@ def table(
     Rows whose corpus is not on this machine are left out, unless their very names are given.
     """
     from reefknot.cli.jobs import Job, run_missing
-    from reefknot.experiments import default_folder, is_done, start_folder
+    from reefknot.experiments import is_done
     from reefknot.recipe import load_recipe
+    from reefknot.starts import default_folder, start_folder
 
     loaded = load_recipe(recipe, overrides or [], row)
     root = out or Path("runs") / loaded.name
@@ -87,7 +89,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
 
     absent: dict[str, list[str]] = {}
 
-    def open_text(row: Row, experiment: Experiment) -> Texts | None:
+    def open_text(row: Row, experiment: Experiment | SkipGramExperiment) -> Texts | None:
         try:
             return open_checked(row, experiment, data)
         except CorpusNotHere as error:

@@ -44,9 +44,10 @@ def train(
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
     from reefknot.cli.jobs import Job, run_jobs
     from reefknot.cli.sizes import checked_size, for_each_row
-    from reefknot.experiments import choose_device, default_folder
     from reefknot.experiments import train as train_row
     from reefknot.recipe import load_recipe
+    from reefknot.starts import default_folder
+    from reefknot.trained_run import choose_device
     from reefknot.training.display import Silent, open_display
     from reefknot.training.distributed import join_world
 
@@ -65,8 +66,6 @@ def train(
         return
     with join_world(choose_device(device)) as world:
         display = open_display() if world.first else Silent()
-        if loaded.experiments[chosen.name].training.shard and world.size == 1:
-            display.say("training.shard: a process alone holds the whole model; torchrun starts several")
         try:
             train_row(
                 loaded,

@@ -20,9 +20,9 @@ from reefknot.cli.progress import LineCount
 if TYPE_CHECKING:
     from reefknot.evaluation.beam import SearchSettings
     from reefknot.evaluation.translation import Decode, LineTranslator, Translation
-    from reefknot.experiments import TrainedRun
     from reefknot.models.translator import Translator
     from reefknot.text.lines import Line
+    from reefknot.trained_run import TrainedRun
 
 EXAMPLES = """\b
 Examples:

@@ -4,7 +4,7 @@ Of one model in powers of ten, as Baevski & Auli 2019 show it; of two models bes
 Henderson 2019, Figure 3: per token, with an interval, and as they show it, the mean over the word types of a band, each
 counting alike.
 
-Shapes: N scored tokens, V types.
+Shapes: N scored tokens, V types, T of them in a band, R resamples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.evaluation.comparison import FEWEST_UNITS, compare
+from reefknot.evaluation.comparison import FEWEST_UNITS, compare, draw
 from reefknot.evaluation.perplexity import Score
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
@@ -60,6 +60,8 @@ class TypeComparison(BandComparison):
     relative: float
     """100 (B - A) / A of the summed losses of a type, in percent, mean over the types: not what `difference` is, which
     frequent types decide."""
+    relative_interval: tuple[float, float] | None
+    """Where that mean lies (95 %, types resampled); None where there is but one type."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,26 @@ def compare_by_target(
         relative = 100 * (sums_b[divisible_V] / sums_a[divisible_V] - 1)
         mean = float(relative.mean()) if relative.size else 0.0
         found.append(
-            TypeComparison(**vars(pair.on(inside_N)), low=low, high=high, types=int(types_V.sum()), relative=mean)
+            TypeComparison(
+                **vars(pair.on(inside_N)),
+                low=low,
+                high=high,
+                types=int(types_V.sum()),
+                relative=mean,
+                relative_interval=_resampled(relative),
+            )
         )
     return found
+
+
+def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
+    """Where the mean lies, as values drawn with replacement tell; the same values give the same interval."""
+    if len(values_T) < 2:
+        return None
+    texts = draw(len(values_T), resamples, np.random.default_rng(0))
+    means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in texts])
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def compare_by_previous(

@@ -1,6 +1,6 @@
 """Nearest neighbours of a word, by the cosine of vectors from a table or from the labels.
 
-Shapes: W words asked for, V words of the vocabulary, S those and the words that are only spelled, D width.
+Shapes: W words asked for, V words of the vocabulary, S those and words that are only spelled, K neighbours, D width.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from reefknot.text.symbols import END_OF_WORD
 from reefknot.text.vocabulary import Vocabulary
+from reefknot.vectors.word_vectors import WordVectors
 
 Neighbors = dict[str, list[tuple[str, float]]]
 
@@ -24,14 +25,24 @@ def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int
     neighbours but are none.
     """
     ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=vectors_SD.device)
-    values, near = nearest_ids(F.normalize(vectors_SD.float(), dim=-1), ids_W, len(vocabulary), k)
+    near = nearest_ids(F.normalize(vectors_SD.float(), dim=-1), ids_W, len(vocabulary), k)
+    return _named(words, vocabulary.words, *near)
+
+
+def nearest_words(vectors: WordVectors, words: list[str], k: int) -> Neighbors:
+    """The same for word vectors, by the words as they have them."""
+    ids_W = torch.tensor([vectors.id_of(word) for word in words], dtype=torch.long)
+    return _named(words, vectors.words, *nearest_ids(torch.from_numpy(vectors.unit_VD), ids_W, len(vectors), k))
+
+
+def _named(words: list[str], known: tuple[str, ...], values_WK: Tensor, near_WK: Tensor) -> Neighbors:
     return {
         word: [
-            (vocabulary.words[index], round(cosine, 4))
+            (known[index], round(cosine, 4))
             for index, cosine in zip(row.tolist(), cosines.tolist(), strict=True)
             if cosine > -torch.inf
         ]
-        for word, row, cosines in zip(words, near, values, strict=True)
+        for word, row, cosines in zip(words, near_WK, values_WK, strict=True)
     }
 
 

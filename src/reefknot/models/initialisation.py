@@ -1,17 +1,26 @@
-"""How parameters start, where a paper says so for the whole model, or for its word tables, at once."""
+"""How parameters start, where a paper says so for the whole model, or for its word tables, at once; and tables that
+start from a file of word vectors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from torch import nn
 
+from reefknot.errors import DataError, SettingsError
 from reefknot.inputs.contract import InputEnd
+from reefknot.models.language_model import LanguageModel
+from reefknot.models.translator import Translator
 from reefknot.outputs.adaptive import AdaptiveSoftmax
 from reefknot.settings import Positive, Settings
 from reefknot.tables import BandProjections, WordTable
+from reefknot.text.prepared import Say, silent
+from reefknot.text.vocabulary import Sides, Vocabulary
+from reefknot.vectors.files import fingerprint, read_vectors
 
 
 def _as_one(raw: object, check: ValidatorFunctionWrapHandler) -> object:
@@ -74,3 +83,44 @@ def _normal_tables(module: nn.Module, untied: set[WordTable]) -> None:
             nn.init.xavier_uniform_(matrix)
     elif isinstance(module, AdaptiveSoftmax) and module.clusters is not None:
         nn.init.xavier_uniform_(module.clusters)
+
+
+def file_hashes(tables: Mapping[str, Settings]) -> dict[str, str]:
+    """SHA-256 of the files that tables start from, by the names of these: other vectors would make another run."""
+    files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
+    return {name: fingerprint(Path(file)) for name, file in files.items() if file is not None}
+
+
+def start_tables(model: LanguageModel, words: Vocabulary | Sides, say: Say = silent) -> list[str]:
+    """Give the tables that start from files the vectors there; returns a sentence on each. Only a model that is to be
+    trained needs this: a trained one has its weights, and the files may be gone."""
+    sides = words if isinstance(words, Sides) else Sides(words, words)
+    source, target = sides.vocabularies
+    of_source = set(model.source.tables()) if isinstance(model, Translator) else set()
+    return [
+        start_table(table, (source if table in of_source else target).words, say)
+        for table in model.modules()
+        if isinstance(table, WordTable) and table.file is not None
+    ]
+
+
+def start_table(table: WordTable, words: Sequence[str], say: Say = silent) -> str:
+    """Give the words of a table the vectors that its file has for them: as they are written, else lower-cased. Other
+    words keep what was drawn for them. Returns a sentence on how many were found."""
+    if table.file is None:
+        raise SettingsError("this table starts from no file; give it vectors, the name of one")
+    if len(words) != table.vocab_size:
+        raise SettingsError(f"{len(words):,} words for a table of {table.vocab_size:,}; give the table's own words")
+    found = read_vectors(Path(table.file), only={*words, *(word.lower() for word in words)}, say=say)
+    if found.dim != table.dim:
+        raise SettingsError(
+            f"{table.file} has vectors of {found.dim:,} numbers but the table has dim = {table.dim}; make it as wide"
+        )
+    sources = [word if word in found else word.lower() for word in words]
+    rows = [row for row, word in enumerate(sources) if word in found]
+    if not rows:
+        raise DataError(f"{table.file} has none of the {len(words):,} words; start from vectors of the same language")
+    vectors_RD = found.vectors_VD[[found.id_of(sources[row]) for row in rows]]
+    with torch.no_grad():
+        table.weight[rows] = torch.from_numpy(vectors_RD).to(table.weight)
+    return f"{table.file} has vectors of {len(rows):,} of the {len(words):,} words; the others are drawn"

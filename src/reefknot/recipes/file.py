@@ -9,6 +9,18 @@ A row is trained, quoted (the paper has its figure from others), or another row'
 
 The figures of such a row are those that `reefknot evaluate RUN --dynamic --save` has left in the runs of the other;
 of `by = "context-2560-stride-512"` those of `reefknot evaluate RUN --context 2560 --stride 512 --save`.
+
+A paper's figures stand in `paper`, such as `paper = { valid = 120.7, test = 114.5 }`; those of its word vectors by end:
+
+    [rows.paper_similarity]
+    input = { SimLex-999 = 0.30, MEN = 0.66 }
+    output = { SimLex-999 = 0.29, MEN = 0.61 }
+
+A file may give rows of another recipe a name of their own, as for a figure that is drawn from them; their runs stay
+that recipe's, so that nothing is trained twice:
+
+    extends = "inan2017/table1"
+    rows = ["VD-LSTM large", "VD-LSTM+REAL large"]
 """
 
 from __future__ import annotations
@@ -21,14 +33,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from reefknot.errors import SettingsError
+from reefknot.evaluation.similarity import BENCHMARKS
 from reefknot.evaluation.ways import known
+from reefknot.recipes import find_recipe
 from reefknot.runs.folder import folder_name
 from reefknot.settings import Positive, Settings, check, shortened
 from reefknot.text.corpora import SPLITS
 
 if TYPE_CHECKING:
     FigureName = str
+    BenchmarkName = str
+    EndName = str
 else:
+    EndName = Literal["input", "output", "tied"]
+    BenchmarkName = Literal[tuple(BENCHMARKS)]
     FigureName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours")]
 
 
@@ -39,6 +57,7 @@ def _one_line(text: str) -> str:
 
 
 OneLine = Annotated[str, AfterValidator(_one_line)]
+Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
 class Row(Settings):
@@ -58,6 +77,9 @@ class Row(Settings):
     ] = None
     paper: dict[FigureName, Positive] = Field(
         {}, description="the paper's figures: perplexities by split, BLEU, seconds per epoch, hours of training"
+    )
+    paper_similarity: dict[EndName, dict[BenchmarkName, Correlation]] = Field(
+        {}, description="the paper's rank correlations with people's judgements, by end and benchmark"
     )
     set: dict[str, Any] = Field({}, description="what differs from the base")
 
@@ -97,14 +119,41 @@ class RecipeFile(Settings):
     paper: Annotated[OneLine | None, Field(description="the paper's short name, such as press2017")] = None
     base: dict[str, Any]
     rows: Annotated[list[Row], Field(min_length=1)]
+    extends: OneLine | None = None
+
+
+class Selection(Settings):
+    """What stands in the file where its rows are those of another recipe."""
+
+    title: OneLine
+    paper: OneLine | None = None
+    extends: Annotated[OneLine, Field(description="the recipe whose rows these are; their runs are its runs")]
+    rows: Annotated[list[OneLine], Field(min_length=1)]
 
 
 def read_file(path: Path, name: str) -> RecipeFile:
     """A recipe's file with rows that can stand beside each other; complaints call it `name`."""
-    parsed = check(RecipeFile, _read_toml(path), name)
+    raw = _read_toml(path)
+    parsed = _selected(check(Selection, raw, name), name) if "extends" in raw else check(RecipeFile, raw, name)
     _refuse_twins(parsed.rows, name)
     _refuse_models_of_nothing(parsed.rows, name)
     return parsed
+
+
+def _selected(selection: Selection, where: str) -> RecipeFile:
+    """The rows of another recipe's file that a selection names, in its order."""
+    path, known_as = find_recipe(selection.extends)
+    if "extends" in _read_toml(path):
+        raise SettingsError(f"{where}: {known_as} is itself a part of another recipe; extend that one")
+    whole = read_file(path, known_as)
+    by_name = {row.name: row for row in whole.rows}
+    for row in selection.rows:
+        if row not in by_name:
+            there = ", ".join(f'"{name}"' for name in by_name)
+            raise SettingsError(f'{where}: {known_as} has no row "{shortened(row)}"; there are: {there}')
+    chosen = [by_name[row] for row in selection.rows]
+    own = {"title": selection.title, "paper": selection.paper, "rows": chosen, "extends": known_as}
+    return whole.model_copy(update=own)
 
 
 def setting(raw: Any, *keys: str) -> str | None:

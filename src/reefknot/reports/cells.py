@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from reefknot.evaluation.similarity import BENCHMARKS
 from reefknot.reports.results import Spread
 from reefknot.reports.rows import TableRow
 from reefknot.reports.scoring import cuts_words
@@ -11,6 +12,10 @@ from reefknot.reports.scoring import cuts_words
 BLEU = {"valid": "valid BLEU", "test": "test BLEU"}
 """Groups of columns of translations, and the titles of ours in them, by split."""
 AS_PAPER = "as paper counts"
+JUDGED = tuple(BENCHMARKS)[:5]
+"""Groups of columns of word similarity: the benchmarks that papers report."""
+ENDS = ("input", "output", "tied")
+"""Whose vectors are judged; a cell has those of both ends, or of the table that they share."""
 
 
 def number(value: float) -> str:
@@ -29,7 +34,7 @@ def spread(value: Spread | None) -> str:
 
 
 def points(value: Spread | None) -> str:
-    """BLEU or chrF, of 100, to the digits by which systems differ."""
+    """BLEU or chrF, of 100, or a correlation, to the digits by which systems differ."""
     if value is None:
         return ""
     return f"{value.mean:.2f}" if value.sd is None else f"{value.mean:.2f} ± {value.sd:.2f}"
@@ -52,6 +57,16 @@ def _points_apart(split: str) -> Callable[[TableRow], str]:
 def signed(value: float) -> str:
     """A difference in points."""
     return f"{value:+.2f}".replace("-", "−")
+
+
+def _rho(benchmark: str) -> Callable[[TableRow], str]:
+    return lambda row: " / ".join(points(found).replace("-", "−") for end in ENDS if (found := row.rho(end, benchmark)))
+
+
+def _paper_rho(benchmark: str) -> Callable[[TableRow], str]:
+    return lambda row: " / ".join(
+        f"{row.paper_similarity[end][benchmark]:.2f}" for end in ENDS if benchmark in row.paper_similarity.get(end, {})
+    )
 
 
 def _valid(row: TableRow) -> str:
@@ -137,6 +152,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("test", AS_PAPER, lambda row: spread(row.by_protocol("test"))),
     ("test", "paper", _paper("test")),
     ("test", "diff", _difference("test")),
+    *((name, title, cell(name)) for name in JUDGED for title, cell in ((name, _rho), ("paper", _paper_rho))),
     ("time", "epochs", _epochs),
     ("time", "updates", _updates),
     ("time", "seconds", _seconds),

@@ -28,6 +28,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
 """A row as one point: hollow, so that none hides another, and as large in the legend, where small ones look alike."""
 _LINES = ("-", "--", "-.", ":")
+_FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
 # Stands for the page's text colour while matplotlib draws.
 _INK = "#010203"
@@ -95,26 +96,64 @@ def legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], 
 
 def legend_columns(drawn: Sequence[TableRow]) -> int:
     """Names side by side in a legend."""
-    return 2 if max((len(row.name) for row in drawn), default=0) <= 28 else 1
+    return _columns_for([row.name for row in drawn])
+
+
+def _columns_for(names: Sequence[str]) -> int:
+    return 2 if max(map(len, names), default=0) <= 28 else 1
 
 
 def svg(name: str, height: float, drawn: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
-    """Draw one figure and make its SVG fit to be inlined: no prolog, own ids, the page's font and colour."""
-    below = 0.2 * math.ceil(len(drawn) / legend_columns(drawn))
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
-        figure = Figure(figsize=(4.9, height + below), layout="constrained")
-        draw(figure)
-        out = io.BytesIO()
-        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(out, format="svg", metadata=metadata)
-    text = out.getvalue().decode()
-    view = re.search(r'viewBox="[^"]*"', text)
-    assert view is not None
-    body = text[text.index(">", text.index("<svg")) + 1 :]
-    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
-    body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{name}-", body)
-    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_INK, "currentColor")
-    body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
-    return f'<svg {view[0]} role="img" aria-label="{escape(caption)}" stroke-linejoin="round">\n{body}\n'
+    """One figure of the page, as SVG to inline."""
+    return Drawing(name, height, [row.name for row in drawn], draw, caption).svg
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn: inside a page, as a file of its own, or in pixels."""
+
+    name: str
+    """What its ids start with."""
+    height: float
+    """In inches, without the legend."""
+    series: Sequence[str]
+    """The names in the legend, for which room is left below."""
+    draw: Callable[[Figure], None]
+    caption: str
+    width: float = 4.9
+
+    @property
+    def svg(self) -> str:
+        """Fit to be inlined: no prolog, own ids, the page's font and colour."""
+        text = self._saved("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+        view = re.search(r'viewBox="[^"]*"', text)
+        assert view is not None
+        body = text[text.index(">", text.index("<svg")) + 1 :]
+        body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
+        body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{self.name}-", body)
+        body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+        body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_INK, "currentColor")
+        body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
+        return f'<svg {view[0]} role="img" aria-label="{escape(self.caption)}" stroke-linejoin="round">\n{body}\n'
+
+    @property
+    def file(self) -> str:
+        """SVG as a file of its own, on white whatever the page around it."""
+        opening = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{_FONTS}" color="#1f2933" '
+        head, body = self.svg.replace("<svg ", opening, 1).split("\n", 1)
+        return f'{head}\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}'
+
+    @property
+    def png(self) -> bytes:
+        """Pixels, twice as dense as a plain screen's."""
+        return self._saved("png", dpi=200, facecolor="white", metadata={"Software": None})
+
+    def _saved(self, format: str, **how: Any) -> bytes:
+        below = 0.2 * math.ceil(len(self.series) / _columns_for(self.series))
+        with mpl.rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
+            figure = Figure(figsize=(self.width, self.height + below), layout="constrained")
+            self.draw(figure)
+            out = io.BytesIO()
+            figure.savefig(out, format=format, **how)
+        return out.getvalue()

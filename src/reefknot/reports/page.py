@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,26 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reefknot.durable import write_text
 from reefknot.errors import SettingsError
-from reefknot.reports import plots, translations
-from reefknot.reports.cells import number
+from reefknot.reports import embedding, plots, translations
+from reefknot.reports.cells import JUDGED, number
 from reefknot.reports.reading import read
-from reefknot.reports.results import Evaluation, Neighbors, Record, Result, Score, differing, flatten
+from reefknot.reports.records import Evaluation, Record, Score
+from reefknot.reports.results import Result, differing, flatten
 from reefknot.reports.rows import TableRow, join, judged_by_time, mark
 from reefknot.reports.table import build
+
+_HEADINGS = {
+    "pace": "seconds per epoch",
+    "ratio": "times the first row",
+    "valid BLEU": "validation BLEU",
+    "test BLEU": "test BLEU",
+    "training": "training perplexity",
+    "validation": "validation perplexity",
+    "test": "test perplexity",
+    **{name: name for name in JUDGED},
+}
+"""Over the groups of columns that have a figure of ours and perhaps the paper's."""
+_ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
 
 
 @dataclass(frozen=True)
@@ -29,33 +44,45 @@ class _Setting:
 
 
 @dataclass(frozen=True)
-class _NeighborTable:
-    """The nearest words of one row; one list of columns when both ends give the same."""
+class Section:
+    """A section of the page that someone else has made: its HTML stands there as it is."""
 
-    row: str
-    seed: int
-    note: str
-    columns: tuple[str, ...]
-    words: tuple[tuple[str, tuple[tuple[tuple[str, float], ...], ...]], ...]
+    title: str
+    html: str
+    anchor: str
+    """Its id, which links lead to."""
+
+    def __post_init__(self) -> None:
+        if self.anchor in _ANCHORS or not re.fullmatch("[a-z][a-z0-9-]*", self.anchor):
+            raise SettingsError(
+                f"a section's anchor is small letters, digits and hyphens and none of the page's own"
+                f" ({', '.join(_ANCHORS)}), not '{self.anchor}'"
+            )
 
 
 def write_report(
-    results: Sequence[Result], path: Path | str, *, rows: list[TableRow] | None = None, title: str
+    results: Sequence[Result],
+    path: Path | str,
+    *,
+    rows: list[TableRow] | None = None,
+    title: str,
+    sections: Sequence[Section] = (),
 ) -> Path:
     """Write the page for the results, atomically, and return its path.
 
-    `rows` are a recipe's rows in its order, run or not; without them the results' own rows are shown.
+    `rows` are a recipe's rows in its order, run or not; without them the results' own rows are shown. `sections` follow
+    the results.
     """
     path = Path(path)
     if path.is_dir():
         raise SettingsError(f"{path}: is a folder; name a file for the report, such as {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, render(join(rows or [], results), title))
+    write_text(path, render(join(rows or [], results), title, sections))
     return path
 
 
-def render(rows: Sequence[TableRow], title: str) -> str:
-    """The page as text; the same rows give the same text."""
+def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = ()) -> str:
+    """The page as text; the same rows and sections give the same text."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -70,6 +97,8 @@ def render(rows: Sequence[TableRow], title: str) -> str:
     runs = [result for row in ran for result in row.results]
     text = environment.get_template("page.html").render(
         title=title,
+        headings=_HEADINGS,
+        sections=sections,
         facts=_facts(rows, runs),
         corpora=_unique(record.corpus for row in ran for record in row.records),
         table=table,
@@ -78,7 +107,7 @@ def render(rows: Sequence[TableRow], title: str) -> str:
         sizes=[] if judged_by_time(rows) else plots.sizes(drawn),
         curves=plots.curves(drawn),
         frequency=plots.frequency(drawn),
-        neighbors=[near for row in ran if (near := _neighbors(row))],
+        learned=embedding.learned(ran),
         samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
         translations=_translations(drawn),
         scores=_scores(rows),
@@ -132,28 +161,6 @@ def _corpus(record: Record) -> str:
 
 def _code(record: Record) -> str:
     return (record.commit or "")[:12] + (" with uncommitted changes" if record.dirty else "")
-
-
-def _neighbors(row: TableRow) -> _NeighborTable | None:
-    """The nearest words of the row's first finished run that has any."""
-    found = next((record for record in row.records if record.neighbors.input or record.neighbors.labels), None)
-    if found is None:
-        return None
-    near: Neighbors = found.neighbors
-    ends = {"input table": near.input, "label vectors": near.labels}
-    note = "two tables"
-    if near.tied:
-        note = "one table for both ends"
-        if near.input == near.labels:
-            ends = {"shared table": near.input}
-    words = _unique(word for end in ends.values() for word in end)
-    return _NeighborTable(
-        row.name,
-        found.seed,
-        note,
-        tuple(ends),
-        tuple((word, tuple(end.get(word, ()) for end in ends.values())) for word in words),
-    )
 
 
 def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Score]]:

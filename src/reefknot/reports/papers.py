@@ -2,19 +2,16 @@
 
     script/papers                     write them
     script/papers --check             say which is out of date
-    script/papers --record RUN ...    add finished runs to the records first
+    script/papers --record RUN ...    add finished runs, or records of figures, to the records first
 
 A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
-where the run has any. One that does not say which code, command and settings made it is refused.
+where the run has any; that of a figure is `results/figures/<figure>.json`. One that does not say which code, command
+and settings made it is refused.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +22,10 @@ from reefknot.durable import write_text
 from reefknot.errors import DataError
 from reefknot.evaluation.ways import in_words, options
 from reefknot.reports.cells import number, papers_points, points, spread
-from reefknot.reports.results import Evaluation, Record, Result, collect, flatten
+from reefknot.reports.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
+from reefknot.reports.measured_figures import to_markdown as figures_to_markdown
+from reefknot.reports.records import Evaluation, Record
+from reefknot.reports.results import Result, collect, flatten
 from reefknot.reports.rows import TableRow, join
 from reefknot.reports.table import to_markdown
 from reefknot.runs.folder import folder_name
@@ -114,10 +114,12 @@ class Recipe:
     """Rows that are shown elsewhere."""
 
 
-def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> list[Path]:
-    """Bring PAPERS.md, README.md and docs/ends.md up to date and return those that were not; `check` writes nothing."""
+def update(root: Path, recipes: Sequence[Recipe], figures: Sequence[Shown] = (), *, check: bool = False) -> list[Path]:
+    """Bring PAPERS.md, README.md, docs/ends.md and the pictures of figures up to date and return those that were not;
+    `check` writes nothing."""
     tables = _tables(root / "results", recipes)
-    wanted = {root / "PAPERS.md": _papers(tables)}
+    wanted = {root / "PAPERS.md": "\n".join([_papers(tables), *map(figures_to_markdown, figures)])}
+    wanted |= {root / figure.picture: figure.svg for figure in figures}
     for page, shown, level in (
         (root / "README.md", [_run_part(table) for table in tables if table.name != TOUR and _records(table)], 3),
         (root / "docs" / "ends.md", [table for table in tables if table.name == TOUR], 4),
@@ -125,10 +127,14 @@ def update(root: Path, recipes: Sequence[Recipe], *, check: bool = False) -> lis
         if shown:
             wanted[page] = _between_marks(page, _results(shown, level))
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    leftover = [path for path in sorted((root / PICTURES).glob("*.svg")) if path not in wanted]
     if not check:
         for path in stale:
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, wanted[path])
-    return stale
+        for path in leftover:
+            path.unlink()
+    return [*stale, *leftover]
 
 
 RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
@@ -138,9 +144,10 @@ EVALUATED = "evaluations"
 
 
 def record(root: Path, runs: Sequence[Path]) -> list[Path]:
-    """Copy finished runs into results/, by recipe, row and seed, once the code that ran is known to be its commit's."""
+    """Copy finished runs into results/, by recipe, row and seed, once the code that ran is known to be its commit's;
+    and records of figures."""
     added = []
-    results = collect(runs)
+    results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
     for result in results:
         _refuse_untraceable(result)
         _refuse_other_code(root, result)
@@ -153,18 +160,9 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         if result.evaluations:
             (folder / EVALUATED).mkdir(exist_ok=True)
         for name in (*RECORDED, *(f"{EVALUATED}/{kind}.json" for kind in result.evaluations)):
-            write_text(folder / name, _without_places((result.folder / name).read_text(encoding="utf-8")))
+            write_text(folder / name, without_places((result.folder / name).read_text(encoding="utf-8")))
         write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
-    return added
-
-
-def _without_places(text: str) -> str:
-    """Commands with RUN and DIR for the folders of the machine that they were given on."""
-    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda found: found[1] + _general(found[2]), text)
-
-
-def _general(command: str) -> str:
-    return re.sub(r"(?<=[ =])/\S+", "RUN", re.sub(r"--data[ =]\S+", "--data DIR", command))
+    return added + [take(root, path) for path in runs if path.is_file()]
 
 
 def _by_epoch(path: Path) -> str:
@@ -174,30 +172,24 @@ def _by_epoch(path: Path) -> str:
         epochs.setdefault(line["epoch"], []).append(line)
     kept: list[dict[str, Any]] = []
     for lines in epochs.values():
-        if train := [line for line in lines if line["kind"] == "train"]:
+        train = [line for line in lines if line["kind"] == "train"]
+        if train and "nll" in train[-1]:
             tokens = [line.get("tokens", 1) for line in train]
             mean = fmean((line["nll"] for line in train), weights=tokens)
             kept.append(train[-1] | {"nll": mean, "tokens": sum(tokens)})
+        else:
+            kept += train[-1:]  # of skip-gram: the loss of the same pairs every time
         kept += [line for line in lines if line["kind"] != "train"]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
 
 
 def _refuse_other_code(root: Path, result: Result) -> None:
-    """A machine without the history takes the commit on trust; here the history can tell."""
-    from reefknot.runs.environment import source_sha256  # imports torch, which reports do without
-
+    """A run in several sittings, all of the same code, which is that of the commit."""
     if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
         raise DataError(f"{result.folder}: was begun with other code than it was finished with; run it again")
     made = [each for each in (result.record, *result.evaluations.values()) if each]
     for commit, code in dict.fromkeys((each.commit, each.source_sha256) for each in made):
-        with tempfile.TemporaryDirectory() as folder:
-            archive = Path(folder) / "commit.tar"
-            command = ["git", "-C", str(root), "archive", "-o", str(archive), str(commit), "src/reefknot"]
-            if subprocess.run(command, capture_output=True, check=False).returncode:
-                raise DataError(f"{result.folder}: commit {commit} is not in this repository")
-            shutil.unpack_archive(archive, folder, filter="data")
-            if source_sha256(Path(folder) / "src" / "reefknot") != code:
-                raise DataError(f"{result.folder}: the code that ran is not that of commit {commit}; run it again")
+        refuse_other_code(root, result.folder, commit, code)
 
 
 def _earlier(result: Result) -> list[dict[str, object]]:
@@ -325,14 +317,12 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
     moment, pace = ("update", "tokens/s") if any(result.by_updates for result in results) else ("epoch", "s/epoch")
     averaged = flatten(results[0].settings).get("evaluation.average")
-    weights = (
-        f"the mean of the last {averaged} checkpoints"
-        if averaged
-        else f"at the {moment} with the best validation perplexity"
-    )
+    weights = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
+    if averaged:
+        weights = f"the mean of the last {averaged} checkpoints"
     return (
         f"{'; '.join(told)}. Ours: {weights}; ± is the standard deviation "
-        f"over seeds; {pace} is training alone, whatever else ran on the device; {context}.\n\n"
+        f"over seeds; {pace} is training alone, whatever else ran on the device{f'; {context}' * bool(context)}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
 

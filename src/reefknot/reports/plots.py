@@ -13,20 +13,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reefknot.evaluation.units import perplexity
 from reefknot.reports.drawing import COLOURS, POINT, Plot, left_out, legend, legend_columns, style_of, svg
-from reefknot.reports.results import Band, Metric, Result, flatten
+from reefknot.reports.records import Band, Metric
+from reefknot.reports.results import Result, flatten
 from reefknot.reports.rows import TableRow, comparable, judged_by_bleu, rivals
 from reefknot.reports.scoring import cuts_words, pieces_in_validation
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Validation and training perplexity, one figure each; an empty list when nothing was logged."""
+    """Validation and training perplexity, and the loss of skip-gram's pairs, one figure each; none where nothing was
+    logged."""
     results = [result for row in rows for result in row.results]
     by = "update" if results and all(result.by_updates for result in results) else "epoch"
-    return [*_validation(rows, by), *_training(rows, by)]
+    return [*_validation(rows, by), *_training(rows, by), *_pairs(rows)]
 
 
 def _validation(rows: Sequence[TableRow], by: str) -> list[Plot]:
@@ -54,6 +56,12 @@ def _training(rows: Sequence[TableRow], by: str) -> list[Plot]:
     return _drawn("train", by, named, drawn, caption)
 
 
+def _pairs(rows: Sequence[TableRow]) -> list[Plot]:
+    drawn = [row for row in rows if any(result.last("pairs") for result in row.results)]
+    caption = "Skip-gram: mean loss of a pair of words and its negatives, over the same few pairs every time."
+    return _drawn("pairs", "words read", rows, drawn, caption)
+
+
 def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
     if not drawn:
         return []
@@ -74,9 +82,12 @@ def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRo
         if long:
             lowest, early = min(y for mean in means for _, y in mean), max(mean[len(mean) // 8][1] for mean in means)
             axes.set_ylim(0.97 * lowest, 1.03 * early)
-        _log_scale(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel=by, ylabel="perplexity, log scale")
+        if kind == "pairs":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        else:
+            _log_scale(axes)
+        axes.set(xlabel=by, ylabel="nats per pair" if kind == "pairs" else "perplexity, log scale")
         legend(figure, rows, drawn)
 
     if long:
@@ -218,8 +229,10 @@ def _log_scale(axes: Any) -> None:
 
 def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
     """Place and perplexity of each validation, per word, or of the mean training loss, per token: of each epoch, or of
-    each line of metrics where places are updates."""
+    each line of metrics where places are updates. Of pairs of words, the loss itself."""
     metrics = [metric for metric in result.metrics if metric.kind == kind]
+    if kind == "pairs":
+        return [(metric.tokens, metric.nll) for metric in metrics]
     if kind == "train" and by == "update":
         return [(metric.step, perplexity(metric.nll)) for metric in metrics]
     if kind == "train":

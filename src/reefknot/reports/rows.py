@@ -12,17 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reefknot.evaluation.ways import WAYS, in_words
-from reefknot.reports.results import (
-    Evaluation,
-    Record,
-    Result,
-    Score,
-    Spread,
-    Translated,
-    differing,
-    flatten,
-    without_seed,
-)
+from reefknot.reports.records import Evaluation, Judgement, Record, Score, Translated
+from reefknot.reports.results import Result, Spread, differing, flatten, without_seed
 from reefknot.reports.scoring import obstacle, pieces, reservation
 
 SIGNS = "†‡§¶"
@@ -49,6 +40,8 @@ class TableRow:
     """The row whose weights it begins with, as the recipe says."""
     corpus: str | None = None
     """Its text, where the recipe says so: None is that of the recipe's base."""
+    paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The paper's rho by end and benchmark."""
 
     @property
     def records(self) -> list[Record]:
@@ -145,6 +138,15 @@ class TableRow:
         """Ours less the paper's, in points; none where our settings are not the recipe's."""
         ours, paper = self.bleu(split), self.paper.get(f"bleu_{split}")
         return ours.mean - paper if ours and paper and not self.changed else None
+
+    def rho(self, end: str, benchmark: str) -> Spread | None:
+        """Of the vectors of an end with people's judgements, over the finished runs."""
+        return Spread.of(each.rho for each in self.judgements(end, benchmark))
+
+    def judgements(self, end: str, benchmark: str) -> list[Judgement]:
+        """Of each finished run that was held against the benchmark."""
+        judged = (each for record in self.records for each in record.similarity.get(end, ()))
+        return [each for each in judged if each.name == benchmark]
 
     @property
     def epochs(self) -> list[float]:
@@ -282,6 +284,12 @@ def judged_by_bleu(rows: Sequence[TableRow]) -> bool:
     )
 
 
+def judged_by_similarity(rows: Sequence[TableRow]) -> bool:
+    """Whether word vectors are all that there is to judge: the paper and the runs have no other figures."""
+    judged = any(row.paper_similarity for row in rows) or any(each.similarity for row in rows for each in row.records)
+    return judged and not any(row.paper or row.score for row in rows)
+
+
 def rivals(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
     """The rows whose BLEU can be compared: of one text, counted in one way."""
     kin: dict[tuple[str, str], list[TableRow]] = {}
@@ -363,4 +371,13 @@ def _row_of(name: str, results: tuple[Result, ...]) -> TableRow:
     paper = record.paper if record else {}
     expected = record.parameters.expected if record else None
     corpus = record.corpus.name if record else None
-    return TableRow(name, paper, expected, recipe=results[0].recipe, results=results, corpus=corpus)
+    similarity = record.paper_similarity if record else {}
+    return TableRow(
+        name,
+        paper,
+        expected,
+        recipe=results[0].recipe,
+        results=results,
+        corpus=corpus,
+        paper_similarity=similarity,
+    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from reefknot.reports.results import Result, Score, flatten
+from reefknot.reports.records import Score
+from reefknot.reports.results import Result, flatten
 
 _LONG = 1_000
 """Tokens of a stream that hardly notice that it began without context."""

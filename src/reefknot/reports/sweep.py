@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reefknot.reports.results import Frequency, Neighbors, Record, Result, Spread, Translations, load
+from reefknot.reports.records import Frequency, Neighbors, Record, Translations
+from reefknot.reports.results import Result, Spread, load
 from reefknot.reports.rows import TableRow, comparable, judged_by_bleu
 
 

@@ -12,12 +12,21 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS
-from reefknot.reports.rows import TableRow, contenders, judged_by_bleu, judged_by_time, mark, rivals, times_first
+from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS, ENDS, JUDGED
+from reefknot.reports.rows import (
+    TableRow,
+    contenders,
+    judged_by_bleu,
+    judged_by_similarity,
+    judged_by_time,
+    mark,
+    rivals,
+    times_first,
+)
 
 PERPLEXITY = ("training", "validation", "test")
 """Groups of columns, one for each text."""
-_GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, "time", "cost")
+_GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, *JUDGED, "time", "cost")
 _SHOWN = 4  # changed settings that a note lists before it counts the rest
 
 
@@ -28,6 +37,8 @@ class RecipeRow(Protocol):
     def name(self) -> str: ...
     @property
     def paper(self) -> Mapping[str, float]: ...
+    @property
+    def paper_similarity(self) -> Mapping[str, Mapping[str, float]]: ...
     @property
     def parameters(self) -> int | None: ...
     @property
@@ -101,6 +112,7 @@ def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
             by=row.by,
             start=row.start,
             corpus=trained.get(row.of or row.name, row).corpus,
+            paper_similarity=row.paper_similarity,
         )
         for row in rows
     ]
@@ -146,11 +158,12 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     """
     timed = any("seconds" in row.paper for row in rows)
     hidden = set() if timed else {"pace", "ratio"}
-    if judged_by_time(rows):
+    if judged_by_time(rows) or judged_by_similarity(rows):
         hidden |= set(PERPLEXITY)
     if not any(row.perplexity("train") for row in rows):
         hidden.add("training")  # the paper's figure alone says nothing
-    excused = {("pace", "s/epoch"), (BLEU["test"], BLEU["test"]) if judged_by_bleu(rows) else ("test", "test")}
+    decides = BLEU["test"] if judged_by_bleu(rows) else JUDGED[0] if judged_by_similarity(rows) else "test"
+    excused = {("pace", "s/epoch"), (decides, decides)}
     columns = [
         Column(group, title, tuple(cell(row) or (row.state if (group, title) in excused else "") for row in rows))
         for group, title, cell in COLUMNS
@@ -159,7 +172,7 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     columns = [each for each in columns if each.group not in hidden]
     # Figures of a paper wait for ours, under its title.
     told = {each.group for each in columns if any(each.cells)}
-    titles = {("validation", "valid"), ("ratio", "times first"), (BLEU["valid"], BLEU["valid"])}
+    titles = {("validation", "valid"), ("ratio", "times first"), *((each, each) for each in (BLEU["valid"], *JUDGED))}
     kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
     once = [each for each in kept if not timed or (each.group, each.title) != ("time", "s/epoch")]
     return tuple(sorted(once, key=lambda each: _GROUPS.index(each.group)))
@@ -227,9 +240,26 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
         notes.append(f"{AS_PAPER}: by the rules of the paper's program ({', '.join(names)}){compared}")
     if any(column.title == "diff" and column.group in BLEU.values() for column in columns):
         notes.append("BLEU, higher is better: diff is in points, ours less the paper's")
+    if titles & set(JUDGED):
+        notes += _coverage(rows)
     if "times first" in titles:
         notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
     return notes
+
+
+def _coverage(rows: Sequence[TableRow]) -> list[str]:
+    """What the figures of word similarity are, and over how many pairs they were taken."""
+    told = []
+    for name in JUDGED:
+        judged = [each for row in rows for end in ENDS for each in row.judgements(end, name)]
+        if judged:
+            low, high = (choose(each.pairs for each in judged) for choose in (min, max))
+            told.append(f"{name} {low:,}{f'–{high:,}' * (low < high)} of {judged[0].of:,}")
+    covered = f"; pairs whose words are known: {', '.join(told)}" if told else ""
+    return [
+        "word similarity: Spearman's rho of cosines with people's judgements, of the input / output vectors, or of the "
+        f"one table that both ends share{covered}"
+    ]
 
 
 def _notes(rows: Sequence[TableRow]) -> list[str]:

@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from reefknot.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
-from reefknot.reports.results import Example, LengthBand, Translated
+from reefknot.reports.records import Example, LengthBand, Translated
 from reefknot.reports.rows import TableRow, rivals
 
 PICTURES = 2

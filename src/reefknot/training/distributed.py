@@ -58,10 +58,15 @@ class Parallel:
         self.model = model
         self.world = world
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        """What this process's optimiser changes, under the model's names."""
+        """What this process holds of the parameters, under the model's names."""
         self.window: nn.Module = Window(model)
         if world.size > 1:
             self.window = self._joined(self.window)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What its optimiser changes. A frozen table is not among them: decay, too, would change it."""
+        return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
     def _joined(self, window: nn.Module) -> nn.Module:
         """A module whose gradients are averaged over the processes as its backward makes them."""

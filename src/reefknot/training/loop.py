@@ -71,7 +71,7 @@ class Trainer:
         check_precision(self.model, settings)
         self.schedule = SCHEDULES.build(settings.schedule, {})
         parallel = self.world.parallel(self.model, settings.shard)
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(parallel.parameters.values())})
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
         # Not the optimiser's own: on a GPU that is a float32.
         self.first_rate = float(settings.optimiser.model_dump()["learning_rate"])
         averages = Averages.at_once(parallel.parameters, settings.averaging)

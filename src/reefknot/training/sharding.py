@@ -102,7 +102,9 @@ def _own(parameter: nn.Parameter) -> nn.Parameter:
     """The memory of a part as a plain parameter, to which the gradients of all pieces are added."""
     assert isinstance(parameter, DTensor)
     with torch.no_grad():
-        own = nn.Parameter(parameter.to_local())
+        own = nn.Parameter(parameter.to_local(), requires_grad=parameter.requires_grad)
+    if not own.requires_grad:
+        return own
 
     def take(part: Tensor) -> None:
         assert isinstance(part.grad, DTensor)

@@ -1,0 +1,130 @@
+"""Press & Wolf 2017, Table 4: do the tables of a model find the same words alike?
+
+Spearman's correlation of all pairwise cosines of two tables: input and output of the untied model, and each of them
+with the table of the tied model that was trained alike, seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reefknot.errors import DataError
+from reefknot.evaluation.pairwise_similarity import pairwise_correlation
+from reefknot.figures.contract import Figure, Measured
+from reefknot.figures.intervals import over_seeds, told, verdict
+from reefknot.figures.pictures import Panel, bars
+from reefknot.figures.runs import refuse_mixtures
+from reefknot.opened_vectors import open_vectors
+from reefknot.reports.drawing import Drawing
+from reefknot.reports.results import Result, flatten
+from reefknot.vectors.word_vectors import WordVectors
+
+PAIRS = (("input", "output"), ("input", "tied"), ("output", "tied"))
+PAPER = {
+    "word2vec": (0.77, 0.19, 0.39),
+    "NNLM, 200 units": (0.13, 0.31, 0.65),
+    "NNLM, 1500 units": (0.16, 0.45, 0.77),
+}
+CLAIM = "The tied table is closer to the output table than to the input one"
+
+Tables = dict[str, WordVectors]
+
+
+class PairwiseSimilarity(Figure):
+    """A bar for each pair of tables and each model."""
+
+    name = "press2017/table4"
+    recipe = "press2017/table4"
+    also = ("press2017/table2", "press2017/enwiki-vectors", "press2017/table3")
+    needs = "weights"
+    title = "Press & Wolf 2017, Table 4: rank correlation of pairwise similarities between tables"
+    shows = (
+        "Spearman's correlation of the cosines of all pairs of words between two tables. In language models input and "
+        "output have little in common and the tied table is close to the output one; in skip-gram input and output are "
+        "alike."
+    )
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """By model, each pair of tables over seeds: exact for small vocabularies, sampled for large ones."""
+        refuse_mixtures(runs)
+        by_model: dict[tuple[str, str], list[Result]] = {}
+        for result in runs:
+            assert result.record is not None
+            by_model.setdefault((_model(result), result.record.corpus.name), []).append(result)
+        return {"models": [_compare(*key, results, device) for key, results in by_model.items()]}
+
+    def draw(self, measured: Measured) -> Drawing:
+        """A group of bars for each pair."""
+        names = [_named(model) for model in measured["models"]]
+        ours = {
+            name: [model["pairs"].get(_key(pair)) for pair in PAIRS]
+            for name, model in zip(names, measured["models"], strict=True)
+        }
+        papers = {
+            name: PAPER[model["model"]]
+            for name, model in zip(names, measured["models"], strict=True)
+            if model["model"] in PAPER
+        }
+        panel = Panel("", [_key(pair) for pair in PAIRS], ours, papers, measured="Spearman's rho")
+        caption = "Correlation of all pairwise cosines between two tables, mean over seeds with 95 % intervals."
+        return bars(self.slug, [panel], along="tables", caption=caption)
+
+    def lines(self, measured: Measured) -> list[str]:
+        """A line for each model and pair."""
+        lines = []
+        for model in measured["models"]:
+            lines.append(f"{_named(model)}: {model['counted']}; 95 % interval over seeds")
+            papers = dict(zip(map(_key, PAIRS), PAPER.get(model["model"], ()), strict=False))
+            for pair, found in model["pairs"].items():
+                paper = f"  paper {papers[pair]:.2f}" if pair in papers else ""
+                lines.append(f"  {pair:<16} {told(found):<22}{paper}".rstrip())
+            if model["closer"]:
+                lines.append(f"  {verdict(model['closer'], CLAIM)}")
+        return lines
+
+
+def _model(result: Result) -> str:
+    settings = flatten(result.settings)
+    if "skip_gram" in result.settings:
+        return "word2vec"
+    return f"NNLM, {settings.get('encoder.hidden_dim')} units"
+
+
+def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> dict[str, Any]:
+    """One model on one text: the runs of its untied form and those of its tied one, seed by seed."""
+    ordered = sorted(runs, key=lambda result: result.seed)
+    opened = [open_vectors(result.folder, device=device) for result in ordered]
+    apart = [tables for tables in opened if "input" in tables]
+    tied = [tables for tables in opened if "tied" in tables]
+    if not apart:
+        raise DataError(
+            f"{model} on {corpus}: no run whose ends have tables of their own; name one beside the tied ones"
+        )
+    pairs: dict[str, Sequence[float]] = {}
+    counted = ""
+    for pair in PAIRS:
+        couples = [(own, own) for own in apart] if "tied" not in pair else list(zip(apart, tied, strict=False))
+        found = [pairwise_correlation(one[pair[0]], other[pair[1]]) for one, other in couples]
+        rhos = [each.rho for each in found if each.rho is not None]
+        if rhos:
+            pairs[_key(pair)] = rhos
+            counted = f"{found[0].pairs:,} pairs of words, {'all there are' if found[0].exact else 'a sample'}"
+    closer = [one - two for one, two in zip(pairs.get("output, tied", ()), pairs.get("input, tied", ()), strict=False)]
+    return {
+        "model": model,
+        "corpus": corpus,
+        "counted": counted,
+        "seeds": sorted({result.seed for result in ordered}),
+        "pairs": {pair: over_seeds(rhos).json() for pair, rhos in pairs.items()},
+        "closer": over_seeds(closer).json() if closer else None,
+    }
+
+
+def _key(pair: tuple[str, str]) -> str:
+    return ", ".join(pair)
+
+
+def _named(model: Mapping[str, Any]) -> str:
+    return f"{model['model']}, {model['corpus']}"

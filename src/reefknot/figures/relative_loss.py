@@ -1,0 +1,143 @@
+"""Pappas & Henderson 2019, Figure 3: how far DRILL's loss lies from each baseline's, by how often a word was seen.
+
+Of each word type the summed loss of both models on the test text, their relative difference in percent, and the mean
+over the types of a band of training counts. Below zero, DRILL is better. The interval is that of resampled types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reefknot.errors import DataError
+from reefknot.evaluation.comparison import blocks
+from reefknot.evaluation.frequency import FIGURE_3, Pair, compare_by_target
+from reefknot.figures.contract import Figure, Measured
+from reefknot.figures.intervals import told
+from reefknot.figures.pictures import Panel, bars
+from reefknot.reports.drawing import Drawing
+from reefknot.reports.results import Result, flatten
+from reefknot.reports.rows import group
+from reefknot.runs.folder import RunFolder
+from reefknot.trained_run import open_texts
+
+PAPER = {
+    "weight tying": (-17.546, -2.804, -0.108, -0.759, 0.512, -0.222, -0.680, 0.188),
+    "bilinear": (-9.589, -7.369, -3.336, -4.665, 0.027, -0.258, 1.205, 2.054),
+    "dual nonlinear": (-4.789, -6.502, -0.567, -0.702, 0.644, -0.026, 0.367, -0.808),
+}
+"""By the bands from one occurrence on, as the authors' files have them."""
+BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}
+"""By the kind of a row's labels."""
+
+
+class RelativeLoss(Figure):
+    """A bar for each band and baseline."""
+
+    name = "pappas2019/3"
+    recipe = "pappas2019/figure3"
+    needs = "token losses and the text"
+    title = "Pappas & Henderson 2019, Figure 3: DRILL against its baselines by word frequency"
+    shows = (
+        "The mean relative difference of the cross-entropy between DRILL and weight tying, the bilinear and the dual "
+        "nonlinear mapping, for word types in bands of their training frequency, Penn Treebank. DRILL gains most on "
+        "rare words."
+    )
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """For each baseline the bands, the mean over types and its interval; several seeds of a row are averaged."""
+        systems = group(runs)
+        ours = [name for name, results in systems.items() if _labels(results[0]) == "drill"]
+        if not ours:
+            raise DataError("none of these runs has DRILL's labels; name one beside its baselines")
+        drill = max(ours, key=lambda name: _depth(systems[name][0]))
+        baselines = {name: results for name, results in systems.items() if _labels(results[0]) in BASELINES}
+        if not baselines:
+            raise DataError("no baseline (plain, bilinear or dual labels) is among these runs; name one beside DRILL's")
+        texts = open_texts(RunFolder.open(systems[drill][0].folder), data)
+        losses = {name: [_losses(result) for result in systems[name]] for name in (drill, *baselines)}
+        boundaries = blocks(len(losses[drill][0]))
+        compared = []
+        for name, results in baselines.items():
+            pair = Pair(losses[name], losses[drill], boundaries)
+            bands = compare_by_target(pair, texts.splits["test"], texts.vocabulary)
+            compared.append(
+                {
+                    "row": name,
+                    "baseline": BASELINES[str(_labels(results[0]))],
+                    "seeds": [result.seed for result in results],
+                    "bands": [
+                        {
+                            "low": band.low,
+                            "high": band.high,
+                            "types": band.types,
+                            "relative": _estimate(band.relative, band.relative_interval),
+                        }
+                        for band in bands
+                    ],
+                }
+            )
+        return {"drill": drill, "seeds": [result.seed for result in systems[drill]], "compared": compared}
+
+    def draw(self, measured: Measured) -> Drawing:
+        """The bands side by side, the paper's figures marked."""
+        bands = sorted({(band["low"], band["high"] or 0) for each in measured["compared"] for band in each["bands"]})
+        ours, papers = {}, {}
+        for each in measured["compared"]:
+            own = {band["low"]: band["relative"] for band in each["bands"]}
+            ours[each["row"]] = [own.get(low) for low, _ in bands]
+            papers[each["row"]] = [_papers(each["baseline"], low) for low, _ in bands]
+        panel = Panel("", [_ends(low, high or None) for low, high in bands], ours, papers, measured="DRILL's loss, %")
+        caption = (
+            f"Loss of {measured['drill']} against each baseline, mean over the word types of a band with 95 % "
+            "intervals of resampled types; below zero, DRILL is better."
+        )
+        return bars(self.slug, [panel], along="times seen in training", caption=caption)
+
+    def lines(self, measured: Measured) -> list[str]:
+        """A line for each band and baseline."""
+        lines = [f"loss of {measured['drill']} against baselines, %, mean over word types [95 %, types resampled]"]
+        for each in measured["compared"]:
+            lines.append(f"against {each['row']}")
+            lines.append(f"  {'seen':>12} {'types':>7}  {'ours':<26} paper")
+            for band in each["bands"]:
+                paper = _papers(each["baseline"], band["low"])
+                shown = "" if paper is None else f"{paper:+.1f}".replace("-", "−")
+                ends = _ends(band["low"], band["high"])
+                lines.append(f"  {ends:>12} {band['types']:>7,}  {told(band['relative'], 1):<26} {shown}".rstrip())
+        return lines
+
+
+def _labels(result: Result) -> str | None:
+    kind = flatten(result.settings).get("output.labels.kind")
+    settings = flatten(result.settings)
+    untied = kind == "plain" and settings.get("output.labels.table") != settings.get("input.table")
+    return None if untied or not isinstance(kind, str) else kind
+
+
+def _depth(result: Result) -> int:
+    return int(flatten(result.settings).get("output.labels.depth") or 0)
+
+
+def _losses(result: Result) -> Any:
+    path = result.folder / "scores.safetensors"
+    if not path.is_file():
+        raise DataError(f"{path}: is not here; the losses of every token are in run folders, not in records of them")
+    return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
+
+
+def _estimate(mean: float, interval: tuple[float, float] | None) -> dict[str, Any]:
+    low, high = interval or (None, None)
+    return {"mean": mean, "low": low, "high": high}
+
+
+def _papers(baseline: str, low: int) -> float | None:
+    edges = FIGURE_3[1:]
+    return PAPER[baseline][edges.index(low)] if low in edges else None
+
+
+def _ends(low: int, high: int | None) -> str:
+    return f"{low:,}" if low == high else f"{low:,}+" if high is None else f"{low:,}-{high:,}"

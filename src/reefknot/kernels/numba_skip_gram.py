@@ -1,0 +1,227 @@
+"""Skip-gram compiled for the CPU by numba, on threads that share the tables without locks (Hogwild).
+
+Two threads that change a row at once may lose a part of one update; rows are many, and such a loss is rare (Recht et
+al. 2011). What takes most of the time is waiting for rows of tables that no cache holds, so the pairs of a centre are
+drawn first and their rows asked for; then they are trained. Machine code is made anew in every process, in two or
+three seconds: what numba would keep on disk are pickles, which nothing here reads.
+
+Shapes: V words, D width, C kept words of a stretch and its neighbours, P pairs of a centre, T = 1 + negatives targets.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reefknot.kernels.skip_gram import CLIP, Rates
+from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP, Draws
+
+PLACES = 10_000
+"""Words that a thread takes at once."""
+_STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(FIRST), np.uint64(SECOND)
+_HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
+_LINE = 16
+"""Numbers in a line of the cache."""
+_CELLS = 1024
+# The sigmoid from -CLIP to CLIP, and a cell more; between two cells a straight line, which is off by less than 2e-6.
+_SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_CELLS + 2) * (2 * CLIP / _CELLS) - CLIP)))).astype(np.float32)
+_SCALE, _CLIP = np.float32(_CELLS / (2 * CLIP)), np.float32(CLIP)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+
+
+def train_compiled(
+    input_VD: Tensor,
+    output_VD: Tensor,
+    ids: NDArray[np.int32],
+    start: int,
+    stop: int,
+    draws: Draws,
+    key: int,
+    rates: Rates,
+    workers: int,
+) -> None:
+    """Pieces of the stretch in their order, each by the next thread that is free."""
+    tables = (input_VD.detach().numpy(), output_VD.detach().numpy())
+    tied = input_VD.data_ptr() == output_VD.data_ptr()
+    drawn = (draws.keep.numpy(), draws.accept.numpy(), draws.alias.numpy())
+    sizes = (draws.window, draws.negatives, draws.eos)
+    fall = (*rates.line, rates.lowest)
+
+    def piece(first: int) -> None:
+        last = min(first + PLACES, stop)
+        reach = draws.reach(key, ids, first, last)
+        _train(*tables, tied, ids, *reach, first, last, *drawn, *sizes, np.uint64(key), *fall)
+
+    firsts = range(start, stop, PLACES)
+    if workers == 1:
+        for first in firsts:
+            piece(first)
+        return
+    with ThreadPoolExecutor(workers) as threads:
+        for _ in threads.map(piece, firsts):
+            pass
+
+
+def _prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
+    """Have the line of the cache fetched that a number of a table lies in, and do not wait for it."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        rows, columns = (builder.extract_value(array.strides, axis) for axis in range(2))
+        offset = builder.add(builder.mul(arguments[1], rows), builder.mul(arguments[2], columns))
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        address = builder.gep(builder.bitcast(array.data, pointer), [offset])
+        # To be read, kept in all caches, as data.
+        builder.call(prefetch, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(table, types.intp, types.intp), build
+
+
+_ask_for: Any = intrinsic(_prefetch)
+
+
+@njit(inline="always")
+def _draw(key: Any, number: Any) -> Any:
+    bits = key + number * _STEP
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+    return bits ^ (bits >> np.uint64(31))
+
+
+@njit(inline="always")
+def _sigmoid(score: Any) -> Any:
+    if score > _CLIP:
+        return _ONE
+    if score < -_CLIP:
+        return _ZERO
+    at = (score + _CLIP) * _SCALE
+    cell = np.int64(at)
+    low = _SIGMOID[cell]
+    return low + (at - np.float32(cell)) * (_SIGMOID[cell + 1] - low)
+
+
+@njit(nogil=True)
+def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_place: Any, eos: Any, key: Any) -> Any:
+    """The words that are kept, their places and their lines, and how many they are."""
+    words_C = np.empty(end - begin, np.int64)
+    places_C = np.empty(end - begin, np.int64)
+    lines_C = np.empty(end - begin, np.int64)
+    count = 0
+    line = 0
+    for place in range(begin, end):
+        word = ids[place]
+        if word == eos:
+            line += 1
+        elif np.int64(_draw(key, np.uint64(place) * per_place) >> _HALF) < keep_V[word]:
+            words_C[count] = word
+            places_C[count] = place
+            lines_C[count] = line
+            count += 1
+    return words_C, places_C, lines_C, count
+
+
+@njit(inline="always")
+def _draw_targets(
+    targets_PT: Any, pair: Any, centre: Any, output_VD: Any, accept_V: Any, alias_V: Any, key: Any, number: Any
+) -> None:
+    """The centre, then its negatives, whose rows are asked for; -1 for one that is the centre itself."""
+    width = output_VD.shape[1]
+    columns = np.uint64(len(alias_V))
+    targets_PT[pair, 0] = centre
+    for which in range(1, targets_PT.shape[1]):
+        bits = _draw(key, number + np.uint64(which - 1))
+        target = np.int64((bits >> _HALF) * columns >> _HALF)
+        if np.int64(bits & _LOWER) >= accept_V[target]:
+            target = alias_V[target]
+        targets_PT[pair, which] = target if target != centre else -1
+        for d in range(0, width, _LINE):
+            _ask_for(output_VD, target, d)
+
+
+@njit(inline="always", fastmath=True)
+def _train_pair(
+    input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
+) -> None:
+    """What the formulas of `kernels/skip_gram.py` say."""
+    width = input_VD.shape[1]
+    for d in range(width):
+        e_D[d] = _ZERO
+    for which in range(targets_PT.shape[1]):
+        target = targets_PT[pair, which]
+        if target < 0:
+            continue
+        score = _ZERO
+        for d in range(width):
+            score += input_VD[context, d] * output_VD[target, d]
+        g = rate * ((_ONE if which == 0 else _ZERO) - _sigmoid(score))
+        if tied and target == context:
+            for d in range(width):
+                e_D[d] += (g + g) * input_VD[context, d]
+        else:
+            for d in range(width):
+                u = output_VD[target, d]
+                e_D[d] += g * u
+                output_VD[target, d] = u + g * input_VD[context, d]
+    for d in range(width):
+        input_VD[context, d] += e_D[d]
+
+
+@njit(nogil=True, fastmath=True)
+def _train(
+    input_VD: Any,
+    output_VD: Any,
+    tied: Any,
+    ids: Any,
+    begin: Any,
+    end: Any,
+    first: Any,
+    last: Any,
+    keep_V: Any,
+    accept_V: Any,
+    alias_V: Any,
+    window: Any,
+    negatives: Any,
+    eos: Any,
+    key: Any,
+    rate_at_0: Any,
+    fall: Any,
+    lowest: Any,
+) -> None:
+    """Centres from `first` to `last`, whose neighbours lie from `begin` to `end`."""
+    width = input_VD.shape[1]
+    per_place = np.uint64(2 + 2 * window * negatives)
+    words_C, places_C, lines_C, count = _kept(ids, begin, end, keep_V, per_place, eos, key)
+    e_D = np.empty(width, input_VD.dtype)
+    contexts_P = np.empty(2 * window, np.int64)
+    targets_PT = np.empty((2 * window, 1 + negatives), np.int64)
+    for at in range(count):
+        place = places_C[at]
+        if place < first or place >= last:
+            continue
+        rate = rate_at_0 - fall * place
+        rate = np.float32(rate if rate > lowest else lowest)
+        number = np.uint64(place) * per_place
+        radius = 1 + np.int64((_draw(key, number + np.uint64(1)) >> _HALF) * np.uint64(window) >> _HALF)
+        pairs = 0
+        for other in range(at - radius if at > radius else 0, at + radius + 1 if at + radius < count else count):
+            if other == at or lines_C[other] != lines_C[at]:
+                continue
+            contexts_P[pairs] = words_C[other]
+            for d in range(0, width, _LINE):
+                _ask_for(input_VD, words_C[other], d)
+            slot = other - at + window - (1 if other > at else 0)
+            drawn = number + np.uint64(2 + slot * negatives)
+            _draw_targets(targets_PT, pairs, words_C[at], output_VD, accept_V, alias_V, key, drawn)
+            pairs += 1
+        for pair in range(pairs):
+            _train_pair(input_VD, output_VD, tied, contexts_P[pair], targets_PT, pair, e_D, rate)

@@ -1,0 +1,79 @@
+"""Skip-gram as a loop that can be read: what the other implementations are tested against.
+
+Shapes: V words, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reefknot.kernels.skip_gram import CLIP, Rates
+from reefknot.kernels.skip_gram_draws import Draws
+
+
+def train_pair_by_pair(
+    input_VD: Tensor,
+    output_VD: Tensor,
+    ids: NDArray[np.int32],
+    start: int,
+    stop: int,
+    draws: Draws,
+    key: int,
+    rates: Rates,
+) -> None:
+    """One pair after the other; computed in float64, whatever the tables' type."""
+    tied = input_VD.data_ptr() == output_VD.data_ptr()
+    inputs = input_VD.detach().double().cpu().numpy()
+    outputs = inputs if tied else output_VD.detach().double().cpu().numpy()
+    for centre, context, negatives, place in pairs(ids, start, stop, draws, key):
+        rate = rates.at(place)
+        v = inputs[context]
+        e = np.zeros_like(v)
+        for target in [centre, *(each for each in negatives if each != centre)]:
+            u = outputs[target]
+            g = rate * ((target == centre) - sigmoid(u @ v))
+            e += g * u
+            if tied and target == context:
+                e += g * v  # the row is v itself, which the other targets still need as it is
+            else:
+                u += g * v
+        v += e
+    input_VD.detach().copy_(input_VD.new_tensor(inputs))
+    output_VD.detach().copy_(output_VD.new_tensor(outputs))
+
+
+def sigmoid(score: float) -> float:
+    if abs(score) > CLIP:
+        return float(score > 0)
+    return float(1.0 / (1.0 + np.exp(-score)))
+
+
+def pairs(
+    ids: NDArray[np.int32], start: int, stop: int, draws: Draws, key: int
+) -> Iterator[tuple[int, int, list[int], int]]:
+    """Centre, context, negatives and the centre's place, in the order of the text."""
+    first, last = draws.reach(key, ids, start, stop)
+    for line in lines(ids, first, last, draws.eos):
+        kept = [place for place in line if draws.kept(key, place, int(ids[place]))]
+        for at, place in enumerate(kept):
+            if not start <= place < stop:
+                continue
+            radius = draws.radius(key, place)
+            for other in range(max(at - radius, 0), min(at + radius + 1, len(kept))):
+                if other == at:
+                    continue
+                slot = other - at + draws.window - (other > at)
+                numbers = range(slot * draws.negatives, (slot + 1) * draws.negatives)
+                negatives = [draws.negative(key, place, number) for number in numbers]
+                yield int(ids[place]), int(ids[kept[other]]), negatives, place
+
+
+def lines(ids: NDArray[np.int32], first: int, last: int, eos: int) -> Iterator[range]:
+    """The places of each line, without its end."""
+    ends = [place for place in range(first, last) if ids[place] == eos]
+    for begin, end in zip([first, *(end + 1 for end in ends)], [*ends, last], strict=True):
+        yield range(begin, end)

@@ -1,0 +1,62 @@
+"""Skip-gram in plain torch: the gradients of a batch of pairs at the same weights, added up.
+
+A row that comes up n times in a batch gets n gradients that do not know of each other, as if its rate were n times
+higher. A batch is therefore no larger than `Draws.at_once` allows, and vectors become as good as those of one pair
+after the other (tests/kernels/test_skip_gram.py).
+
+Shapes: V words, D width, N pairs of a batch, K negatives, T = 1 + K targets of a pair.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reefknot.kernels.skip_gram import CLIP, Rates
+from reefknot.kernels.skip_gram_draws import Draws, kept_words, pairs_of
+
+BATCH = {"cpu": 512, "cuda": 65_536}
+"""Pairs at once, at most: more are no faster."""
+PLACES = 65_536
+"""Words whose pairs are laid out at once."""
+
+
+def train_batches(
+    input_VD: Tensor,
+    output_VD: Tensor,
+    ids: NDArray[np.int32],
+    start: int,
+    stop: int,
+    draws: Draws,
+    key: int,
+    rates: Rates,
+) -> None:
+    """On the device of the tables."""
+    batch = min(BATCH.get(input_VD.device.type, BATCH["cuda"]), draws.at_once(rates.first))
+    begin, fall = rates.line
+    inputs, outputs = input_VD.detach(), output_VD.detach()
+    for first in range(start, stop, PLACES):
+        pairs = pairs_of(draws, key, kept_words(draws, key, ids, first, min(first + PLACES, stop)))
+        targets_NT = torch.cat([pairs.centres[:, None], pairs.negatives], 1)
+        rates_N = (begin - fall * pairs.places.double()).clamp(min=rates.lowest).to(inputs.dtype)
+        # What is no target of its pair has no step.
+        steps_NT = rates_N[:, None] * (targets_NT != pairs.centres[:, None])
+        steps_NT[:, 0] = rates_N
+        for each in zip(*(torch.split(part, batch) for part in (pairs.contexts, targets_NT, steps_NT)), strict=True):
+            update(inputs, outputs, *each)
+
+
+def update(input_VD: Tensor, output_VD: Tensor, contexts_N: Tensor, targets_NT: Tensor, steps_NT: Tensor) -> None:
+    """One batch; the first target of a pair is the true one."""
+    v_ND, u_NTD = input_VD[contexts_N], output_VD[targets_NT]
+    scores_NT = torch.bmm(u_NTD, v_ND[:, :, None])[:, :, 0]
+    p_NT = scores_NT.sigmoid()
+    p_NT = torch.where(scores_NT.abs() > CLIP, (scores_NT > 0).to(p_NT.dtype), p_NT)
+    g_NT = -p_NT
+    g_NT[:, 0] += 1.0
+    g_NT *= steps_NT
+    e_ND = torch.bmm(g_NT[:, None], u_NTD)[:, 0]
+    output_VD.index_add_(0, targets_NT.flatten(), (g_NT[:, :, None] * v_ND[:, None]).flatten(0, 1))
+    input_VD.index_add_(0, contexts_N, e_ND)

@@ -1,0 +1,79 @@
+"""`reefknot analogy` on runs and on files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.vectors.files import write_vectors
+from reefknot.vectors.word_vectors import WordVectors
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vectors") / "royal.txt"
+    words = ("man", "woman", "king", "queen", "apple")
+    rows = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 3], [0, 1, 3], [-1, -1, 1]], np.float32)
+    write_vectors(WordVectors(words, rows), path, "glove")
+    return path
+
+
+def test_three_words(cli: Cli, file: Path) -> None:
+    found = cli("analogy", file, "man", "king", "woman", "--json").json()
+    assert [word for word, _ in found["vectors"]] == ["queen", "apple"]
+    assert cli("analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
+
+
+def test_every_table_of_a_run(cli: Cli, runs: Runs) -> None:
+    found = cli("analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
+    assert list(found) == ["input", "output"]
+    assert all(
+        len(near) == 3 and not {"green", "river", "house"} & {word for word, _ in near} for near in found.values()
+    )
+    assert cli("analogy", runs.tied, "Green", "river", "house").out.startswith("tied: ")
+
+
+def test_questions(cli: Cli, file: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.txt"
+    text = ": family\nman king woman queen\nMan woman king apple\n: fruit\npear apple man king\n"
+    questions.write_text(text, encoding="utf-8")
+    found = cli("analogy", file, "--questions", questions, "--json").json()
+    assert found["vectors"] == [
+        {"name": "family", "right": 1, "asked": 2, "of": 2, "accuracy": 0.5},
+        {"name": "fruit", "right": 0, "asked": 0, "of": 1, "accuracy": None},
+        {"name": "total", "right": 1, "asked": 2, "of": 3, "accuracy": 0.5},
+    ]
+    assert cli("analogy", file, "--questions", questions).out.splitlines() == [
+        "vectors",
+        "  family   50.0%  (1 of 2)",
+        "  fruit   undefined: no question could be asked, 1 left out for an unknown word",
+        "  total    50.0%  (1 of 2, 1 left out for an unknown word)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        ("analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
+        ("analogy {file} man king", 2, "give three words (there are 2)"),
+        ("analogy {file} man king woman queen", 2, "give three words (there are 4)"),
+        ("analogy {file} man king woman --questions {file}", 2, "or --questions FILE"),
+        ("analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),
+        ("analogy {tied} green river zebra", 3, "not in the vocabulary of"),
+        ("analogy {file} --questions nowhere", 3, "nowhere: cannot be read"),
+        ("analogy {file} --questions {tied}/vocabulary.json", 3, "is neither four words nor ': NAME'"),
+        ("analogy nowhere man king woman", 3, "nowhere"),
+    ],
+)
+def test_mistakes(cli: Cli, runs: Runs, file: Path, command: str, code: int, sentence: str) -> None:
+    outcome = cli(*(word.format(file=file, tied=runs.tied) for word in command.split()))
+    assert (outcome.code, outcome.out) == (code, "")
+    assert sentence in outcome.err
+    assert outcome.err.count("\n") == 1

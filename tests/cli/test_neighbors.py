@@ -1,0 +1,72 @@
+"""`reefknot neighbors` on files of vectors and on runs of skip-gram; on language models see test_verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.opened_vectors import open_vectors
+from reefknot.vectors.files import write_vectors
+from reefknot.vectors.word_vectors import WordVectors
+
+from .conftest import Outcome
+
+Cli = Callable[..., Outcome]
+
+SKIP_GRAM = """
+title = "Vectors"
+
+[base.corpus]
+name = {corpus}
+
+[base.skip_gram]
+dim = 6
+
+[base.training]
+epochs = 1
+
+[[rows]]
+name = "untied"
+"""
+
+
+@pytest.fixture(scope="module")
+def run(cli: Cli, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("skip-gram")
+    (folder / "vectors.toml").write_text(SKIP_GRAM.format(corpus=repr(str(corpus))), encoding="utf-8")
+    outcome = cli("train", folder / "vectors.toml", "--out", folder / "run", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+def test_a_file(cli: Cli, tmp_path: Path) -> None:
+    rows = np.array([[1, 0], [3, 1], [-1, 9], [0, 0]], np.float32)
+    write_vectors(WordVectors(("King", "queen", "pear", "nil"), rows), tmp_path / "file.vec", "word2vec")
+    found = cli("neighbors", tmp_path / "file.vec", "King", "PEAR", "-k", 2, "--json").json()
+    assert found == {
+        "vectors": {
+            "King": [["queen", round(3 / 10**0.5, 4)], ["nil", 0.0]],
+            "pear": [["queen", round(6 / 820**0.5, 4)], ["nil", 0.0]],
+        }
+    }
+    assert cli("neighbors", tmp_path / "file.vec", "King", "-k", 1).out == "King (vectors): queen 0.95\n"
+    assert cli("export", tmp_path / "file.vec", "--format", "projector", "-o", tmp_path / "folder").code == 0
+    assert cli("neighbors", tmp_path / "folder", "King", "PEAR", "-k", 2, "--json").json() == found
+    outcome = cli("neighbors", tmp_path / "file.vec", "queeen")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "file.vec: queeen (did you mean queen?)" in outcome.err
+
+
+def test_a_run_of_skip_gram(cli: Cli, run: Path) -> None:
+    found = cli("neighbors", run, "green", "-k", 3, "--json").json()
+    assert list(found) == ["input", "output"]
+    for end, vectors in open_vectors(run).items():
+        cosines = vectors.unit_VD @ vectors.unit_VD[vectors.id_of("green")]
+        others = [row for row in np.argsort(-cosines, kind="stable") if vectors.words[row] != "green"][:3]
+        assert [word for word, _ in found[end]["green"]] == [vectors.words[row] for row in others]
+    outcome = cli("neighbors", run, "zebra")
+    assert (outcome.code, outcome.err) == (3, f"reefknot: not in the vocabulary of {run}: zebra\n")
+    assert cli("analogy", run, "green", "river", "house", "--json").json().keys() == {"input", "output"}

@@ -1,0 +1,52 @@
+"""Words as people write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.evaluation.lookup import Lookup, near_spellings
+from reefknot.vectors.word_vectors import WordVectors
+
+
+def lookup(*words: str) -> Lookup:
+    return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32)))
+
+
+def test_as_written_then_lower_cased() -> None:
+    words = lookup("turkey", "Turkey", "paris")
+    assert [words.find(word) for word in ("Turkey", "turkey", "Paris", "PARIS", "rome")] == [1, 0, 2, 2, None]
+    assert lookup("Paris").find("paris") is None
+
+
+def test_of_pieces_only_whole_words_count() -> None:
+    words = lookup("<unk>", "car", "car</w>", "pet</w>", "mount")
+    assert [words.find(word) for word in ("car", "Car", "pet", "car</w>", "<unk>")] == [2, 2, 3, 2, 0]
+    assert words.find("mount") is None
+    with pytest.raises(DataError, match=r"^not in the vocabulary of x as one piece: mount$"):
+        words.require(["car", "mount"], "x")
+
+
+def test_rows_keep_their_order_and_doubles() -> None:
+    assert lookup("a", "b").require(["b", "a", "b"], "x") == [1, 0, 1]
+
+
+def test_an_unknown_word_is_told_with_near_spellings() -> None:
+    words = lookup("queen", "king", "Kingdom", "<eos>")
+    with pytest.raises(DataError, match=r"^not in the vocabulary of f: quen \(did you mean queen\?\), zebra$"):
+        words.require(["quen", "zebra", "king", "quen"], "f")
+    with pytest.raises(DataError, match=r"kingdom \(did you mean Kingdom\?\)"):
+        words.require(["kingdom"], "f")
+
+
+@pytest.mark.parametrize("word", ["", "x" * 10_000, "\n"])
+def test_nonsense_has_no_near_spelling(word: str) -> None:
+    assert near_spellings(word, ["x", "xy"]) == []
+
+
+def test_what_cannot_be_printed_is_not() -> None:
+    with pytest.raises(DataError) as caught:
+        lookup("a").require(["\x1b[31m", "y" * 5000], "f")
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,121 @@
+"""Figure 1 of Inan et al.: which runs make which point, from results or from weights, drawn and told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.evaluation.subspace import between_ends
+from reefknot.figures import subspace as module
+from reefknot.figures.subspace import SubspaceDistance
+from reefknot.recipe import load_recipe
+from reefknot.reports.results import Result, flatten
+from reefknot.text.streams import Streams
+from reefknot.vectors.word_vectors import WordVectors
+
+
+def run(folder: Path, *, beta: float | None, tau: float, seed: int = 0, distance: float | None = None) -> Result:
+    place = folder / f"{beta}-{tau}-{seed}"
+    place.mkdir()
+    found = {} if distance is None else {"subspace": {"distance": distance, "chance": 0.95, "words": 30, "dim": 3}}
+    (place / "result.json").write_text(json.dumps(found))
+    settings: dict[str, Any] = {"output": {"kind": "augmented", "tau": tau} | ({} if beta is None else {"beta": beta})}
+    return Result(place, "inan2017/figure1", f"beta {beta}, tau {tau}", seed, None, (), settings, {})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Result]:
+    return [
+        run(tmp_path, beta=0.0, tau=10.0, distance=0.9),
+        run(tmp_path, beta=0.0, tau=10.0, seed=1, distance=1.0),
+        run(tmp_path, beta=1.0, tau=10.0, distance=0.1),
+        run(tmp_path, beta=1.0, tau=2.0, distance=0.3),
+    ]
+
+
+def test_beta_is_swept_at_tau_ten_and_tau_at_beta_one(runs: list[Result]) -> None:
+    measured = SubspaceDistance().measure(runs)
+
+    assert [(point["at"], point["mean"], point["runs"]) for point in measured["beta"]] == [
+        (0.0, pytest.approx(0.95), 2),
+        (1.0, 0.1, 1),
+    ]
+    assert [(point["at"], point["mean"]) for point in measured["tau"]] == [(2.0, 0.3), (10.0, 0.1)]
+    assert measured["beta"][0]["low"] < 0.9 < 1.0 < measured["beta"][0]["high"]
+    assert measured["chance"] == pytest.approx(0.95)
+    assert json.loads(json.dumps(measured)) == measured
+
+
+def test_lines_tell_each_point_and_the_papers_words(runs: list[Result]) -> None:
+    lines = SubspaceDistance().lines(SubspaceDistance().measure(runs))
+
+    assert any(line.startswith("beta = 0 ") and line.endswith("near 1") for line in lines)
+    assert any(line.startswith("beta = 1 ") and "0.100" in line and line.endswith("about 0.06") for line in lines)
+    assert any(line.startswith("tau = 2 ") and line.endswith("already low") for line in lines)
+
+
+def test_the_picture_marks_what_is_described_as_such(runs: list[Result]) -> None:
+    svg = SubspaceDistance().draw(SubspaceDistance().measure(runs)).svg
+
+    assert svg.startswith("<svg")
+    for text in ("subspace distance", "paper: near 1", "paper: about 0.06", "paper: already low"):
+        assert text in svg
+
+
+def test_one_sweep_alone_is_drawn(runs: list[Result], tmp_path: Path) -> None:
+    measured = SubspaceDistance().measure(runs[:2])
+
+    assert measured["tau"] == []
+    assert "temperature" not in SubspaceDistance().draw(measured).svg
+
+
+def test_without_a_stored_distance_the_weights_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    words = tuple(f"w{number}" for number in range(30))
+    tables = {end: WordVectors(words, random.normal(size=(30, 3)).astype(np.float32)) for end in ("input", "output")}
+    monkeypatch.setattr(module, "open_vectors", lambda folder, device: tables)
+
+    measured = SubspaceDistance().measure([run(tmp_path, beta=1.0, tau=10.0)])
+
+    expected = between_ends(tables["input"].vectors_VD, tables["output"].vectors_VD)["distance"]
+    assert measured["beta"][0]["mean"] == expected
+
+
+def test_a_tied_run_and_one_without_beta_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "open_vectors", lambda folder, device: {"tied": None})
+
+    with pytest.raises(DataError, match="one table"):
+        SubspaceDistance().measure([run(tmp_path, beta=1.0, tau=10.0)])
+    with pytest.raises(DataError, match=r"output\.beta"):
+        SubspaceDistance().measure([run(tmp_path, beta=None, tau=10.0)])
+    with pytest.raises(DataError, match="none of these runs"):
+        SubspaceDistance().measure([run(tmp_path, beta=0.5, tau=20.0, distance=0.5)])
+
+
+def test_the_recipe_has_both_sweeps_and_no_regularisation() -> None:
+    recipe = load_recipe(SubspaceDistance.recipe)
+    settings = [flatten(experiment.model_dump()) for experiment in recipe.experiments.values()]
+    at = {(each["output.beta"], each["output.tau"]) for each in settings}
+
+    assert {beta for beta, tau in at if tau == 10.0} == {tenth / 10 for tenth in range(11)}
+    assert {tau for beta, tau in at if beta == 1.0} == {1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0}
+    assert len(at) == len(recipe.rows) == 20
+    for each in settings:
+        assert not any(value for key, value in each.items() if "dropout" in key or "decay" in key)
+        assert each["input.table"] == each["output.table"] != each["output.labels.table"]
+        assert each["tables.words.unit_norm"]
+        assert not each["tables.classes.unit_norm"]
+        assert not each["output.labels.bias"]
+
+
+def test_the_rate_has_fallen_to_zero_when_training_ends() -> None:
+    settings = flatten(next(iter(load_recipe(SubspaceDistance.recipe).experiments.values())).model_dump())
+    batch, steps = settings["training.batch"], settings["training.steps"]
+    windows = Streams(np.zeros(settings["corpus.tokens"], dtype=np.int32), batch, steps).windows
+
+    assert settings["training.schedule.period"] == windows * settings["training.epochs"]

@@ -1,0 +1,107 @@
+"""Against gensim: it reads what we write, we read what it writes, and `KeyedVectors` in memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.vectors.files import FORMATS, read_vectors, write_vectors
+from reefknot.vectors.gensim import from_keyed_vectors, to_keyed_vectors
+from reefknot.vectors.word_vectors import WordVectors
+
+WORDS = (
+    "the",
+    "</s>",
+    "caf\u00e9",
+    "日本",
+    "1",
+    "-0.5",
+    "a\u00a0b",
+    "\x01\x7f",
+    "\u2028",
+    "back\\slash",
+    "\x85",
+    "<unk>",
+)
+OPTIONS = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"no_header": True}}
+
+
+def _vectors(counts: bool = False) -> WordVectors:
+    rows = np.random.default_rng(1).standard_normal((len(WORDS), 7)).astype(np.float32) * 1e-3
+    return WordVectors(WORDS, rows, np.arange(len(WORDS))[::-1] if counts else None)
+
+
+@pytest.mark.parametrize("format", OPTIONS)
+def test_gensim_reads_ours(format: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("gensim.models")
+    write_vectors(_vectors(), tmp_path / "v", format)
+    keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **OPTIONS[format])
+    assert tuple(keyed.index_to_key) == WORDS
+    assert keyed.vectors.tobytes() == _vectors().vectors_VD.tobytes()
+
+
+@pytest.mark.parametrize("format", OPTIONS)
+def test_we_read_gensims(format: str, tmp_path: Path) -> None:
+    pytest.importorskip("gensim")
+    keyed = to_keyed_vectors(_vectors(counts=True))
+    how = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"write_header": False}}[format]
+    keyed.save_word2vec_format(str(tmp_path / "v"), **how)
+    found = read_vectors(tmp_path / "v")
+    assert found.words == WORDS
+    assert found.vectors_VD.tobytes() == _vectors().vectors_VD.tobytes()
+
+
+@pytest.mark.parametrize("word", ["a b", "a\tb", "a\nb", " ", "", "\n", "a\rb", "\ufeff", "\x0b"])
+@pytest.mark.parametrize("format", OPTIONS)
+def test_what_we_do_not_refuse_gensim_can_read(word: str, format: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("gensim.models")
+    vectors = WordVectors((word, "b"), np.ones((2, 3), np.float32))
+    try:
+        write_vectors(vectors, tmp_path / "v", format)
+    except DataError:
+        return
+    keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **OPTIONS[format])
+    assert tuple(keyed.index_to_key) == (word, "b")
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_keyed_vectors_there_and_back(counts: bool) -> None:
+    pytest.importorskip("gensim")
+    vectors = _vectors(counts)
+    keyed = to_keyed_vectors(vectors)
+    assert keyed["日本"].tolist() == vectors.vector("日本").tolist()
+    nearest = keyed.most_similar("the", topn=1)[0]
+    cosines = vectors.unit_VD @ vectors.unit_VD[0]
+    assert nearest[0] == WORDS[int(np.argsort(-cosines)[1])]
+    assert nearest[1] == pytest.approx(np.sort(cosines)[-2], abs=1e-6)
+    back = from_keyed_vectors(keyed)
+    assert back.words == WORDS
+    assert back.vectors_VD.tobytes() == vectors.vectors_VD.tobytes()
+    assert (back.counts is not None) == counts
+    if counts:
+        assert keyed.get_vecattr("</s>", "count") == len(WORDS) - 2
+        assert back.counts is not None
+        assert back.counts.tolist() == list(range(len(WORDS)))[::-1]
+
+
+def test_the_vectors_of_a_trained_gensim_model_go_into_every_format(tmp_path: Path) -> None:
+    models = pytest.importorskip("gensim.models")
+    model = models.Word2Vec([["a", "b", "c", "d"]] * 20, vector_size=4, min_count=1, workers=1, epochs=1, seed=1)
+    vectors = from_keyed_vectors(model)
+    assert vectors.counts is not None
+    assert vectors.counts.tolist() == [20] * 4
+    for format in FORMATS:
+        write_vectors(vectors, tmp_path / format, format)
+        assert read_vectors(tmp_path / format).vectors_VD.tobytes() == model.wv.vectors.tobytes()
+
+
+def test_without_gensim_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gensim.models", None)
+    with pytest.raises(SettingsError, match=r"gensim is not installed: pip install 'reefknot\[gensim\]'"):
+        to_keyed_vectors(_vectors())
+    with pytest.raises(DataError, match="a dict is no KeyedVectors"):
+        from_keyed_vectors({})

@@ -7,11 +7,12 @@ import shlex
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from reefknot.cli.main import app
-from reefknot.recipe import Experiment, load_recipe
+from reefknot.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -89,8 +90,8 @@ def anchors(text: str) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def experiments(folder: Path, *snippets: str) -> dict[str, Experiment]:
-    """The experiments of a recipe that is made as a page says: its frame, and snippets below that."""
+def experiments(folder: Path, *snippets: str) -> dict[str, Any]:
+    """The experiments, of either kind, of a recipe that is made as a page says: its frame, and snippets below that."""
     path = folder / "mine.toml"
     path.write_text("\n".join(snippets), encoding="utf-8")
     return dict(load_recipe(str(path)).experiments)

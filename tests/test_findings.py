@@ -13,7 +13,8 @@ import pytest
 from cli.conftest import run_command
 from reefknot.evaluation.perplexity import score
 from reefknot.evaluation.protocols import protocol, score_by_protocol
-from reefknot.findings import headline
+from reefknot.evaluation.subspace import subspace_distance
+from reefknot.findings import headline, word_vectors
 from reefknot.trained_run import open_run
 
 
@@ -25,7 +26,7 @@ def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]
 
 def test_nothing_else_is_computed_unless_it_is_asked_for(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     result, said = train(tiny_recipe(), tmp_path / "run")
-    assert not {"train", "protocol", "similarity"} & set(result)
+    assert not {"train", "protocol", "similarity", "subspace"} & set(result)
     assert said.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
 
 
@@ -53,6 +54,28 @@ def test_a_protocol_stands_beside_our_definition(
     assert math.exp(text.mean) == pytest.approx(result["train"]["perplexity"])
     assert "4 contiguous streams" in result["train"]["definition"]
     assert f"train {result['train']['perplexity']:,.2f}, counted as {name}: valid" in said
+
+
+@pytest.mark.parametrize("row", ["tied", "untied"])
+def test_how_far_the_ends_are_apart(tiny_recipe: Callable[..., Path], tmp_path: Path, row: str) -> None:
+    run = tmp_path / "run"
+    asked = ("--row", row, "--out", run, "--device", "cpu", "evaluation.subspace=true")
+    assert run_command("train", tiny_recipe(), *asked).code == 0
+    found = json.loads((run / "result.json").read_text(encoding="utf-8"))["subspace"]
+    vectors = [each.detach().double().numpy() for each in word_vectors(open_run(run).model).values()]
+    assert found["distance"] == pytest.approx(subspace_distance(*vectors))
+    assert (found["words"], found["dim"]) == vectors[0].shape
+    assert (found["distance"] < 1e-6) == (row == "tied")
+
+
+def test_tables_that_span_everything_are_refused_before_training(
+    tiny_recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("evaluation.subspace=true", "tables.words.dim=500")
+    outcome = run_command("train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", *settings)
+    assert outcome.code != 0
+    assert "words of width 500 span all there is" in outcome.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:

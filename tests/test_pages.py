@@ -1,4 +1,4 @@
-"""What holds of every page: its links, commands, options, settings and tests exist; and what the pages on encoders have
+"""What holds of every page: its links, commands, options, settings and tests exist; and what the pages on models have
 to say together."""
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from reefknot.evaluation.protocols import ProtocolName
 from reefknot.parts import ENCODERS, OPTIMISERS, SCHEDULES, WINDOWS
 from reefknot.recipe import EvaluationSettings, Experiment, build_model, load_recipe
 from reefknot.recipes import shipped
+from reefknot.skip_gram_experiment import SkipGramExperiment
 from reefknot.training.settings import TrainingSettings
 
 NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 ENCODER_PAGES = [Page(f"docs/{name}.md") for name in ("recurrent", "attention", "translation")]
-TEXT = "".join(page.text for page in ENCODER_PAGES)
+TEXT = "".join(page.text for page in (*ENCODER_PAGES, Page("docs/vectors.md")))
+"""Of all pages that have recipes of the papers."""
 ENCODER_SECTIONS = [(page, heading) for page in ENCODER_PAGES for heading in page.sections if heading.startswith("`")]
 WORDS = {"ptb": 10_000, "wikitext-103": 267_744, "multi30k": 10_124}
 """Entries of the vocabularies that the pages' recipes name."""
@@ -76,9 +78,14 @@ def test_verbs_and_options_that_are_named_exist(page: Page) -> None:
 
 @every_page
 def test_settings_that_are_named_exist(page: Page) -> None:
-    sections: dict[str, Any] = {name: field.annotation for name, field in Experiment.model_fields.items()}
-    named = re.findall(r"`(training|evaluation|vocabulary|corpus|init|regularisation)\.(\w+)", page.prose)
-    assert [f"{section}.{key}" for section, key in named if key not in sections[section].model_fields] == []
+    there = {
+        f"{section}.{key}"
+        for kind in (Experiment, SkipGramExperiment)
+        for section, field in kind.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", ())
+    }
+    named = re.findall(r"`((?:training|evaluation|vocabulary|corpus|init|regularisation|skip_gram)\.\w+)", page.prose)
+    assert [name for name in named if name not in there] == []
 
 
 @every_page
@@ -90,13 +97,13 @@ def test_pages_have_what_is_looked_for() -> None:
     """Were a pattern wrong, the tests above would find nothing, and so nothing wrong."""
     every = [Page(name) for name in NAMES]
     verbs = {command[0] for page in every for command in page.commands()}
-    assert verbs >= VERBS.keys() - {"validate", "report", "neighbors"}
+    assert verbs >= VERBS.keys() - {"validate"}
     assert sum(len(page.commands()) for page in every) > 50
     for pattern, least in ((r"\]\([^)]+\)", 100), (r"`tests/\S+`", 20), (r"`test_\w+`", 20), (r"`--\w+", 30)):
         assert sum(len(re.findall(pattern, page.prose)) for page in every) > least, pattern
 
 
-# -- the pages on encoders, together -------------------------------------------------------------------------------
+# -- the pages on models, together -------------------------------------------------------------------------------
 
 
 def test_every_encoder_has_a_section() -> None:

@@ -110,7 +110,7 @@ def write_findings(
         "training": _training(experiment, course),
         **own,
         **_look_at_ends(model, dataset.vocabulary, benchmarks),
-        **(_subspace(model, len(dataset.vocabulary)) if experiment.evaluation.subspace else {}),
+        **({"subspace": subspace(model, dataset.vocabulary)} if experiment.evaluation.subspace else {}),
     }
     run.write_result(result)
     return result
@@ -299,10 +299,11 @@ def vectors_by_end(model: LanguageModel | SkipGram, vocabulary: Vocabulary) -> d
     }
 
 
-def _subspace(model: LanguageModel, words: int) -> dict[str, Any]:
+def subspace(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
     """The distance of Inan et al. between the ends, over the words that both know."""
     found = word_vectors(model)
-    return {"subspace": between_ends(*(found[end][:words].double().cpu().numpy() for end in ("input", "labels")))}
+    input_VD, output_VD = (found[end][: len(vocabulary)].detach().double().cpu().numpy() for end in ("input", "labels"))
+    return between_ends(input_VD, output_VD)
 
 
 def _look_at_ends(

@@ -11,7 +11,7 @@ from reefknot.vectors.projector import VECTORS
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def open_vectors(path: Path, *, device: str = "cpu", say: Say = silent) -> dict[str, WordVectors]:
+def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) -> dict[str, WordVectors]:
     """The vectors of a run as `input` and `output`, or as `tied` where both ends have the same; those of a file as
     `vectors`.
 

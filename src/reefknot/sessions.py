@@ -13,7 +13,15 @@ from typing import Any
 
 from reefknot.errors import CorpusNotHere, SettingsError
 from reefknot.evaluation.similarity import Benchmark, find_benchmarks
-from reefknot.findings import Course, check_scoring, headline, score_split, write_findings, write_vector_findings
+from reefknot.findings import (
+    Course,
+    check_scoring,
+    headline,
+    score_split,
+    subspace,
+    write_findings,
+    write_vector_findings,
+)
 from reefknot.models.initialisation import start_tables
 from reefknot.models.language_model import LanguageModel
 from reefknot.models.skip_gram import SkipGram
@@ -85,6 +93,9 @@ class LanguageModelSession(Session):
         with asked.recipe.naming(asked.row):
             self.model = experiment.build(dataset.words)
         _check_size(asked, self.model)
+        if experiment.evaluation.subspace:
+            # Where tables span no space to speak of, that is said now and not when training has ended.
+            subspace(self.model, dataset.vocabulary)
         self.starts: list[str] = []
         """What is to be told of files that tables start from; none is read where another run's weights are there."""
         if first:

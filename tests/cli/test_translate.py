@@ -218,6 +218,19 @@ def test_ways_to_choose_words(cli: Cli, run: Path, file: Path) -> None:
     assert narrow == greedy
 
 
+def test_detokenised_in_the_language_of_the_target(
+    cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(language: str) -> Callable[[str], str]:
+        return lambda line: f"{language}:{line.replace(' ', '')}"
+
+    monkeypatch.setattr("reefknot.text.detokenization.detokenizer", joined)
+    expected = [f"de:{translated(line).replace(' ', '')}" for line in sources]
+    assert cli("translate", run, file, "--detokenize").out.splitlines() == expected
+    n_best = cli("translate", run, file, "--detokenize", "--n-best", 2).out.splitlines()
+    assert [line.split(" ||| ")[1] for line in n_best[::2]] == expected
+
+
 def test_the_length_penalty_is_part_of_the_score(cli: Cli, run: Path, file: Path) -> None:
     found = cli("translate", run, file, "--length-penalty", 0, "--json").out
     for line in found.splitlines():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reefknot.errors import DataError
-from reefknot.evaluation.sentences import score_sentence
+from reefknot.evaluation.sentences import score_sentence, score_sentences
 from reefknot.models.language_model import LanguageModel
 from reefknot.text.dataset import Dataset
 from reefknot.text.vocabulary import Vocabulary
@@ -91,3 +91,19 @@ def test_a_word_outside_the_vocabulary_is_read_as_it_is_spelled(opened: Open, mo
     assert [word.unknown for word in zebra] == [word.unknown for word in horse] == [True, False, False]
     assert zebra[0].log_prob == horse[0].log_prob
     assert zebra[1].log_prob != horse[1].log_prob
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 10_000])
+def test_sentences_together_score_as_alone(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("reefknot.evaluation.sentences.ROWS_AT_ONCE", at_once)
+    vocabulary = opened().vocabulary
+    model = model_for(len(vocabulary)).double()
+    sentences = [["the", "cat"], [], ["a", "zebra", "sat", "the"], ["the"], ["the", "cat"]]
+    together = score_sentences(model, sentences, vocabulary)
+    for found, words in zip(together, sentences, strict=True):
+        alone = score_sentence(model, words, vocabulary)
+        assert [(each.word, each.unknown) for each in found] == [(each.word, each.unknown) for each in alone]
+        assert [each.log_prob for each in found] == pytest.approx([each.log_prob for each in alone], rel=1e-12)
+    assert score_sentences(model, [], vocabulary) == []

@@ -30,7 +30,7 @@ def write(tmp_path: Path) -> Write:
         **found: Any,
     ) -> Result:
         folder = tmp_path / "runs" / recipe / row / f"seed{seed}"
-        folder.mkdir(parents=True)
+        (folder / "checkpoints").mkdir(parents=True)
         config = {"recipe": recipe, "row": row, "settings": (settings or {}) | {"training": {"seed": seed}}}
         record = {
             "format": 1,

@@ -52,6 +52,23 @@ def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Pa
     )
 
 
+def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:
+    run = write(LARGE, "VD-LSTM large")
+    (run.folder / "checkpoints").rmdir()
+    with pytest.raises(DataError, match="inan2017/table4 reads weights, and .*seed0 has none"):
+        choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
+    assert choose(open_figure("inan2017/2"), [tmp_path / "runs"]).runs
+
+
+def test_a_run_that_is_not_finished_is_left_out_and_named(write: Write, tmp_path: Path) -> None:
+    write(LARGE, "VD-LSTM large")
+    open_run = write(LARGE, "VD-LSTM+REAL large")
+    (open_run.folder / "result.json").unlink()
+    chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
+    assert [run.row for run in chosen.runs] == ["VD-LSTM large"]
+    assert chosen.notes[-1] == f"left out, not finished: {open_run.folder}"
+
+
 def test_without_names_the_runs_lie_where_training_puts_them(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ def ls(
     lines = []
     for family, entries in shown.items():
         lines.append(family)
-        lines += [f"  {entry:<20} {text}" for entry, text in entries.items()]
+        lines += [f"  {entry:<24} {text}" for entry, text in entries.items()]
     emit(shown, "\n".join(lines), as_json)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -54,6 +54,7 @@ def translate(
         Path | None, typer.Option(help="Score = (log p + W x log p of this LM run) / length ^ penalty.")
     ] = None,
     weight: Annotated[float | None, typer.Option(help="Rescore: W, how much that counts.")] = None,
+    detokenize: Annotated[bool, typer.Option("--detokenize", help="Put words and punctuation together.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -74,6 +75,7 @@ def translate(
         model, number = cast("Translator", trained.model), search.beam if ranking else n_best or 1
         decode = searching(model, trained.words, search, number)
     translator = _translator(trained, decode, batch_tokens)
+    polished = _detokenized(trained) if detokenize else list
     written = _as_json if as_json else _as_n_best if n_best else _as_scored if scores else _as_text
     told = LineCount("translating", count_lines(file) if file is not None and file.is_file() else None)
     for lines in _some_at_a_time(file):
@@ -81,7 +83,8 @@ def translate(
         found = translator.translate(lines, lambda _, done: told.tell(before + done * len(lines)))  # noqa: B023
         if ranking is not None:
             found = ranking.ranked(found)
-        typer.echo("\n".join(written(line, each[: n_best or 1]) for line, each in zip(lines, found, strict=True)))
+        shown = (polished(each[: n_best or 1]) for each in found)
+        typer.echo("\n".join(written(line, each) for line, each in zip(lines, shown, strict=True)))
     translator.tell_unknown()
     if ranking is not None:
         ranking.tell_unknown()
@@ -157,6 +160,16 @@ def _translator(trained: TrainedRun, decode: Decode, batch_tokens: int | None) -
     )
 
 
+def _detokenized(trained: TrainedRun) -> Callable[[Sequence[Translation]], list[Translation]]:
+    """Translations as a person writes them; after any language model has read their tokens."""
+    from reefknot.text.detokenization import detokenizer
+
+    pairs = trained.experiment.corpus.pairs
+    assert pairs is not None  # a translator has them
+    joined = detokenizer(pairs.target)
+    return lambda found: [replace(each, text=joined(each.text)) for each in found]
+
+
 def _some_at_a_time(file: Path | None) -> Iterator[list[Line]]:
     """The lines of a file or of standard input; each by itself where a person types them."""
     from reefknot.text.lines import read_file, read_stream
@@ -185,17 +198,15 @@ class _Ranking:
 
     def ranked(self, found: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
         """The translations of each line in their new order, with their new scores."""
-        from reefknot.evaluation.sentences import score_sentence
+        from reefknot.evaluation.sentences import score_sentences
         from reefknot.evaluation.translation import rerank
         from reefknot.text.lines import words_in
 
         texts = {each.text: words_in(each.text, "a translation") for each in chain.from_iterable(found)}
         trained = self.trained.knowing(chain.from_iterable(texts.values()))
-        logp = {}
-        for text, words in texts.items():
-            scored = score_sentence(trained.model, words, trained.vocabulary)
-            logp[text] = sum(word.log_prob for word in scored)
-            self.unknown += sum(word.unknown for word in scored)
+        scored = score_sentences(trained.model, list(texts.values()), trained.vocabulary)
+        logp = {text: sum(word.log_prob for word in each) for text, each in zip(texts, scored, strict=True)}
+        self.unknown += sum(word.unknown for word in chain.from_iterable(scored))
         return [rerank(each, [logp[one.text] for one in each], self.weight, self.search) for each in found]
 
     def tell_unknown(self) -> None:

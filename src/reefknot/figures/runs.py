@@ -45,14 +45,23 @@ def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
     rows = rows_of(figure)
     spare = [_rows(figure.stand_in)] if figure.stand_in else []
     there = collect(named) if named else _default([*rows, *spare])
+    left_out = [f"left out, not finished: {result.folder}" for result in there if not result.record]
     chosen = among(figure, there)
     if chosen is not None:
-        return chosen
+        return _with_weights(figure, Chosen(chosen.runs, [*chosen.notes, *left_out]))
     finished = [result for result in there if result.record] if named else []
     if not finished:
         what = "the runs that were named are not finished" if named else f"no runs of it under {RUNS}/"
         raise DataError(f"{figure.name}: {what}; name run folders, or train them: {'; '.join(map(_command, rows))}")
-    return Chosen(finished, [_standing_in(figure, finished)])
+    return _with_weights(figure, Chosen(finished, [_standing_in(figure, finished), *left_out]))
+
+
+def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
+    """Refuse records of runs where the figure opens their models."""
+    bare = [str(run.folder) for run in chosen.runs if not (run.folder / "checkpoints").is_dir()]
+    if figure.needs == "weights" and bare:
+        raise DataError(f"{figure.name} reads weights, and {bare[0]} has none; name the folder it was trained in")
+    return chosen
 
 
 def among(figure: Figure, results: Sequence[Result]) -> Chosen | None:

@@ -67,7 +67,7 @@ FORMATS = tuple(_KNOWN)
 
 
 def read_vectors(
-    path: Path, format: str | None = None, *, only: Collection[str] | None = None, say: Say = silent
+    path: str | Path, format: str | None = None, *, only: Collection[str] | None = None, say: Say = silent
 ) -> WordVectors:
     """The word vectors of a file, or of the folder of a projector; `only` leaves out all words but these.
 
@@ -89,7 +89,7 @@ def _read(path: Path, format: str, name: str, only: Collection[str] | None = Non
     return gathered.finish(say)
 
 
-def write_vectors(vectors: WordVectors, path: Path, format: str, *, say: Say = silent) -> None:
+def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: Say = silent) -> None:
     """Replace `path` by word vectors. Success means that they were read back and are the same.
 
     Counts are kept by safetensors alone: the other formats have no place for them.

@@ -55,7 +55,7 @@ def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Pa
 def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:
     run = write(LARGE, "VD-LSTM large")
     (run.folder / "checkpoints").rmdir()
-    with pytest.raises(DataError, match="inan2017/table4 reads weights, and .*seed0 has none"):
+    with pytest.raises(DataError, match=r"inan2017/table4 reads weights, and .*seed0 has none"):
         choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
     assert choose(open_figure("inan2017/2"), [tmp_path / "runs"]).runs
 

@@ -99,6 +99,15 @@ def test_the_headline_has_what_there_is() -> None:
     )
 
 
+def test_the_headline_says_how_many_pairs_a_correlation_is_of() -> None:
+    men = {"name": "MEN", "rho": 1.0, "pairs": 3, "of": 3_000}
+    simlex = {"name": "SimLex-999", "rho": -0.123, "pairs": 940, "of": 999}
+    others = [{"name": "RG-65", "rho": 0.5, "pairs": 60, "of": 65}, men | {"name": "Verb-143", "rho": None}]
+    assert headline({"similarity": {"tied": [simlex, men, *others]}}) == (
+        "rho of tied vectors: SimLex-999 -0.12 (940 of 999 pairs), MEN 1.00 (3 of 3,000 pairs)"
+    )
+
+
 def test_windows_hold_for_training_and_for_every_text(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     windows = 'evaluation.windows={kind = "sliding", context = 6, stride = 2}'
     result, _ = train(tiny_recipe(), tmp_path / "run", windows, "evaluation.train=true")

@@ -55,7 +55,16 @@ def test_skip_gram_and_a_file_of_its_vectors(tmp_path: Path, made_text: Callable
     assert set(found) == {"input", "output"}
     opened = open_any(untied)
     assert isinstance(opened, TrainedVectors)
-    assert np.array_equal(found["output"].vectors_VD, opened.model.output.weight.detach().numpy())
+    # A line's end and what stands for unknown words have rows that are never trained.
+    words = opened.vocabulary
+    rows = [row for row in range(len(words)) if row not in (words.eos, words.unk)]
+    assert len(rows) == len(words) - 2
+    for end, table in (("input", opened.model.input), ("output", opened.model.output)):
+        assert found[end].words == tuple(words.words[row] for row in rows)
+        assert np.array_equal(found[end].vectors_VD, table.weight.detach().numpy()[rows])
+        assert found[end].counts is not None
+        assert found[end].counts.tolist() == [words.counts[row] for row in rows]
+    assert not {"<eos>", "<unk>"} & set(open_vectors(tied)["tied"].words)
     write_vectors(found["input"], tmp_path / "vectors.safetensors", "safetensors")
     (name, read), *others = open_vectors(tmp_path / "vectors.safetensors").items()
     assert name == "vectors"

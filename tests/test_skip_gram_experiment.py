@@ -79,16 +79,49 @@ def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
     assert result["paper_similarity"]["output"] == {"SimLex-999": 0.29, "MEN": 0.61}
     assert not result["neighbors"]["tied"]
     assert set(result["embedding"]) >= {"input", "output"}
+    assert set(result["neighbors"]["input"]) == set(result["neighbors"]["labels"])
     for end in ("input", "output"):
         (judged,) = result["similarity"][end]
         assert (judged["name"], judged["pairs"], judged["of"]) == ("SimLex-999", 60, 999)
         assert -1 <= judged["low"] <= judged["rho"] <= judged["high"] <= 1
-    assert "rho of input vectors" in said.splitlines()[-1]
+    assert "rho of input vectors: SimLex-999" in said.splitlines()[-1]
+    assert "(60 of 999 pairs)" in said.splitlines()[-1]
     again = run_command("train", recipe, "--row", "untied", "--out", out, "--device", "cpu")
     assert "done already" in again.out
     assert not [
         line for line in (out / "metrics.jsonl").read_text().splitlines() if not math.isfinite(json.loads(line)["loss"])
     ]
+
+
+def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
+    """In a text of few words every word is among the nearest."""
+    for split in ("train", "valid", "test"):
+        line = "alpha beta gamma delta\n" * 30
+        (tmp_path / f"{split}.txt").write_text(line + "once\n", encoding="utf-8")
+    recipe = write_recipe(tmp_path, tmp_path)
+    for row, ends in (("untied", {"input", "output"}), ("tied", {"tied"})):
+        result, _ = train(recipe, row, tmp_path / row)
+        found = result["neighbors"]
+        for end in ("input", "labels"):
+            assert {word: {near for near, _ in each} for word, each in found[end].items()} == {
+                word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
+            }
+        assert set(result["embedding"]["words"]) == {"alpha", "beta", "gamma", "delta"}
+        assert ends <= set(result["embedding"])
+        told = run_command("neighbors", tmp_path / row, "alpha", "-k", 10)
+        assert told.code == 0
+        assert "beta" in told.out
+        assert "<" not in told.out
+        assert run_command("neighbors", tmp_path / row, "<eos>").code != 0
+
+
+@pytest.mark.parametrize("row", ["untied", "tied"])
+def test_a_vocabulary_that_is_too_small_leaves_no_folder(recipe: Path, tmp_path: Path, row: str) -> None:
+    out, small = tmp_path / "run", ("vocabulary.max_size=3", "vocabulary.min_count=1")
+    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *small)
+    assert outcome.code == 3
+    assert "the vocabulary has 1; lower vocabulary.min_count, or use a larger vocabulary.max_size" in outcome.err
+    assert not out.exists()
 
 
 def test_equal_seeds_give_equal_figures(recipe: Path, tmp_path: Path) -> None:

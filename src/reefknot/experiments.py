@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import ReefknotError
-from reefknot.models.initialisation import file_hashes
+from reefknot.errors import ReefknotError, SettingsError
+from reefknot.models.initialisation import file_hashes, table_files
 from reefknot.recipe import Experiment, Recipe, Row
 from reefknot.runs.environment import capture
 from reefknot.runs.folder import RunFolder
@@ -50,8 +50,12 @@ def train(
     out = out or default_folder(recipe, row, asked.seed)
     first = begin(recipe, row, asked.seed, start, out, data)
     dataset = open_experiment(experiment, data=data, say=display.say)
+    begun = RunFolder.open(out) if (out / "config.json").is_file() else None
+    config = run_config(recipe, row, experiment, dataset, first, begun)
+    if begun:
+        _refuse_changed_files(begun, config)
+        experiment = _without_files(experiment, begun)
     session = _session(asked, experiment, dataset, first, display.say)
-    config = run_config(recipe, row, experiment, dataset, first)
     with _enter(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
             display.say(f"{asked.name}  done already: {out}")
@@ -108,9 +112,17 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
 
 
 def run_config(
-    recipe: Recipe, row: Row, experiment: Experiment | SkipGramExperiment, dataset: Texts, start: Start | None = None
+    recipe: Recipe,
+    row: Row,
+    experiment: Experiment | SkipGramExperiment,
+    dataset: Texts,
+    start: Start | None = None,
+    begun: RunFolder | None = None,
 ) -> dict[str, Any]:
-    """What config.json holds: equal configs give equal runs, so the text is part of it, and what it begins with."""
+    """What config.json holds: equal configs give equal runs, so the text is part of it, and what it begins with.
+
+    Of files that tables start from and that are gone, a run that has `begun` says what they were.
+    """
     config = {
         "recipe": recipe.name,
         "row": row.name,
@@ -120,8 +132,31 @@ def run_config(
     }
     if start:
         return config | {"start": start.record}
-    files = file_hashes(experiment.tables) if isinstance(experiment, Experiment) else {}
+    recorded = begun.config.get("vectors") if begun else None
+    files = file_hashes(experiment.tables, recorded) if isinstance(experiment, Experiment) else {}
     return config | ({"vectors": files} if files else {})
+
+
+def _refuse_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
+    """Vectors that changed under the name of their file, in words: two hashes tell nobody what happened."""
+    old, new = begun.config, config
+    for name, digest in new.get("vectors", {}).items():
+        if old.get("settings") == new["settings"] and old.get("vectors", {}).get(name) != digest:
+            file = new["settings"]["tables"][name]["vectors"]
+            raise SettingsError(
+                f"the vectors of tables.{name} are others by now: {file} has changed; restore it or use another --out"
+            )
+
+
+def _without_files(experiment: Experiment | SkipGramExperiment, begun: RunFolder) -> Experiment | SkipGramExperiment:
+    """An experiment to go on with: a run with weights of its own has its tables there, and reads no file again."""
+    if not isinstance(experiment, Experiment):
+        return experiment
+    files = table_files(experiment.tables)
+    if not files or (begun.result is None and begun.checkpoints.latest(silent) is None):
+        return experiment
+    bare = {name: experiment.tables[name].model_copy(update={"vectors": None}) for name in files}
+    return experiment.model_copy(update={"tables": {**experiment.tables, **bare}})
 
 
 def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Texts, start: Path | None = None) -> bool:
@@ -132,7 +167,8 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Texts, star
     experiment = recipe.experiments[row.name]
     seeded = experiment.model_copy(update={"training": experiment.training.model_copy(update={"seed": seed})})
     first = begin(recipe, row, seed, start, out)
-    return RunFolder.open(out).config == run_config(recipe, row, seeded, dataset, first)
+    run = RunFolder.open(out)
+    return run.config == run_config(recipe, row, seeded, dataset, first, run)
 
 
 def _note_environment(run: RunFolder, display: Display) -> None:

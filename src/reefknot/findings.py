@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -15,20 +16,20 @@ from reefknot.evaluation.beam import SearchSettings
 from reefknot.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.evaluation.frequency import loss_by_frequency
 from reefknot.evaluation.generation import generate, prompt_ids
-from reefknot.evaluation.neighbors import examples, nearest
+from reefknot.evaluation.neighbors import examples, nearest_words
 from reefknot.evaluation.pairs import score_pairs
 from reefknot.evaluation.pca import embedding
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
 from reefknot.evaluation.search import tails_opened
-from reefknot.evaluation.similarity import Benchmark, judge
+from reefknot.evaluation.similarity import PRESS, Benchmark, judge
 from reefknot.evaluation.subspace import between_ends
 from reefknot.evaluation.units import shown
+from reefknot.kernels.skip_gram_draws import learned
 from reefknot.models.language_model import LanguageModel, evaluating
 from reefknot.models.skip_gram import SkipGram
 from reefknot.models.translator import Translator
 from reefknot.recipe import Experiment, Row
-from reefknot.reports.cells import JUDGED
 from reefknot.runs.folder import RunFolder, config_hash
 from reefknot.skip_gram_experiment import SkipGramExperiment
 from reefknot.text.dataset import Dataset
@@ -197,9 +198,9 @@ def headline(result: dict[str, Any]) -> str:
 
 
 def _rhos(judged: Iterable[Mapping[str, Any]]) -> str:
-    """On the benchmarks of Press & Wolf."""
-    known = [each for each in judged if each["name"] in JUDGED and each["rho"] is not None]
-    return ", ".join(f"{each['name']} {each['rho']:.2f}" for each in known)
+    """On the benchmarks of Press & Wolf, each with the pairs that it was counted over."""
+    known = [each for each in judged if each["name"] in PRESS and each["rho"] is not None]
+    return ", ".join(f"{each['name']} {each['rho']:.2f} ({each['pairs']:,} of {each['of']:,} pairs)" for each in known)
 
 
 def _scored(result: dict[str, Any]) -> list[str]:
@@ -259,12 +260,14 @@ def _training(experiment: Experiment | SkipGramExperiment, course: Course) -> di
     }
 
 
-def _neighbors(model: LanguageModel | SkipGram, vocabulary: Vocabulary) -> dict[str, Any]:
+def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary) -> dict[str, Any]:
+    """By end, as `vectors_by_end` has them: without what is only spelled, which has neighbours but is none."""
     words = examples(vocabulary, 8)
-    found: dict[str, Any] = {
-        end: nearest(vectors, vocabulary, words, 5) for end, vectors in word_vectors(model).items()
-    }
-    return found | {"tied": model.tied}
+    if vocabulary.spelled:
+        vectors = {end: each.select(each.words[: len(vocabulary)]) for end, each in vectors.items()}
+    found = {end: nearest_words(each, words, 5) for end, each in vectors.items()}
+    one, other = ("tied", "tied") if "tied" in found else ("input", "output")
+    return {"input": found[one], "labels": found[other]}
 
 
 def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> list[dict[str, Any]]:
@@ -286,23 +289,35 @@ def word_vectors(model: LanguageModel | SkipGram) -> dict[str, torch.Tensor]:
 
 
 def vectors_by_end(model: LanguageModel | SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-    """The words with their vectors at the input and at the output, or as `tied` where these are the same."""
+    """The words with their vectors at the input and at the output, or as `tied` where these are the same.
+
+    Those of skip-gram are the words that it has learned: <eos> and <unk> have rows, but they stay as they began.
+    """
     found = {end: each.detach().float().cpu() for end, each in word_vectors(model).items()}
     names = {"input": "input", "labels": "output"}
     if model.tied and torch.equal(found["input"][: len(vocabulary)], found["labels"]):
         names = {"input": "tied"}
     words = (*vocabulary.words, *vocabulary.spelled)
     counts = (*vocabulary.counts, *(0 for _ in vocabulary.spelled))
-    return {
-        name: WordVectors(words[: len(found[end])], found[end].numpy(), np.asarray(counts[: len(found[end])]))
+    whole = {
+        name: WordVectors(
+            words[: len(found[end])],
+            found[end].numpy(),
+            np.asarray(counts[: len(found[end])]),
+            pieces=vocabulary.bpe is not None,
+        )
         for end, name in names.items()
     }
+    if not isinstance(model, SkipGram):
+        return whole
+    learned_V = learned(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
+    return {name: each.select(compress(each.words, learned_V)) for name, each in whole.items()}
 
 
 def subspace(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
     """The distance of Inan et al. between the ends, over the words that both know."""
     found = word_vectors(model)
-    input_VD, output_VD = (found[end][: len(vocabulary)].detach().double().cpu().numpy() for end in ("input", "labels"))
+    input_VD, output_VD = (found[end][: len(vocabulary)].detach().float().cpu().numpy() for end in ("input", "labels"))
     return between_ends(input_VD, output_VD)
 
 
@@ -311,7 +326,8 @@ def _look_at_ends(
 ) -> dict[str, Any]:
     """What the ends have learned: neighbours, a picture, and how they do on each benchmark that there is."""
     vectors = vectors_by_end(model, vocabulary)
-    found = {"neighbors": _neighbors(model, vocabulary), "embedding": embedding(vectors, vocabulary)}
+    near = _neighbors(vectors, vocabulary) | {"tied": model.tied}
+    found = {"neighbors": near, "embedding": embedding(vectors, vocabulary)}
     if benchmarks:
         found["similarity"] = {
             end: [asdict(judge(each, one)) for one in benchmarks.values()] for end, each in vectors.items()

@@ -155,21 +155,20 @@ class SkipGramSession(Session):
         with asked.recipe.naming(asked.row):
             self.model = experiment.build(dataset.vocabulary)
         _check_size(asked, self.model)
+        words = dataset.vocabulary
+        self.draws = experiment.skip_gram.draws(words.counts, eos=words.eos, unknown=words.unk, seed=asked.seed)
 
     def train(self, run: RunFolder, display: Display) -> dict[str, Any]:
-        asked, experiment, vocabulary = self.asked, self.experiment, self.dataset.vocabulary
+        asked, experiment = self.asked, self.experiment
         benchmarks = found_benchmarks(experiment, asked.data, display)
         trainer = SkipGramTrainer(
             self.model,
             self.dataset.splits["train"].ids,
-            vocabulary.counts,
-            experiment.skip_gram,
+            self.draws,
             experiment.training,
             run,
             display=display,
             device=asked.world.device,
-            eos=vocabulary.eos,
-            unknown=vocabulary.unk,
             name=asked.name,
             trackers=trackers(asked, run),
         )

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from reefknot.models.skip_gram import SkipGram
+from reefknot.models.skip_gram import SkipGram, SkipGramSettings
 from reefknot.settings import Settings
 from reefknot.text.corpora import CorpusSettings
 from reefknot.text.vocabulary import Sides, Vocabulary, VocabularySettings
-from reefknot.training.skip_gram import SkipGramSettings, SkipGramTraining
+from reefknot.training.skip_gram import SkipGramTraining
 
 
 class VectorEvaluation(Settings):

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import scipy.stats
+
+from skip_gram_recipe import write_judgements
 
 from .conftest import Outcome
 
@@ -29,6 +32,47 @@ def test_a_table_and_a_record(cli: Cli, made_text: Callable[[int], Path], tmp_pa
     assert all(row["over_gensim"] > 0 for row in record["rows"])
 
 
+def test_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path], tmp_path: Path) -> None:
+    pytest.importorskip("gensim")
+    path, data = tmp_path / "record.json", write_judgements(tmp_path)
+    # A benchmark that is not among the five, and comes before them in no list.
+    pairs = "".join(f"w{n % 10}\tw{n % 7 + 10}\t{n}\n" for n in range(65))
+    (data / "word-similarity" / "EN-RG-65.txt").write_text(pairs, encoding="utf-8")
+    asked = ("--seeds", "3", "--data", data, "--device", "cpu", "--json", path)
+    outcome = cli("bench", "skip-gram", made_text(600), *asked)
+    assert outcome.code == 0, outcome.err
+    titles = ("slowest", "fastest", "mean rho", "less gensim's", "pairs whose words are known: SimLex-999")
+    assert all(title in outcome.out for title in titles)
+    assert "RG-65" not in outcome.out
+    record = json.loads(path.read_text())
+    assert record["seeds"] == 3
+    assert record["pairs"]["SimLex-999"][1] == 999
+    *ours, gensim = record["rows"]
+    for row in record["rows"]:
+        assert [each["seed"] for each in row["trials"]] == [0, 1, 2]
+        assert row["slowest"] <= row["words_per_second"] <= row["fastest"]
+        rhos = [each["rhos"]["SimLex-999"] for each in row["trials"]]
+        expected = scipy.stats.ttest_1samp(rhos, 0).confidence_interval(0.95)
+        assert row["mean_rho"]["runs"] == 3
+        assert row["mean_rho"]["low"] == pytest.approx(expected.low)
+        assert row["mean_rho"]["high"] == pytest.approx(expected.high)
+    for row in ours:
+        both = [[each["rhos"]["SimLex-999"] for each in one["trials"]] for one in (row, gensim)]
+        expected = scipy.stats.ttest_ind(*both, equal_var=False).confidence_interval(0.95)
+        assert row["less_gensim"]["low"] == pytest.approx(expected.low)
+        assert row["less_gensim"]["high"] == pytest.approx(expected.high)
+    assert "less_gensim" not in gensim
+
+
+def test_one_seed_has_no_interval(cli: Cli, made_text: Callable[[int], Path], tmp_path: Path) -> None:
+    path, data = tmp_path / "record.json", write_judgements(tmp_path)
+    outcome = cli("bench", "skip-gram", made_text(600), "--data", data, "--device", "cpu", "--json", path)
+    assert outcome.code == 0, outcome.err
+    assert "slowest" not in outcome.out
+    mean = json.loads(path.read_text())["rows"][0]["mean_rho"]
+    assert (mean["low"], mean["high"], mean["runs"]) == (None, None, 1)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -37,6 +81,7 @@ def test_a_table_and_a_record(cli: Cli, made_text: Callable[[int], Path], tmp_pa
         (("skip-gram", "--graph"), "bench skip-gram takes no --graph; leave it out"),
         (("skip-gram", "ptb", "dim=3"), "bench skip-gram takes no settings; leave out dim=3"),
         (("skip-gram", "multi30k"), "multi30k is parallel text"),
+        (("heads", "--seeds", "2"), "bench heads takes no --seeds; leave it out"),
         (("heads", "--workers", "2"), "bench heads takes no --workers; leave it out"),
     ],
 )

@@ -26,6 +26,18 @@ def drill(tmp_path_factory: pytest.TempPathFactory, cli: Cli, recipe: Path) -> P
     return folder
 
 
+@pytest.fixture(scope="module")
+def skip_gram(tmp_path_factory: pytest.TempPathFactory, cli: Cli, corpus: Path) -> Path:
+    """A tiny run of skip-gram."""
+    folder = tmp_path_factory.mktemp("skip-gram")
+    settings = "[base.skip_gram]\ndim = 6\n[base.training]\nepochs = 1\n[[rows]]\nname = 'untied'\n"
+    text = f"title = 'Vectors'\n[base.corpus]\nname = {str(corpus)!r}\n{settings}"
+    (folder / "vectors.toml").write_text(text, encoding="utf-8")
+    outcome = cli("train", folder / "vectors.toml", "--out", folder / "seed0", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    return folder / "seed0"
+
+
 def test_all_are_listed(cli: Cli) -> None:
     outcome = cli("figure")
     assert outcome.code == 0, outcome.err
@@ -55,6 +67,23 @@ def test_next_words_of_contexts(cli: Cli, runs: Runs) -> None:
     assert all(f"{context.end} [{context.next}]" in outcome.out for context in CONTEXTS)
     assert "paper: VD-LSTM+REAL large" in outcome.out
     assert "0.22 federal" in outcome.out
+
+
+def test_runs_that_a_figure_cannot_speak_of(cli: Cli, runs: Runs, skip_gram: Path) -> None:
+    outcome = cli("figure", "inan2017/table4", runs.tied, skip_gram, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert "left out, not language models: vectors (1 run)" in outcome.err
+    for name, run, said in (
+        ("inan2017/1", skip_gram, "it is about language models, and"),
+        ("press2017/table3", skip_gram, "it is about language models, and"),
+        ("press2017/table2", runs.tied, "it is about skip-grams, and"),
+    ):
+        outcome = cli("figure", name, run)
+        assert outcome.code == 3
+        assert said in outcome.err
+    outcome = cli("figure", "press2017/section3", runs.tied, skip_gram, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert "norms in the input table" in outcome.out
 
 
 def test_pairs_of_tables(cli: Cli, runs: Runs, tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def test_neighbours_are_words_of_the_vocabulary(cli: Cli, spelling: Path) -> Non
     outcome = cli("neighbors", spelling, known, spelled, "zoo", "-k", 100, "--json")
     assert outcome.err == f"not in the vocabulary, so with neighbours at the input only: {spelled}, zoo\n"
     found = outcome.json()
-    assert found["labels"].keys() == {known}
+    assert found["output"].keys() == {known}
     assert {word for word, _ in found["input"][known]} == set(vocabulary.words) - {known}
     for word in (spelled, "zoo"):
         assert {near for near, _ in found["input"][word]} == set(vocabulary.words)
     said = cli("neighbors", spelling, "zoo").out
     assert said.startswith("zoo (input): ")
-    assert "labels" not in said
+    assert "output" not in said
 
 
 def test_without_kept_spellings_such_a_word_is_unknown(cli: Cli, recipe: Path, tmp_path: Path) -> None:

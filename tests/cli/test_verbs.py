@@ -242,12 +242,15 @@ def test_score(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_neighbors(cli: Cli, runs: Runs) -> None:
     found = cli("neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
-    assert found["input"] == found["labels"]
-    assert set(found["input"]) == {"green", "river"}
-    assert [len(near) for near in found["input"].values()] == [3, 3]
+    assert list(found) == ["tied"]
+    assert set(found["tied"]) == {"green", "river"}
+    assert [len(near) for near in found["tied"].values()] == [3, 3]
+    assert cli("neighbors", runs.tied, "green").out.count("green (tied): ") == 1
     untied = cli("neighbors", runs.untied, "green", "--json").json()
-    assert untied["input"] != untied["labels"]
-    assert "green (input): " in cli("neighbors", runs.untied, "green").out
+    assert list(untied) == ["input", "output"]
+    assert untied["input"] != untied["output"]
+    said = cli("neighbors", runs.untied, "green").out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["green (input)", "green (output)"]
 
 
 def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:

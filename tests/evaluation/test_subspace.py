@@ -97,6 +97,23 @@ def test_float32_tables_are_compared_in_float64() -> None:
     assert subspace_distance(one, other) == subspace_distance(one.astype(np.float64), other.astype(np.float64))
 
 
+@pytest.mark.parametrize("words", [200, 20_000])
+def test_rounding_fills_no_space_that_a_float32_table_does_not_span(words: int) -> None:
+    rng = np.random.default_rng(0)
+    one = (rng.normal(size=(words, 36)) @ rng.normal(size=(36, 40))).astype(np.float32)
+    image = one @ rng.normal(size=(40, 40)).astype(np.float32)
+
+    assert subspace_distance(one, image) < 1e-4
+
+
+def test_a_direction_that_is_short_beside_others_is_still_one() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.normal(size=(20_000, 40)).astype(np.float32)
+    one[:, 0] *= 1e-3
+
+    assert subspace_distance(one, one[:, 1:]) == pytest.approx(math.sqrt(1 / 40), rel=1e-6)
+
+
 def test_a_result_holds_the_distance_and_what_chance_would_give() -> None:
     found = between_ends(table(0), table(1))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from reefknot.figures.intervals import apart, over_seeds, told, verdict
+from reefknot.figures.intervals import apart, over_correlations, over_seeds, told, verdict
 
 ONE, OTHER = [0.31, 0.28, 0.35, 0.30], [0.12, 0.18, 0.15]
 
@@ -27,7 +27,7 @@ def test_two_sets_of_runs_differ_as_welch_says() -> None:
 def test_one_run_has_no_interval_and_decides_nothing() -> None:
     for found in (over_seeds([0.3]), apart([0.3], OTHER)):
         assert (found.low, found.high) == (None, None)
-        assert verdict(found.json(), "A beats B").endswith("one run each, so that nothing is decided.")
+        assert verdict(found.json(), "A beats B").endswith("; one run has no interval, so that nothing is decided.")
 
 
 def test_equal_runs_have_an_interval_of_no_width() -> None:
@@ -39,3 +39,28 @@ def test_what_is_said_follows_from_the_interval() -> None:
     assert verdict(apart(OTHER, ONE).json(), "A beats B").startswith("A beats B: the contrary is seen, −0.160 [−")
     assert verdict(over_seeds([0.1, -0.1, 0.05]).json(), "A beats B").startswith("A beats B: not decided, ")
     assert told({"mean": -0.5, "low": None, "high": None}) == "−0.50"
+
+
+def test_an_interval_of_correlations_stays_within_one() -> None:
+    # By hand: mean 0.8, its standard error 0.1, t with one degree of freedom 12.7062: 0.8 ± 1.27062 by Student. On the
+    # scale of z that is 1.098612 ± 1.27062 / (1 - 0.64) = 1.098612 ± 3.529500, from -2.430888 to 4.628112.
+    assert over_seeds([0.7, 0.9]).high == pytest.approx(2.07062, abs=1e-5)
+    found = over_correlations([0.7, 0.9])
+    assert (found.mean, found.runs) == (pytest.approx(0.8), 2)
+    assert (found.low, found.high) == (pytest.approx(-0.984645, abs=1e-6), pytest.approx(0.999809, abs=1e-6))
+
+
+def test_a_narrow_interval_of_correlations_is_students() -> None:
+    values = [0.3, 0.3001, 0.2999]
+    found, plain = over_correlations(values), over_seeds(values)
+    assert (found.low, found.high) == (pytest.approx(plain.low, abs=1e-7), pytest.approx(plain.high, abs=1e-7))
+    assert over_correlations([1.0, 1.0]).json() == {"mean": 1.0, "low": 1.0, "high": 1.0, "runs": 2}
+    assert over_correlations([0.4]).low is None
+
+
+def test_a_claim_may_have_two_ends() -> None:
+    found = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    assert "seen, 0.500" in verdict(found, "about a half", 0.3, 0.7)
+    assert "not decided" in verdict(found, "about a half", 0.45, 0.7)
+    for ends in ((0.7, 0.9), (0.1, 0.3)):
+        assert "the contrary is seen" in verdict(found, "elsewhere", *ends)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reefknot.errors import DataError
+from reefknot.evaluation.pairwise_similarity import PairwiseCorrelation
 from reefknot.figures import pairwise
 from reefknot.figures.pairwise import PairwiseSimilarity
 from reefknot.vectors.word_vectors import WordVectors
@@ -70,3 +71,37 @@ def test_models_are_told_apart_and_may_lack_a_tied_form(write: Write) -> None:
 def test_tied_runs_alone_are_refused(write: Write) -> None:
     with pytest.raises(DataError, match="no run whose ends have tables of their own"):
         PairwiseSimilarity().measure([write("press2017/table3", "WT", settings=UNITS)])
+
+
+def test_runs_are_compared_seed_by_seed_and_the_rest_is_named(write: Write) -> None:
+    """With the tables above a tied run is like the output of its own seed alone."""
+    seeds = {"Small": (0, 1, 2), "WT": (1, 2, 5)}
+    runs = [write("press2017/table3", row, seed, settings=UNITS) for row, own in seeds.items() for seed in own]
+    measured = PairwiseSimilarity().measure(runs)
+    (model,) = measured["models"]
+    assert model["pairs"]["input, output"]["runs"] == 3
+    assert model["pairs"]["output, tied"]["runs"] == model["closer"]["runs"] == 2
+    assert model["pairs"]["output, tied"]["mean"] > 0.8
+    assert model["alone"] == {"untied": [0], "tied": [5]}
+    told = "not in pairs with the tied table, for want of a run of the same seed: untied 0, tied 5"
+    assert any(told in line for line in PairwiseSimilarity().lines(measured))
+
+
+def test_what_is_closer_is_found_within_a_pair_of_runs(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that is missing in one pair shifts none of the others."""
+    rhos = iter([0.1, 0.1, 0.1, None, 0.2, 0.3, 0.9, 0.7, 0.6])
+
+    def found(one: WordVectors, other: WordVectors) -> PairwiseCorrelation:
+        return PairwiseCorrelation(next(rhos), None, None, 1770, exact=True)
+
+    monkeypatch.setattr(pairwise, "pairwise_correlation", found)
+    runs = [write("press2017/table3", row, seed, settings=UNITS) for row in ("Small", "WT") for seed in range(3)]
+    (model,) = PairwiseSimilarity().measure(runs)["models"]
+    # 0.7 - 0.2 and 0.6 - 0.3.
+    assert (model["closer"]["mean"], model["closer"]["runs"]) == (pytest.approx(0.4), 2)
+
+
+def test_rows_of_one_size_are_not_seeds_of_one(write: Write) -> None:
+    runs = [write("press2017/table6", row, seed, settings=UNITS) for seed, row in enumerate(("Small", "Small + PR"))]
+    with pytest.raises(DataError, match=rf"{runs[0].folder} and .* are of different rows"):
+        PairwiseSimilarity().measure(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def language_models(write: Write, corpus: str, seeds: int) -> list[Any]:
 def test_ours_over_seeds_beside_the_papers(write: Write) -> None:
     (text,) = LanguageModelQuality().measure(language_models(write, "ptb", 3))["texts"]
     first = text["benchmarks"][0]
-    assert (first["name"], first["pairs"], first["of"]) == ("SimLex-999", 90, 999)
+    assert (first["name"], first["of"]) == ("SimLex-999", 999)
+    assert first["pairs"] == {"input": 90, "output": 90, "tied": 90}
     assert first["ours"]["output"]["mean"] == pytest.approx(0.32)
     assert first["paper"] == {"input": 0.02, "output": 0.13, "tied": 0.14}
     (output, tied) = text["findings"]
@@ -56,7 +58,7 @@ def test_a_stand_in_says_so(write: Write) -> None:
     assert text["benchmarks"][0]["paper"]["tied"] == 0.28
     lines = LanguageModelQuality().lines(measured)
     assert lines[0].startswith("enwiki-sample, in the place of text8; ")
-    assert lines[-1].endswith("one run each, so that nothing is decided.")
+    assert lines[-1].endswith("one run has no interval, so that nothing is decided.")
     svg = LanguageModelQuality().draw(measured).svg
     assert all(text in svg for text in ("enwiki-sample, in the place of text8", "the paper's", "MTurk-771"))
 
@@ -98,3 +100,33 @@ def test_runs_of_a_row_with_other_settings_are_not_averaged(write: Write) -> Non
     ]
     with pytest.raises(DataError, match=r"are of one row but differ in encoder\.hidden_dim"):
         LanguageModelQuality().measure(runs)
+
+
+def test_two_rows_on_one_text_are_not_seeds_of_one(write: Write) -> None:
+    ends = {"input": judged(*[0.1] * 5), "output": judged(*[0.3] * 5)}
+    small = write("press2017/table6", "Small", 0, similarity=ends)
+    large = write("press2017/table5", "Large", 1, similarity=ends)
+    with pytest.raises(DataError, match=rf"{small.folder} and {large.folder} are of different rows, not seeds of one"):
+        LanguageModelQuality().measure([small, large])
+    again = write("press2017/table6", "Small", 1, similarity=ends)
+    assert LanguageModelQuality().measure([small, again])["texts"][0]["mean"]["input"]["runs"] == 2
+    with pytest.raises(DataError, match="are one row with one seed; name one of them"):
+        LanguageModelQuality().measure([small, replace(again, seed=0)])
+
+
+def test_coverage_is_that_of_the_runs_it_stands_for(write: Write) -> None:
+    tied = [each | {"pairs": 40} for each in judged(*[0.2] * 5)]
+    ends = {"input": judged(*[0.1] * 5), "output": judged(*[0.3] * 5)}
+    runs = [write("press2017/table3", row, similarity=found) for row, found in (("a", ends), ("b", {"tied": tied}))]
+    lines = LanguageModelQuality().lines(LanguageModelQuality().measure(runs))
+    assert lines[2].startswith("SimLex-999 (input 90, output 90, tied 40 of 999)")
+
+
+def test_intervals_of_rho_stay_within_one(write: Write) -> None:
+    runs = [
+        write("press2017/table3", "Small, PTB", seed, similarity={"input": judged(*[rho] * 5)})
+        for seed, rho in enumerate((0.7, 0.9))
+    ]
+    (text,) = LanguageModelQuality().measure(runs)["texts"]
+    for found in (text["mean"]["input"], text["benchmarks"][0]["ours"]["input"]):
+        assert -1 < found["low"] < found["high"] < 1

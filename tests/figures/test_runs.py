@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_of_named_runs_those_of_its_rows_count_in_their_order(write: Write, tmp_
         write(LARGE, row)
     chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
     assert [run.row for run in chosen.runs] == ["VD-LSTM large", "VD-LSTM+REAL large"]
-    assert chosen.notes == []
+    assert chosen.notes == ["left out, not of its rows: inan2017/table1 (1 run)"]
+    assert choose(open_figure("inan2017/table4"), [run.folder for run in chosen.runs]).notes == []
 
 
 def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Path) -> None:
@@ -102,3 +104,56 @@ def test_a_record_says_where_its_runs_came_from(write: Write) -> None:
     (origin,) = record["runs"]
     assert (origin["row"], origin["seed"], origin["commit"]) == ("VD-LSTM large", 3, "0123456789abcdef")
     assert (origin["corpus"], origin["device"]) == ("ptb (efefefefefef)", "NVIDIA H200")
+
+
+SKIP_GRAM = {"skip_gram": {"dim": 100}}
+
+
+def test_named_runs_that_are_not_used_are_counted_by_recipe(write: Write, tmp_path: Path) -> None:
+    write("press2017/table3", "Small, PTB")
+    for seed in (0, 1):
+        write("demo", "tied", seed)
+    write("press2017/table6", "Small")
+    chosen = choose(open_figure("press2017/table3"), [tmp_path / "runs"])
+    assert [run.recipe for run in chosen.runs] == ["press2017/table3"]
+    assert chosen.notes[-1] == "left out, not of its rows: demo (2 runs), press2017/table6 (1 run)"
+
+
+@pytest.mark.parametrize("name", ["press2017/section3", "press2017/table4"])
+def test_one_of_several_recipes_has_a_stand_in(
+    write: Write, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("press2017/table3", "Small, PTB")
+    write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM)
+    stood_in = "not the rows of press2017/table2: runs of press2017/enwiki-vectors stand in for them"
+    for named in ([], [tmp_path / "runs"]):
+        chosen = choose(open_figure(name), named)
+        assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/enwiki-vectors"]
+        assert chosen.notes[0] == stood_in
+        assert not any("table2" in note for note in chosen.notes[1:])
+    write("press2017/table2", "untied", settings=SKIP_GRAM)
+    chosen = choose(open_figure(name), [tmp_path / "runs"])
+    assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/table2"]
+    assert chosen.notes[-1] == "left out, not of its rows: press2017/enwiki-vectors (1 run)"
+
+
+def test_runs_that_a_figure_cannot_speak_of_are_refused(write: Write) -> None:
+    vectors = write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM).folder
+    model = write("demo", "tied").folder
+    translator = write("demo", "pairs", settings={"corpus": {"pairs": {"source": "en"}}}).folder
+    for name, wrong, said in (
+        ("press2017/table3", vectors, f"it is about language models, and {vectors} is a skip-gram; name "),
+        ("press2017/table2", model, f"it is about skip-grams, and {model} is a language model; name "),
+        ("press2017/section3", translator, f"language models and skip-grams, and {translator} is a translator; name "),
+    ):
+        with pytest.raises(DataError, match=re.escape(said)):
+            choose(open_figure(name), [wrong])
+
+
+@pytest.mark.parametrize("name", ["inan2017/1", "inan2017/table4"])
+def test_a_skip_gram_among_language_models_is_left_out(write: Write, name: str) -> None:
+    named = [write("demo", "tied").folder, write("words", "untied", settings=SKIP_GRAM).folder]
+    chosen = choose(open_figure(name), named)
+    assert [run.folder for run in chosen.runs] == named[:1]
+    assert "left out, not language models: words (1 run)" in chosen.notes

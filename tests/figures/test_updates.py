@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure as Canvas
 
 from reefknot.encoders.stacked import LSTM
 from reefknot.evaluation.updates import update_rule
@@ -130,3 +131,14 @@ def test_measured_fractions_become_means_and_whole_numbers_stay() -> None:
 
     assert (joined["n"], joined["x"]["mean"], joined["of"][0]["y"]["mean"]) == (3, 2.0, 2.0)
     assert joined["of"][0]["high"] is None
+
+
+def test_changes_are_drawn_on_a_logarithmic_axis_and_norms_are_not(runs: list[Result]) -> None:
+    drawing = UpdateRule().draw(UpdateRule().measure(runs))
+    canvas = Canvas()
+    drawing.draw(canvas)
+
+    # Tables: tied, input, output; then the norms.
+    assert [axes.get_yscale() for axes in canvas.axes] == ["log"] * 3 + ["linear"]
+    assert "logarithmic" in drawing.caption
+    assert "mathdefault" not in drawing.svg

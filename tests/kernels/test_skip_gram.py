@@ -5,6 +5,7 @@ Shapes: V words, D width, N pairs, K negatives.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -143,6 +144,31 @@ def test_a_score_beyond_the_clip_has_no_gradient_of_its_own() -> None:
         assert moved in (pytest.approx(0.0), pytest.approx(0.25), pytest.approx(0.5)), impl
 
 
+@EITHER
+@pytest.mark.parametrize("impl", ["torch", "numba"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_so(impl: Impl, tied: bool, value: float) -> None:
+    if impl == "numba":
+        pytest.importorskip("numba")
+    ids = text(400)
+    for row in (2, 5):
+        first, second = tables(tied)
+        second[row] = value
+        train_stretch(first, second, ids, 0, len(ids), draws_of(ids), 1, rates_of(ids), impl=impl)
+        assert not second[row].isfinite().any()
+        assert not first.sum().isfinite()  # what met it has it too
+
+
+def test_a_score_that_is_not_a_number_is_in_no_cell_of_the_sigmoid() -> None:
+    compiled = pytest.importorskip("reefknot.kernels.numba_skip_gram", exc_type=ImportError)
+    scores = np.array([-np.inf, -6.1, -6.0, 0.0, 5.999, 6.0, 6.1, np.inf, np.nan], np.float32)
+    found = [float(compiled._sigmoid(score)) for score in scores]
+    expected = [0.0, 0.0, *(1.0 / (1.0 + np.exp(-scores[2:6].astype(float)))), 1.0, 1.0, np.nan]
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    # A number that is none must not be taken as one by the compiler.
+    assert not {"nnan", "ninf", "fast"} & compiled._LOOSE
+
+
 def quality(impl: Impl, tied: bool, workers: int = 1) -> float:
     ids = text(30_000, topics=6, vocabulary=302)
     draws = draws_of(ids, 302, window=5, negatives=5, sample=1e-3)
@@ -165,6 +191,9 @@ def test_batches_and_threads_learn_as_much_as_one_pair_after_the_other(monkeypat
     assert quality("torch", tied=False) > in_turn - 0.03
     assert quality("torch", tied=True) > quality("numba", tied=True) - 0.03
     assert quality("numba", tied=False, workers=2) > in_turn - 0.03
+    # Many more threads than a machine has cores, all of them with work.
+    monkeypatch.setattr("reefknot.kernels.numba_skip_gram.PLACES", 200)
+    assert quality("numba", tied=False, workers=128) > in_turn - 0.03
 
 
 def test_the_choice_of_an_implementation(monkeypatch: pytest.MonkeyPatch) -> None:

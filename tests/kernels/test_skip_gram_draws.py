@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reefknot.errors import ArgumentError, DataError
-from reefknot.kernels.skip_gram_draws import CROWD, HALF, Draws, draw, draw_all, kept_words, pairs_of
+from reefknot.kernels.skip_gram_draws import CROWD, HALF, Draws, draw, draw_all, kept_words, learned, pairs_of
 from reefknot.kernels.skip_gram_reference import pairs as pairs_one_by_one
 
 from .skip_gram_texts import EOS, UNKNOWN, draws_of, text
@@ -100,7 +100,19 @@ def test_epochs_and_seeds_draw_other_numbers() -> None:
     assert len(keys) == 9
 
 
+def test_what_is_learned_is_what_is_drawn() -> None:
+    counts = [9, 4, 0, 3, 2]
+    assert learned(counts, eos=0, unknown=1).tolist() == [False, False, False, True, True]
+    assert learned(counts, eos=None, unknown=None).tolist() == [True, True, False, True, True]
+    found = Draws.of(counts, window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
+    assert (found.keep > 0).tolist() == [False, False, False, True, True]
+    drawn = {found.negative(found.key(1), place, 0) for place in range(200)}
+    assert drawn == {3, 4}
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the vocabulary has 1; lower vocabulary\.min_count, or use a larger"):
+        Draws.of([5, 4, 3], window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
     with pytest.raises(DataError, match="at least two words"):
         Draws.of([10, 0, 0], window=5, negatives=5, power=0.75, sample=0.0)
     with pytest.raises(ArgumentError, match="window = 0"):

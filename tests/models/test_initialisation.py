@@ -23,7 +23,8 @@ from reefknot.outputs.softmax import Softmax
 from reefknot.parts import TABLES
 from reefknot.settings import check
 from reefknot.tables import BandedTable, BandProjections, WordTable
-from reefknot.text.vocabulary import Vocabulary
+from reefknot.text.bpe import BPESettings
+from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 from reefknot.vectors.files import fingerprint, write_vectors
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -123,6 +124,10 @@ def test_what_is_no_start_of_tables_is_one_sentence(wrong: object) -> None:
 WORDS = ("The", "sea", "<unk>", "SEA", "Été", "nowhere")
 
 
+def counted(words: tuple[str, ...]) -> Vocabulary:
+    return Vocabulary(words, tuple(range(len(words), 0, -1)))
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -133,11 +138,49 @@ def file(tmp_path: Path) -> str:
 def test_words_take_their_vectors_as_written_then_lower_cased_and_others_keep_theirs(file: str) -> None:
     table = WordTable(len(WORDS), 3, vectors=file)
     drawn = table.weight.detach().clone()
-    said = start_table(table, WORDS)
+    said = start_table(table, counted(WORDS))
     assert said == f"{file} has vectors of 4 of the 6 words; the others are drawn"
     assert table.weight[[0, 1, 3, 4]].tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [6, 7, 8]]
     assert torch.equal(table.weight[[2, 5]], drawn[[2, 5]])
     assert table.weight.requires_grad
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Vocabulary:
+    """`in` begins "into" and `in</w>` is a word; no piece is "inside" as a whole."""
+    pytest.importorskip("tokenizers")
+    text = {"in": 50, "into": 40, "inning": 30, "to": 20, "inside": 1, "<eos>": 5}
+    return Vocabulary.from_counts(text, VocabularySettings(bpe=BPESettings(merges=6)))
+
+
+def start(pieces: Vocabulary, path: Path, *words: str) -> dict[str, list[float]]:
+    """The vectors of the tokens that a file of these words has given theirs; the n-th word's is n."""
+    rows = np.repeat(np.arange(1.0, len(words) + 1, dtype=np.float32)[:, None], 3, axis=1)
+    write_vectors(WordVectors(words, rows), path, "glove")
+    table = WordTable(len(pieces), 3, vectors=str(path))
+    said = start_table(table, pieces)
+    given = {word: row for word, row in zip(pieces.words, table.weight[:, 0].tolist(), strict=True) if row == int(row)}
+    assert f"{len(given)} of the {len(pieces)} words" in said
+    return given
+
+
+def test_the_vector_of_a_word_goes_to_the_piece_that_is_all_of_it(pieces: Vocabulary, tmp_path: Path) -> None:
+    assert {"in", "in</w>", "to</w>", "i", "i</w>"} <= set(pieces.words)
+    # A word that ends as pieces do makes no pieces of the others.
+    found = start(pieces, tmp_path / "words", "in", "to", "i", "inside", "<eos>", "html</w>")
+    assert found == {"in</w>": 1, "to</w>": 2, "i</w>": 3, "<eos>": 5}
+
+
+def test_pieces_of_a_file_go_to_the_same_pieces(pieces: Vocabulary, tmp_path: Path) -> None:
+    given = start(pieces, tmp_path / "pieces", *pieces.words)
+    assert given == {word: row for row, word in enumerate(pieces.words, start=1)}
+
+
+def test_a_table_of_words_takes_those_that_a_file_of_pieces_has_whole(pieces: Vocabulary, tmp_path: Path) -> None:
+    words = counted(("in", "To", "inside", "<eos>"))
+    given = start(words, tmp_path / "pieces", *pieces.words)
+    row = {word: row for row, word in enumerate(pieces.words, start=1)}
+    assert given == {"in": row["in</w>"], "To": row["to</w>"], "<eos>": row["<eos>"]}
 
 
 @pytest.mark.parametrize(
@@ -152,9 +195,9 @@ def test_vectors_that_do_not_fit_are_refused(
     arguments: dict[str, Any], words: tuple[str, ...], error: type[Exception], sentence: str, file: str
 ) -> None:
     with pytest.raises(error, match=sentence):
-        start_table(WordTable(6, **arguments, vectors=file), words)
+        start_table(WordTable(6, **arguments, vectors=file), counted(words))
     with pytest.raises(SettingsError, match="starts from no file"):
-        start_table(WordTable(6, 3), WORDS)
+        start_table(WordTable(6, 3), counted(WORDS))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -163,7 +206,7 @@ def test_a_model_starts_only_the_tables_that_ask_for_it(tied: bool, file: str) -
     classes = table if tied else WordTable(len(WORDS), 3)
     drawn = classes.weight.detach().clone()
     model = LanguageModel(Lookup(table), LSTM(3, 3), Softmax(Plain(classes)))
-    assert len(start_tables(model, Vocabulary(WORDS, (6, 5, 4, 3, 2, 1)))) == 1
+    assert len(start_tables(model, counted(WORDS))) == 1
     assert table.weight[0].tolist() == [9, 10, 11]
     assert torch.equal(classes.weight, drawn) != tied
     model.loss(torch.tensor([[0, 1, 2, 3]])).mean().backward()
@@ -180,4 +223,10 @@ def test_the_files_of_tables_are_known_by_their_content(file: str) -> None:
             "bands": {"kind": "banded", "dim": 3, "sizes": [2]},
         }
     )
-    assert file_hashes(tables) == {"words": fingerprint(Path(file))}
+    known = fingerprint(Path(file))
+    assert file_hashes(tables) == {"words": known}
+    assert file_hashes(tables, {"words": "another"}) == {"words": known}
+    Path(file).unlink()
+    assert file_hashes(tables, {"words": "recorded"}) == {"words": "recorded"}
+    with pytest.raises(DataError, match="cannot be read"):
+        file_hashes(tables)

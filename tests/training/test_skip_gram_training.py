@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +17,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
-from reefknot.models.skip_gram import SkipGram
+from reefknot.models.skip_gram import SkipGram, SkipGramSettings
 from reefknot.runs.folder import RunFolder
 from reefknot.training import skip_gram
-from reefknot.training.skip_gram import SkipGramSettings, SkipGramTrainer, SkipGramTraining
+from reefknot.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.training.state import Progress
 
 WORDS, VOCABULARY, EOS = 2_000, 30, 0
@@ -44,7 +46,8 @@ def trainer(
     settings = SETTINGS.model_copy(update={"tied": tied})
     model = SkipGram.of(settings, VOCABULARY)
     counts = np.bincount(ids, minlength=VOCABULARY)
-    return SkipGramTrainer(model, ids, counts, settings, training, run, eos=EOS, name="words", **options)
+    draws = settings.draws(counts, eos=EOS, unknown=None, seed=training.seed)
+    return SkipGramTrainer(model, ids, draws, training, run, name="words", **options)
 
 
 def train(out: Path, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, **options: Any) -> Outcome:
@@ -131,11 +134,13 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, ids: NDArray[np.int
     assert all(torch.equal(weights[name], same[name]) for name in weights)
 
 
-def test_a_table_that_is_not_finite_stops_it(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_table_that_is_not_finite_stops_it(tmp_path: Path, ids: NDArray[np.int32], tied: bool, value: float) -> None:
     with RunFolder.open_for_training(tmp_path, {}) as run:
-        here = trainer(run, ids)
+        here = trainer(run, ids, tied=tied)
         with torch.no_grad():
-            here.model.input.weight[3, 0] = float("nan")
+            here.model.input.weight[3, 0] = value
         with pytest.raises(NonFiniteError, match="step 1 has made a weight that is not a number") as caught:
             here.train()
         assert "training.learning_rate" in str(caught.value)
@@ -145,11 +150,13 @@ def test_a_table_that_is_not_finite_stops_it(tmp_path: Path, ids: NDArray[np.int
 
 def test_seeds_and_workers(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     outcomes = {}
-    for seed, workers in ((5, 1), (6, 1), (5, 2)):
+    many = 16 * (os.cpu_count() or 1)
+    for seed, workers in ((5, 1), (6, 1), (5, 2), (5, many)):
         training = TRAINING.model_copy(update={"seed": seed, "workers": workers})
         outcomes[seed, workers] = train(tmp_path / f"{seed}-{workers}", ids, training)[2][-1]["loss"]
     assert outcomes[5, 1] != outcomes[6, 1]
-    assert outcomes[5, 2] == pytest.approx(outcomes[5, 1], rel=0.1)
+    for workers in (2, many):
+        assert outcomes[5, workers] == pytest.approx(outcomes[5, 1], rel=0.1)
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
@@ -166,13 +173,12 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) ->
     model = SkipGram.of(SETTINGS, VOCABULARY)
     with RunFolder.open_for_training(tmp_path, {}) as run:
 
-        def make(ids: NDArray[np.int32], words: int, settings: SkipGramSettings = SETTINGS) -> SkipGramTrainer:
-            return SkipGramTrainer(model, ids, [1] * words, settings, TRAINING, run)
+        def make(ids: NDArray[np.int32], words: int) -> SkipGramTrainer:
+            draws = SETTINGS.draws([1] * words, eos=None, unknown=None, seed=0)
+            return SkipGramTrainer(model, ids, draws, TRAINING, run)
 
-        with pytest.raises(SettingsError, match="counts of 29 words for a model of 30"):
+        with pytest.raises(SettingsError, match="draws over 29 words for a model of 30"):
             make(ids, 29)
-        with pytest.raises(SettingsError, match="is not tied, the settings say dim = 8 and tied = True"):
-            make(ids, VOCABULARY, SETTINGS.model_copy(update={"tied": True}))
         with pytest.raises(DataError, match="is empty"):
             make(ids[:0], VOCABULARY)
         with pytest.raises(DataError, match="outside the vocabulary, 0 to 29"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from contract.combinations import WORDS, Case
+from reefknot import durable
 from reefknot.errors import DataError, SettingsError, Stopped
+from reefknot.experiments import is_done, open_experiment
 from reefknot.parts import LABELS, OUTPUTS
-from reefknot.recipe import build_model, check_experiment
+from reefknot.recipe import build_model, check_experiment, load_recipe
 from reefknot.runs.folder import RunFolder
 from reefknot.trained_run import open_run
 from reefknot.vectors.files import fingerprint, read_vectors, write_vectors
@@ -95,14 +98,49 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert torch.equal(_first_and_last(tmp_path / "stopped")[1], _first_and_last(tmp_path / "unbroken")[1])
 
 
+@pytest.mark.parametrize("frozen", [(), (FROZEN,)])
+def test_a_run_with_weights_of_its_own_goes_on_without_the_file(
+    tmp_path: Path, train: Any, heard: Any, signal_in_step: Any, file: Path, frozen: tuple[str, ...]
+) -> None:
+    settings = (f"tables.words.vectors={file}", *frozen)
+    train(tmp_path / "unbroken", *settings)
+    signal_in_step(5)
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", *settings)
+    config = RunFolder.open(tmp_path / "stopped").config
+    file.unlink()
+    assert train(tmp_path / "stopped", *settings) is not None
+    assert RunFolder.open(tmp_path / "stopped").config == config
+    assert torch.equal(_first_and_last(tmp_path / "stopped")[1], _first_and_last(tmp_path / "unbroken")[1])
+    heard.lines.clear()
+    train(tmp_path / "stopped", *settings)
+    assert heard.lines == [f"tied  done already: {tmp_path / 'stopped'}"]
+    recipe = load_recipe(str(tmp_path / "tiny.toml"), settings)
+    dataset = open_experiment(recipe.experiments["tied"])
+    assert is_done(tmp_path / "stopped", recipe, recipe.row("tied"), 0, dataset)
+
+
+def test_a_run_without_weights_yet_still_needs_the_file(tmp_path: Path, train: Any, file: Path) -> None:
+    settings = (f"tables.words.vectors={file}",)
+    train(tmp_path / "run", *settings)
+    for left in ("checkpoints", "result.json", "best"):
+        durable.remove(tmp_path / "run" / left)
+    file.unlink()
+    with pytest.raises(DataError, match=r"cannot read .*start\.vec: No such file"):
+        train(tmp_path / "run", *settings)
+
+
 def test_a_changed_file_is_noticed_and_a_run_needs_none(tmp_path: Path, train: Any, file: Path) -> None:
     settings = (f"tables.words.vectors={file}", FROZEN)
     train(tmp_path / "run", *settings)
     assert RunFolder.open(tmp_path / "run").config["vectors"] == {"words": fingerprint(file)}
     vectors = read_vectors(file)
     write_vectors(WordVectors(vectors.words, vectors.vectors_VD + 1), file, "word2vec")
-    with pytest.raises(SettingsError, match=r"other settings \(vectors\.words: "):
+    sentence = f"the vectors of tables.words are others by now: {file} has changed; restore it or use another --out"
+    with pytest.raises(SettingsError, match=f"^{re.escape(sentence)}$"):
         train(tmp_path / "run", *settings)
+    with pytest.raises(SettingsError, match=r"other settings \(settings\.tables\.words\.vectors: [^;]*\); "):
+        train(tmp_path / "run", f"tables.words.vectors={tmp_path / 'gone'}", FROZEN)
     file.unlink()
     assert open_run(tmp_path / "run").model.input.tables()[0].frozen
     with pytest.raises(DataError, match=r"start\.vec: No such file|start\.vec: cannot be read"):

@@ -347,6 +347,47 @@ def test_a_failure_leaves_the_old_file_and_no_other(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_an_interrupt_between_two_renames_loses_no_folder(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = _vectors(("a", "b", "c")), _vectors(("d",))
+    write_vectors(old, tmp_path / "out", "projector")
+    commit, done = durable.commit, 0
+
+    def interrupted(prepared: Path, path: Path) -> None:
+        nonlocal done
+        if done == renames:
+            done += 1
+            raise KeyboardInterrupt
+        commit(prepared, path)
+        done += 1
+        if done == renames == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(durable, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_vectors(new, tmp_path / "out", "projector")
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+    assert _same(read_vectors(tmp_path / "out"), new if renames == 2 else old)
+
+
+def test_a_folder_that_a_killed_process_was_replacing_is_not_removed_before_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_vectors(_vectors(("a",)), tmp_path / "out", "projector")
+    seen: list[list[tuple[str, ...]]] = []
+    commit = durable.commit
+
+    def watched(prepared: Path, path: Path) -> None:
+        commit(prepared, path)
+        seen.append(sorted(read_vectors(each).words for each in tmp_path.iterdir()))
+
+    monkeypatch.setattr(durable, "commit", watched)
+    write_vectors(_vectors(("b",)), tmp_path / "out", "projector")
+    assert seen == [[("a",), ("b",)], [("a",), ("b",)]]
+
+
 def test_nothing_is_no_export(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no words to write"):
         write_vectors(WordVectors((), np.zeros((0, 3), np.float32)), tmp_path / "out", "glove")

@@ -37,8 +37,9 @@ def test_lengths_beyond_float32_are_no_matter() -> None:
 
 
 def test_a_selection_has_its_own_order_and_counts() -> None:
-    vectors = WordVectors(("a", "b", "c"), THREE, np.array([5, 3, 1]))
+    vectors = WordVectors(("a", "b", "c"), THREE, np.array([5, 3, 1]), pieces=True)
     chosen = vectors.select(["c", "a"])
+    assert chosen.pieces
     assert chosen.words == ("c", "a")
     assert chosen.vectors_VD.tolist() == [[-1.0, 0.0], [3.0, 4.0]]
     assert chosen.counts is not None

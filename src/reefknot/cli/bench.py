@@ -32,7 +32,7 @@ TAKES = {
     "encoders": {"shape", "weights", "graph"},
     "steps": {"row", "data"},
     "translation": {"row", "data"},
-    "skip-gram": {"data", "workers", "epochs"},
+    "skip-gram": {"data", "workers", "epochs", "seeds"},
 }
 """Options that not everything takes."""
 WIDE = 120
@@ -56,20 +56,21 @@ def bench(
     memory: Annotated[list[float] | None, typer.Option(help="MiB of working memory for a row of ours.")] = None,
     workers: Annotated[str | None, typer.Option(help="skip-gram: numbers of threads, such as 1,2.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="skip-gram: passes over the text.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=100, help="skip-gram: seeds, for intervals.")] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing per competitor.")] = 2.0,
     graph: Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.", show_default=False)] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure parts, training steps, translators or skip-gram against others. Options can be repeated."""
+    """Measure parts, steps, translators or skip-gram; options can be repeated."""
     from reefknot.errors import SettingsError
     from reefknot.trained_run import choose_device
 
     _check_names("bench", [what], list(TAKES))
     given: dict[str, object] = {"end": end, "shape": shape, "competitor": competitor, "vocabulary": vocabulary}
     given |= {"weights": weights, "memory": memory, "graph": graph, "row": row, "data": data}
-    for name, value in (given | {"workers": workers, "epochs": epochs}).items():
+    for name, value in (given | {"workers": workers, "epochs": epochs, "seeds": seeds}).items():
         if value and name not in TAKES[what]:
             raise SettingsError(f"bench {what} takes no --{name}; leave it out")
     if (recipe is None and what == "steps") or (recipe is not None and what in ("heads", "encoders")):
@@ -90,7 +91,7 @@ def bench(
     elif what == "encoders":
         _bench_encoders(report, shape or [], weights, seconds, graph)
     elif what == "skip-gram":
-        bench_skip_gram(report, recipe, overrides or [], workers or "1", epochs or 1, data)
+        bench_skip_gram(report, recipe, overrides or [], workers or "1", epochs or 1, seeds or 1, data)
     elif what == "translation":
         _bench_translation(report, recipe, overrides or [], row or [], data, seconds)
     elif recipe is not None:
@@ -379,9 +380,7 @@ def _notes(rows: Sequence[heads.Row] | Sequence[encoders.Row]) -> list[tuple[str
 
 
 def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _gib(number: int | None) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotHere, SettingsError
 
@@ -13,20 +14,24 @@ if TYPE_CHECKING:
     from reefknot.cli.bench import Report
     from reefknot.evaluation.similarity import Benchmark
 
-JUDGED = 5
-"""Benchmarks that are shown: those of Press and Wolf."""
-
 
 def bench_skip_gram(
-    report: Report, corpus: str | None, overrides: Sequence[str], workers: str, epochs: int, data: Path | None
+    report: Report,
+    corpus: str | None,
+    overrides: Sequence[str],
+    workers: str,
+    epochs: int,
+    seeds: int,
+    data: Path | None,
 ) -> None:
-    """A table for every number of workers."""
+    """Tables for every number of workers: speed and each benchmark, then their mean and how far it is from gensim's."""
     from reefknot.benchmarks.skip_gram import CORPUS, LEAST, Job, facts, measure_all
     from reefknot.cli.bench import print_figures
     from reefknot.cli.options import plain_corpus
+    from reefknot.models.skip_gram import SkipGramSettings
     from reefknot.text.dataset import open_dataset
     from reefknot.text.vocabulary import VocabularySettings
-    from reefknot.training.skip_gram import SkipGramSettings, SkipGramTraining
+    from reefknot.training.skip_gram import SkipGramTraining
 
     if overrides:
         raise SettingsError(f"bench skip-gram takes no settings; leave out {overrides[0]}")
@@ -34,29 +39,61 @@ def bench_skip_gram(
     dataset = open_dataset(
         plain_corpus(corpus or CORPUS), VocabularySettings(min_count=LEAST), data=data, say=report.progress
     )
-    job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _benchmarks(data))
+    job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _benchmarks(data), seeds)
+    covered = job.coverage()
     settings = job.settings.model_dump() | job.training.model_dump(include={"epochs", "learning_rate", "lowest_rate"})
     found = facts()
     told = [f"{name} {found[name] or 'absent'}" for name in ("numba", "gensim")]
-    report.begin(found, told, corpus=dataset.name, fingerprint=dataset.fingerprint, settings=settings)
-    report.line(f"{dataset.summary}; width {job.settings.dim}, epochs {epochs}")
+    text = {"corpus": dataset.name, "fingerprint": dataset.fingerprint, "pairs": covered}
+    report.begin(found, told, **text, settings=settings, seeds=seeds)
+    report.line(f"{dataset.summary}; width {job.settings.dim}, epochs {epochs}, seeds {seeds}")
+    if covered:
+        pairs = ", ".join(f"{name} {known:,} of {of:,}" for name, (known, of) in covered.items())
+        report.line(f"pairs whose words are known: {pairs}")
     names = list(job.benchmarks)
     for rows in measure_all(job, numbers, report.place, report.progress):
         report.line(f"\nworkers: {rows[0].workers}")
-        titles = ["competitor", "words/s", "x gensim", *names]
-        lines = [_line(row, names) for row in rows if row.words_per_second is not None]
+        titles = ["competitor", "words/s", *(["slowest", "fastest"] if seeds > 1 else []), "x gensim", *names]
+        lines = [_line(row, names) for row in rows if row.trials]
         print_figures(titles, lines, [(row.competitor, row.note) for row in rows])
-        report.add(row.record() for row in rows)
+        quality = _quality(rows)
+        if quality:
+            report.line("")
+            print_figures(["competitor", "mean rho", "less gensim's"], _quality_lines(quality), [])
+        report.add(row.record() | quality.get(row.competitor, {}) for row in rows)
 
 
 def _line(row: Row, names: list[str]) -> list[str]:
-    rho = row.similarity or {}
+    rhos = row.similarity
+    speeds = [row.words_per_second, *((row.spread or ()) if len(row.trials) > 1 else ())]
     ratio = "" if row.over_gensim is None else f"{row.over_gensim:.2f}"
-    return [row.competitor, f"{row.words_per_second:,.0f}", ratio, *(_rho(rho.get(name)) for name in names)]
+    told = (f"{rhos[name]:.3f}" if name in rhos else "" for name in names)
+    return [row.competitor, *(f"{each:,.0f}" for each in speeds), ratio, *told]
 
 
-def _rho(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """By competitor the mean of rho over the benchmarks, and that less gensim's, with 95 % intervals over seeds; the
+    difference has Welch's, since equal seeds draw other numbers there."""
+    from reefknot.benchmarks.skip_gram import GENSIM
+    from reefknot.figures.intervals import apart, over_seeds
+
+    measured = [row for row in rows if row.trials]
+    names = measured[0].similarity if measured else ()
+    shared = [name for name in names if all(name in row.similarity for row in measured)]
+    if not shared:
+        return {}
+    means = {row.competitor: [fmean(each.rhos[name] for name in shared) for each in row.trials] for row in measured}
+    found: dict[str, dict[str, Any]] = {name: {"mean_rho": over_seeds(each).json()} for name, each in means.items()}
+    for name in found.keys() - {GENSIM} if GENSIM in means else ():
+        found[name]["less_gensim"] = apart(means[name], means[GENSIM]).json()
+    return found
+
+
+def _quality_lines(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
+    from reefknot.figures.intervals import told
+
+    figures = ("mean_rho", "less_gensim")
+    return [[name, *(told(each[key], 3) if key in each else "" for key in figures)] for name, each in quality.items()]
 
 
 def _numbers(text: str) -> list[int]:
@@ -69,9 +106,10 @@ def _numbers(text: str) -> list[int]:
 
 def _benchmarks(data: Path | None) -> dict[str, Benchmark]:
     """Those that vectors are judged by; none where they are not here."""
-    from reefknot.evaluation.similarity import find_benchmarks
+    from reefknot.evaluation.similarity import PRESS, find_benchmarks
 
     try:
-        return dict(list(find_benchmarks(data).items())[:JUDGED])
+        found = find_benchmarks(data)
     except CorpusNotHere:
         return {}
+    return {name: found[name] for name in PRESS if name in found}

@@ -33,8 +33,8 @@ def export(
 ) -> None:
     """Write word vectors for gensim, TensorBoard and others, and read them back before saying so.
 
-    Words are those of the run's vocabulary, symbols such as <eos> included. A word that the format cannot hold is
-    refused; safetensors holds any.
+    Words are those of the run's vocabulary, symbols such as <eos> included (skip-gram learns none). A word that the
+    format cannot hold is refused; safetensors holds any.
     """
     from reefknot.errors import SettingsError
     from reefknot.opened_vectors import open_vectors

@@ -48,8 +48,8 @@ def _has_model(source: Path) -> bool:
 
 
 def _of_vectors(source: Path, words: list[str], k: int) -> dict[str, Neighbors]:
-    from reefknot.evaluation.lookup import Lookup
     from reefknot.evaluation.neighbors import nearest_words
+    from reefknot.vectors.lookup import Lookup
 
     found = {}
     for name, vectors in open_tables(source).items():
@@ -59,11 +59,12 @@ def _of_vectors(source: Path, words: list[str], k: int) -> dict[str, Neighbors]:
 
 
 def _of_model(run: Path, words: list[str], k: int) -> dict[str, Neighbors]:
+    import torch
+
     from reefknot.errors import DataError
-    from reefknot.evaluation.lookup import not_known
     from reefknot.evaluation.neighbors import nearest
-    from reefknot.findings import word_vectors
     from reefknot.text.lines import words_in
+    from reefknot.vectors.lookup import not_known
 
     words = words_in(" ".join(words), "the words")
     trained = open_trained(run).knowing(words)
@@ -79,9 +80,7 @@ def _of_model(run: Path, words: list[str], k: int) -> dict[str, Neighbors]:
         if len(tokens) > 1:
             raise DataError(f"{word} has no vector of its own in {run}: it is cut into {' '.join(tokens)}")
     words = [token for (token,) in cuts.values()]
-    classes = [word for word in words if word not in spelled]
-    ends = word_vectors(trained.model)
     return {
-        "input": nearest(ends["input"], vocabulary, words, k),
-        "labels": nearest(ends["labels"], vocabulary, classes, k),
+        end: nearest(torch.from_numpy(vectors.vectors_VD), vocabulary, [word for word in words if word in vectors], k)
+        for end, vectors in trained.vectors().items()
     }

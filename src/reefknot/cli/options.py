@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,11 +60,12 @@ def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) ->
 
 
 def open_tables(source: Path) -> dict[str, WordVectors]:
-    """The word vectors of a run or of a file by the names of its tables; says so when a run is not finished."""
+    """The word vectors of a run or of a file by the names of its tables; says so when a run is not finished, and what
+    is odd about a file."""
     from reefknot.opened_vectors import open_vectors
     from reefknot.runs.folder import RunFolder
 
-    tables = open_vectors(source)
+    tables = open_vectors(source, say=partial(typer.echo, err=True))
     if is_run(source):
         _tell_unfinished(RunFolder.open(source))
     return tables

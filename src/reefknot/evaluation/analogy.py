@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError
-from reefknot.evaluation.lookup import Lookup
 from reefknot.settings import shortened
 from reefknot.text.lines import read_file
+from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
 
 _CHUNK = 4_000_000  # cosines held at once

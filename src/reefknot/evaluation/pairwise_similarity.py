@@ -130,7 +130,8 @@ class _Cosines:
 
 
 def _unit(vectors_VD: NDArray[np.float32]) -> Floats:
-    """Rows of length one; a zero row stays."""
+    """Rows of length one; a zero row stays. In float64, unlike `WordVectors.unit_VD`, whose cosines are rounded in the
+    seventh decimal: neighbouring ranks would change places, and equal cosines would differ."""
     rows_VD = vectors_VD.astype(np.float64)
     lengths_V1 = np.linalg.norm(rows_VD, axis=1, keepdims=True)
     np.divide(rows_VD, lengths_V1, out=rows_VD, where=lengths_V1 > 0)

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import CorpusNotHere, DataError
-from reefknot.evaluation.lookup import Lookup
 from reefknot.evaluation.spearman import spearman, spearman_interval
 from reefknot.settings import shortened
 from reefknot.text.lines import read_plain
+from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
 
 FOLDER = "word-similarity"
@@ -57,6 +57,8 @@ BENCHMARKS: Mapping[str, Published] = {
     "YP-130": Published("EN-YP-130.txt", 130),
 }
 """The benchmarks of Press & Wolf first, then the others."""
+PRESS = ("SimLex-999", "Verb-143", "MEN", "Rare-Word", "MTurk-771")
+"""The benchmarks of Press & Wolf: those that tables and figures show."""
 
 
 @dataclass(frozen=True)

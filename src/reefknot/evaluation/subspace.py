@@ -61,7 +61,8 @@ def _basis(table_VD: Array) -> Array:
     if not np.isfinite(table_VD).all():
         raise ArgumentError("subspace distance: a table holds NaN or infinity; it spans nothing")
     left_VD, sizes_D, _ = np.linalg.svd(table_VD.astype(np.float64), full_matrices=False)
-    rank = int((sizes_D > sizes_D[:1] * words * np.finfo(np.float64).eps).sum())
+    # Numbers that were rounded to a type, or summed D at a time in it, fill up what they do not span by about so much.
+    rank = int((sizes_D > sizes_D[:1] * dim * np.finfo(table_VD.dtype).eps).sum())
     if not rank:
         raise ArgumentError("subspace distance: a table holds nothing but zeros; it spans nothing")
     basis: Array = left_VD[:, :rank]

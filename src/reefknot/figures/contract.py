@@ -27,7 +27,9 @@ class Figure(ABC):
     also: ClassVar[tuple[str, ...]] = ()
     """Other recipes whose rows it shows."""
     stand_in: ClassVar[str | None] = None
-    """A recipe of ours whose rows serve where the paper's text is not to be had."""
+    """A recipe of ours whose rows serve where there are no runs of the last of `recipes`."""
+    kinds: ClassVar[tuple[str, ...]] = ("language model",)
+    """What it can speak of: language model, skip-gram, translator."""
     title: ClassVar[str]
     shows: ClassVar[str]
     """What the paper's figure shows, in a sentence or two."""

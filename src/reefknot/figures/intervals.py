@@ -1,4 +1,5 @@
-"""Means over seeds with 95 % intervals (Student's t): how far training again may move a figure.
+"""Means over seeds with 95 % intervals: how far training again may move a figure. Student's t, for correlations on the
+scale of Fisher's z.
 
 One run tells nothing of that: its mean has no interval, and a finding that rests on it is not decided.
 """
@@ -38,6 +39,17 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, len(values))
 
 
+def over_correlations(values: Sequence[float]) -> Estimate:
+    """The mean of one correlation per run. Its interval is Student's on the scale of Fisher's z = artanh(rho), carried
+    there by the slope at the mean, 1 / (1 - mean^2), and back: it has the mean inside and never leaves -1 to 1, and for
+    narrow intervals it is Student's own."""
+    plain = over_seeds(values)
+    if plain.high is None or abs(plain.mean) == 1.0:
+        return plain
+    centre, half = math.atanh(plain.mean), (plain.high - plain.mean) / (1 - plain.mean**2)
+    return Estimate(plain.mean, math.tanh(centre - half), math.tanh(centre + half), plain.runs)
+
+
 def apart(ours: Sequence[float], others: Sequence[float]) -> Estimate:
     """The difference of the means of two sets of runs that have nothing to do with each other (Welch's)."""
     gap = fmean(ours) - fmean(others)
@@ -64,14 +76,15 @@ def told(estimate: dict[str, Any], digits: int = 2) -> str:
     return f"{mean} [{', '.join(ends)}]".replace("-", "−") if ends else mean.replace("-", "−")
 
 
-def verdict(estimate: dict[str, Any], claim: str) -> str:
-    """Whether a difference that a paper finds above zero is seen here: a sentence that begins with the claim."""
+def verdict(estimate: dict[str, Any], claim: str, low: float = 0.0, high: float = math.inf) -> str:
+    """Whether what a paper finds between two ends, a difference above zero unless they are given, is seen here: a
+    sentence that begins with the claim."""
     figure = told(estimate, 3)
     if estimate["low"] is None:
-        return f"{claim}: {figure}, one run each, so that nothing is decided."
-    if estimate["low"] > 0:
+        return f"{claim}: {figure}; one run has no interval, so that nothing is decided."
+    if low < estimate["low"] and estimate["high"] < high:
         return f"{claim}: seen, {figure}."
-    if estimate["high"] < 0:
+    if estimate["high"] < low or high < estimate["low"]:
         return f"{claim}: the contrary is seen, {figure}."
     return f"{claim}: not decided, {figure}."
 

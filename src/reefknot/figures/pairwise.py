@@ -1,7 +1,7 @@
 """Press & Wolf 2017, Table 4: do the tables of a model find the same words alike?
 
 Spearman's correlation of all pairwise cosines of two tables: input and output of the untied model, and each of them
-with the table of the tied model that was trained alike, seed by seed.
+with the table of the tied model that was trained alike, the runs of one seed with each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from reefknot.errors import DataError
 from reefknot.evaluation.pairwise_similarity import pairwise_correlation
 from reefknot.figures.contract import Figure, Measured
-from reefknot.figures.intervals import over_seeds, told, verdict
+from reefknot.figures.intervals import over_correlations, over_seeds, told, verdict
 from reefknot.figures.pictures import Panel, bars
 from reefknot.figures.runs import refuse_mixtures
 from reefknot.opened_vectors import open_vectors
@@ -37,7 +37,9 @@ class PairwiseSimilarity(Figure):
 
     name = "press2017/table4"
     recipe = "press2017/table4"
-    also = ("press2017/table2", "press2017/enwiki-vectors", "press2017/table3")
+    also = ("press2017/table3", "press2017/table2")
+    stand_in = "press2017/enwiki-vectors"
+    kinds = ("language model", "skip-gram")
     needs = "weights"
     title = "Press & Wolf 2017, Table 4: rank correlation of pairwise similarities between tables"
     shows = (
@@ -48,7 +50,6 @@ class PairwiseSimilarity(Figure):
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """By model, each pair of tables over seeds: exact for small vocabularies, sampled for large ones."""
-        refuse_mixtures(runs)
         by_model: dict[tuple[str, str], list[Result]] = {}
         for result in runs:
             assert result.record is not None
@@ -80,6 +81,9 @@ class PairwiseSimilarity(Figure):
             for pair, found in model["pairs"].items():
                 paper = f"  paper {papers[pair]:.2f}" if pair in papers else ""
                 lines.append(f"  {pair:<16} {told(found):<22}{paper}".rstrip())
+            if any(model["alone"].values()):
+                alone = ", ".join(f"{form} {seed}" for form, seeds in model["alone"].items() for seed in seeds)
+                lines.append(f"  not in pairs with the tied table, for want of a run of the same seed: {alone}")
             if model["closer"]:
                 lines.append(f"  {verdict(model['closer'], CLAIM)}")
         return lines
@@ -93,33 +97,39 @@ def _model(result: Result) -> str:
 
 
 def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> dict[str, Any]:
-    """One model on one text: the runs of its untied form and those of its tied one, seed by seed."""
-    ordered = sorted(runs, key=lambda result: result.seed)
-    opened = [open_vectors(result.folder, device=device) for result in ordered]
-    apart = [tables for tables in opened if "input" in tables]
-    tied = [tables for tables in opened if "tied" in tables]
+    """One model on one text: the runs of its untied form and those of its tied one, the same seeds with each other."""
+    opened = [(result, open_vectors(result.folder, device=device)) for result in runs]
+    apart = _by_seed([each for each in opened if "input" in each[1]])
+    tied = _by_seed([each for each in opened if "tied" in each[1]])
     if not apart:
         raise DataError(
             f"{model} on {corpus}: no run whose ends have tables of their own; name one beside the tied ones"
         )
-    pairs: dict[str, Sequence[float]] = {}
-    counted = ""
-    for pair in PAIRS:
-        couples = [(own, own) for own in apart] if "tied" not in pair else list(zip(apart, tied, strict=False))
-        found = [pairwise_correlation(one[pair[0]], other[pair[1]]) for one, other in couples]
-        rhos = [each.rho for each in found if each.rho is not None]
-        if rhos:
-            pairs[_key(pair)] = rhos
-            counted = f"{found[0].pairs:,} pairs of words, {'all there are' if found[0].exact else 'a sample'}"
-    closer = [one - two for one, two in zip(pairs.get("output, tied", ()), pairs.get("input, tied", ()), strict=False)]
+    rhos: dict[str, dict[int, float]] = {}
+    counted: list[str] = []
+    for one, other in PAIRS:
+        others = tied if other == "tied" else apart
+        for seed in sorted(apart.keys() & others):
+            found = pairwise_correlation(apart[seed][one], others[seed][other])
+            if found.rho is not None:
+                rhos.setdefault(_key((one, other)), {})[seed] = found.rho
+                counted.append(f"{found.pairs:,} pairs of words, {'all there are' if found.exact else 'a sample'}")
+    to_input, to_output = (rhos.get(_key((end, "tied")), {}) for end in ("input", "output"))
+    closer = [to_output[seed] - to_input[seed] for seed in sorted(to_output.keys() & to_input)]
     return {
         "model": model,
         "corpus": corpus,
-        "counted": counted,
-        "seeds": sorted({result.seed for result in ordered}),
-        "pairs": {pair: over_seeds(rhos).json() for pair, rhos in pairs.items()},
+        "counted": " or ".join(dict.fromkeys(counted)),
+        "seeds": sorted(apart),
+        "alone": {"untied": sorted(apart.keys() - tied) if tied else [], "tied": sorted(tied.keys() - apart)},
+        "pairs": {pair: over_correlations(list(by_seed.values())).json() for pair, by_seed in rhos.items()},
         "closer": over_seeds(closer).json() if closer else None,
     }
+
+
+def _by_seed(opened: Sequence[tuple[Result, Tables]]) -> dict[int, Tables]:
+    refuse_mixtures([result for result, _ in opened])
+    return {result.seed: tables for result, tables in opened}
 
 
 def _key(pair: tuple[str, str]) -> str:

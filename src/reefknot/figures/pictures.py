@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogFormatter
 
 from reefknot.reports.drawing import COLOURS, Drawing
 
@@ -27,6 +28,8 @@ class Panel:
     papers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     measured: str = ""
     """What the bars measure."""
+    logarithmic: bool = False
+    """For bars that span powers of ten, none of them below zero; one of zero is not seen."""
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
@@ -62,7 +65,13 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
         for at, value in enumerate(panel.papers.get(each, ())):
             if value is not None:
                 axes.plot(at + shift, value, **_MARK, markeredgecolor=_ink())
-    axes.axhline(0, color="#888888", linewidth=0.8)
+    if panel.logarithmic:
+        axes.set_yscale("log")
+        # Plain numbers: the default's are formulas, which pictures of pages do not set.
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    else:
+        axes.axhline(0, color="#888888", linewidth=0.8)
     crowded = len(panel.labels) * max(len(line) for label in panel.labels for line in label.split("\n")) > 60
     axes.set_xticks(
         range(len(panel.labels)), panel.labels, rotation=30 if crowded else 0, ha="right" if crowded else "center"

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 from reefknot.errors import DataError
 from reefknot.evaluation.similarity import BENCHMARKS, find_benchmarks, judge
+from reefknot.evaluation.similarity import PRESS as FIVE
 from reefknot.figures.contract import Figure, Measured
-from reefknot.figures.intervals import Estimate, apart, over_seeds, told, verdict
+from reefknot.figures.intervals import Estimate, apart, over_correlations, over_seeds, told, verdict
 from reefknot.figures.pictures import Panel, bars
 from reefknot.figures.runs import refuse_mixtures
 from reefknot.opened_vectors import open_vectors
@@ -25,8 +26,6 @@ from reefknot.reports.drawing import Drawing
 from reefknot.reports.records import Judgement
 from reefknot.reports.results import Result
 
-FIVE = tuple(BENCHMARKS)[:5]
-"""The benchmarks of the paper."""
 ENDS = ("input", "output", "tied")
 STANDS_IN = {"enwiki-sample": "text8"}
 """A text of ours beside the one whose figures in the paper it is shown with."""
@@ -42,12 +41,16 @@ class _Quality(Figure):
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """By text, the correlations of each table on each benchmark over seeds, and whether the findings hold."""
-        refuse_mixtures(runs)
         found: dict[str, dict[str, list[Sequence[Judgement]]]] = {}
+        origins: dict[tuple[str, str], list[Result]] = {}
         for result in runs:
             assert result.record is not None
+            corpus = result.record.corpus.name
             for end, judgements in _judged(result, data, device).items():
-                found.setdefault(result.record.corpus.name, {}).setdefault(end, []).append(judgements)
+                origins.setdefault((corpus, end), []).append(result)
+                found.setdefault(corpus, {}).setdefault(end, []).append(judgements)
+        for seeds in origins.values():
+            refuse_mixtures(seeds)
         return {"texts": [self._text(corpus, by_end) for corpus, by_end in found.items()]}
 
     def _text(self, corpus: str, by_end: Mapping[str, Sequence[Sequence[Judgement]]]) -> dict[str, Any]:
@@ -55,7 +58,6 @@ class _Quality(Figure):
         shared = [name for name in FIVE if all(name in run for runs in rhos.values() for run in runs)]
         if not shared:
             raise DataError(f"{corpus}: none of the five benchmarks has pairs of words that these runs know")
-        any_run = next(iter(by_end.values()))[0]
         means = {end: [fmean(run[name] for name in shared) for run in runs] for end, runs in rhos.items()}
         papers = self._papers(STANDS_IN.get(corpus, corpus))
         return {
@@ -64,14 +66,14 @@ class _Quality(Figure):
             "benchmarks": [
                 {
                     "name": name,
-                    "pairs": next(each.pairs for each in any_run if each.name == name),
+                    "pairs": {end: _pairs(judgements, name) for end, (judgements, *_) in by_end.items()},
                     "of": BENCHMARKS[name].pairs,
-                    "ours": {end: over_seeds([run[name] for run in runs]).json() for end, runs in rhos.items()},
+                    "ours": {end: over_correlations([run[name] for run in runs]).json() for end, runs in rhos.items()},
                     "paper": {end: rhos[name] for end, rhos in papers.items() if name in rhos},
                 }
                 for name in shared
             ],
-            "mean": {end: over_seeds(values).json() for end, values in means.items()},
+            "mean": {end: over_correlations(values).json() for end, values in means.items()},
             "findings": [
                 {"claim": claim, "difference": _difference(better, other, means).json()}
                 for better, other, claim in self.claims
@@ -101,9 +103,7 @@ class _Quality(Figure):
         lines = []
         for text in measured["texts"]:
             ends = [end for end in ENDS if end in text["mean"]]
-            rows = [
-                (f"{row['name']} ({row['pairs']:,} of {row['of']:,})", _cells(row, ends)) for row in text["benchmarks"]
-            ]
+            rows = [(f"{row['name']} ({_coverage(row)})", _cells(row, ends)) for row in text["benchmarks"]]
             rows.append(("mean", [told(text["mean"][end]) for end in ends]))
             width = max(len(name) for name, _ in rows)
             lines += [f"{_heading(text)}; ours, 95 % interval over seeds / paper"]
@@ -121,6 +121,7 @@ class SkipGramQuality(_Quality):
     name = "press2017/table2"
     recipe = "press2017/table2"
     stand_in = "press2017/enwiki-vectors"
+    kinds = ("skip-gram",)
     title = "Press & Wolf 2017, Table 2: word similarity by skip-gram's tables"
     shows = (
         "Spearman's correlation with people's judgements for the input, output and tied tables of skip-gram, trained "
@@ -162,6 +163,21 @@ def _judged(result: Result, data: Path | None, device: str) -> Mapping[str, Sequ
 
 def _rhos(judgements: Sequence[Judgement]) -> Rhos:
     return {each.name: each.rho for each in judgements if each.rho is not None}
+
+
+def _pairs(judgements: Sequence[Judgement], name: str) -> int:
+    """How many pairs of a benchmark a run knows; all seeds of a row know the same words."""
+    return next(each.pairs for each in judgements if each.name == name)
+
+
+def _coverage(row: Mapping[str, Any]) -> str:
+    """The pairs known, by table where rows know different words."""
+    pairs = row["pairs"]
+    if len(set(pairs.values())) == 1:
+        known = f"{next(iter(pairs.values())):,}"
+    else:
+        known = ", ".join(f"{end} {count:,}" for end, count in pairs.items())
+    return f"{known} of {row['of']:,}"
 
 
 def _difference(better: str, other: str, means: Mapping[str, Sequence[float]]) -> Estimate:

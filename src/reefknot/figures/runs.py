@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from reefknot.errors import DataError
 from reefknot.figures.contract import Figure
 from reefknot.recipes import find_recipe
 from reefknot.recipes.file import read_file
-from reefknot.reports.results import Result, collect, differing, without_seed
+from reefknot.reports.results import Result, collect, differing, flatten, without_seed
 
 RUNS = Path("runs")
 """Where `reefknot train` and `table` put runs unless they are told otherwise."""
@@ -41,19 +42,46 @@ def rows_of(figure: Figure) -> list[Rows]:
 
 
 def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
-    """The runs to draw from: those of the figure's rows, or of its stand-in, or else all that were named."""
-    rows = rows_of(figure)
-    spare = [_rows(figure.stand_in)] if figure.stand_in else []
-    there = collect(named) if named else _default([*rows, *spare])
-    left_out = [f"left out, not finished: {result.folder}" for result in there if not result.record]
-    chosen = among(figure, there)
-    if chosen is not None:
-        return _with_weights(figure, Chosen(chosen.runs, [*chosen.notes, *left_out]))
-    finished = [result for result in there if result.record] if named else []
-    if not finished:
-        what = "the runs that were named are not finished" if named else f"no runs of it under {RUNS}/"
-        raise DataError(f"{figure.name}: {what}; name run folders, or train them: {'; '.join(map(_command, rows))}")
-    return _with_weights(figure, Chosen(finished, [_standing_in(figure, finished), *left_out]))
+    """The runs to draw from: those of the figure's rows, or of its stand-in, or else all that were named and that the
+    figure can speak of."""
+    there = collect(named) if named else _default(figure)
+    finished = [result for result in there if result.record]
+    unfinished = [f"left out, not finished: {result.folder}" for result in there if not result.record]
+    chosen, reason = among(figure, finished), "not of its rows"
+    if chosen is None:
+        chosen, reason = _others(figure, finished, named), f"not {_plural(figure.kinds)}"
+    taken = {result.folder for result in chosen.runs}
+    unused = Counter(result.recipe or str(result.folder) for result in finished if result.folder not in taken)
+    counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
+    left_out = [f"left out, {reason}: {counts}"] if named and unused else []
+    return _with_weights(figure, Chosen(chosen.runs, [*chosen.notes, *left_out, *unfinished]))
+
+
+def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -> Chosen:
+    """Runs that are not of the figure's rows but were named: those that it can speak of."""
+    runs = [result for result in finished if named and _kind(result) in figure.kinds]
+    if not runs:
+        if not named:
+            what = f"no runs of it under {RUNS}/"
+        elif not finished:
+            what = "the runs that were named are not finished"
+        else:
+            what = f"it is about {_plural(figure.kinds)}, and {finished[0].folder} is a {_kind(finished[0])}"
+        commands = "; ".join(map(_command, rows_of(figure)))
+        raise DataError(f"{figure.name}: {what}; name run folders, or train them: {commands}")
+    return Chosen(runs, [_standing_in(figure.recipes, runs)])
+
+
+def _kind(result: Result) -> str:
+    """What was trained, as the settings tell."""
+    if "skip_gram" in result.settings:
+        return "skip-gram"
+    pairs = any(key.startswith("corpus.pairs.") for key in flatten(result.settings))
+    return "translator" if pairs else "language model"
+
+
+def _plural(kinds: Sequence[str]) -> str:
+    return " and ".join(f"{kind}s" for kind in kinds)
 
 
 def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
@@ -65,18 +93,20 @@ def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
 
 
 def among(figure: Figure, results: Sequence[Result]) -> Chosen | None:
-    """The finished runs of the figure's rows, in their order, or of its stand-in; None where there are neither."""
-    rows = rows_of(figure)
-    if own := _of(rows, results):
-        return Chosen(own, _missing(rows, own))
-    if figure.stand_in and (spare := _of([_rows(figure.stand_in)], results)):
-        return Chosen(spare, [_standing_in(figure, spare)])
-    return None
+    """The finished runs of the figure's rows, in their order, with those of its stand-in where the last of its recipes
+    has none; None where there are neither."""
+    *others, last = rows_of(figure)
+    spare = [_rows(figure.stand_in)] if figure.stand_in and not _of([last], results) else []
+    stand_ins = _of(spare, results)
+    rows = others if stand_ins else [*others, last]
+    runs = [*_of(rows, results), *stand_ins]
+    notes = [_standing_in([last.asked], stand_ins)] if stand_ins else []
+    return Chosen(runs, [*notes, *_missing(rows, runs)]) if runs else None
 
 
-def _standing_in(figure: Figure, runs: Sequence[Result]) -> str:
-    recipes = ", ".join(dict.fromkeys(result.recipe or str(result.folder) for result in runs))
-    return f"not the rows of {' and '.join(figure.recipes)}: runs of {recipes} stand in for them"
+def _standing_in(recipes: Sequence[str], runs: Sequence[Result]) -> str:
+    ours = ", ".join(dict.fromkeys(result.recipe or str(result.folder) for result in runs))
+    return f"not the rows of {' and '.join(recipes)}: runs of {ours} stand in for them"
 
 
 def _of(rows: Sequence[Rows], results: Sequence[Result]) -> list[Result]:
@@ -86,16 +116,18 @@ def _of(rows: Sequence[Rows], results: Sequence[Result]) -> list[Result]:
 
 
 def refuse_mixtures(runs: Sequence[Result]) -> None:
-    """Where means are taken over all runs on a text, runs of a row differ in nothing but the seed."""
-    first: dict[tuple[str, str, str], Result] = {}
+    """Runs whose mean is taken are of one row and differ in the seed, and in nothing else."""
+    seeds: dict[int, Result] = {}
     for result in runs:
-        assert result.record is not None
-        other = first.setdefault((result.recipe, result.row, result.record.corpus.name), result)
-        odd = differing([without_seed(each.settings) for each in (other, result)])
-        if odd:
-            raise DataError(
-                f"{other.folder} and {result.folder} are of one row but differ in {odd[0]}; name runs of one kind"
-            )
+        first = next(iter(seeds.values()), result)
+        pair = f"{first.folder} and {result.folder}"
+        if (first.recipe, first.row) != (result.recipe, result.row):
+            raise DataError(f"{pair} are of different rows, not seeds of one; name runs of one of them")
+        if odd := differing([without_seed(each.settings) for each in (first, result)]):
+            raise DataError(f"{pair} are of one row but differ in {odd[0]}; name runs of one kind")
+        twin = seeds.setdefault(result.seed, result)
+        if twin is not result:
+            raise DataError(f"{twin.folder} and {result.folder} are one row with one seed; name one of them")
 
 
 def _rows(name: str) -> Rows:
@@ -104,7 +136,8 @@ def _rows(name: str) -> Rows:
     return Rows(file.extends or known_as, name, tuple(row.name for row in file.rows if row.trained))
 
 
-def _default(rows: Sequence[Rows]) -> list[Result]:
+def _default(figure: Figure) -> list[Result]:
+    rows = [*rows_of(figure), *([_rows(figure.stand_in)] if figure.stand_in else [])]
     folders = [folder for name in dict.fromkeys(each.recipe for each in rows) if (folder := RUNS / name).is_dir()]
     return collect(folders) if folders else []
 

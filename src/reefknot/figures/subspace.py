@@ -3,6 +3,7 @@ takes the place of the nll, and as its temperature rises."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,22 @@ from reefknot.durable import read_json
 from reefknot.errors import DataError
 from reefknot.evaluation.subspace import between_ends
 from reefknot.figures.contract import Figure, Measured
-from reefknot.figures.intervals import over_seeds, told
+from reefknot.figures.intervals import over_seeds, told, verdict
+from reefknot.figures.runs import refuse_mixtures
 from reefknot.opened_vectors import open_vectors
 from reefknot.reports.drawing import Drawing, style_of
-from reefknot.reports.results import Result, flatten
+from reefknot.reports.results import Result, differing, flatten, without_seed
 
 TAU = 10.0
 """The temperature while beta changes."""
 DESCRIBED = {"beta": {0.0: "near 1", 1.0: "about 0.06"}, "tau": {2.0: "already low"}}
 """What the paper says of its curves in words; it prints no numbers beside them."""
+ABOUT = 0.06
+"""The distance at beta = 1."""
+NEAR = 0.03
+"""What we take "near" and "about" to mean; the paper gives no bounds."""
+LOW = 0.5
+"""What we take "low" to mean, as a share of the distance by chance."""
 
 
 class SubspaceDistance(Figure):
@@ -38,26 +46,25 @@ class SubspaceDistance(Figure):
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """The distance by beta at tau = 10, and by tau at beta = 1: means over seeds with intervals."""
-        sweeps: dict[str, dict[float, list[float]]] = {"beta": {}, "tau": {}}
-        chance = []
+        by_point: dict[tuple[float, float], list[Result]] = {}
         for run in runs:
             settings = flatten(run.settings)
             beta, tau = settings.get("output.beta"), settings.get("output.tau")
             if beta is None or tau is None:
                 raise DataError(f"{run.folder}: not trained with output.beta; name runs of {self.recipe}")
-            found = _found(run, device)
-            chance.append(found["chance"])
-            if tau == TAU:
-                sweeps["beta"].setdefault(beta, []).append(found["distance"])
-            if beta == 1.0:
-                sweeps["tau"].setdefault(tau, []).append(found["distance"])
+            by_point.setdefault((beta, tau), []).append(run)
+        _refuse_others(runs)
+        for seeds in by_point.values():
+            refuse_mixtures(seeds)
+        found = {point: [_found(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
+        means = {point: over_seeds([each["distance"] for each in seeds]).json() for point, seeds in found.items()}
+        sweeps = {
+            "beta": [{"at": beta, **mean} for (beta, tau), mean in means.items() if tau == TAU],
+            "tau": [{"at": tau, **mean} for (beta, tau), mean in means.items() if beta == 1.0],
+        }
         if not any(sweeps.values()):
             raise DataError(f"none of these runs has tau = {TAU:g} or beta = 1; name runs of {self.recipe}")
-        points = {
-            sweep: [{"at": at, **over_seeds(values).json()} for at, values in sorted(by_value.items())]
-            for sweep, by_value in sweeps.items()
-        }
-        return {**points, "chance": sum(chance) / len(chance)}
+        return {**sweeps, "chance": next(iter(found.values()))[0]["chance"]}
 
     def draw(self, measured: Measured) -> Drawing:
         """Two panels with one scale of distances."""
@@ -80,14 +87,43 @@ class SubspaceDistance(Figure):
         return Drawing(self.slug, 2.9, (), draw, caption, width=7.2)
 
     def lines(self, measured: Measured) -> list[str]:
-        """A line per point, with what the paper says of it."""
+        """A line per point, with what the paper says of it, and whether that is seen."""
         lines = [f"{'':<12} {'distance':<24} {'runs':>4}  paper, in words"]
         for sweep in ("beta", "tau"):
             for point in measured[sweep]:
                 said = DESCRIBED[sweep].get(point["at"], "")
                 at = f"{sweep} = {point['at']:g}"
                 lines.append(f"{at:<12} {told(point, 3):<24} {point['runs']:>4}  {said}".rstrip())
-        return [*lines, f"by chance    {measured['chance']:.3f}"]
+        return [*lines, f"by chance    {measured['chance']:.3f}", *_verdicts(measured)]
+
+
+def _refuse_others(runs: Sequence[Result]) -> None:
+    """Runs of one picture differ in beta, tau and the seed: all else, such as the width, moves the distance too."""
+    first = runs[0]
+    for run in runs:
+        odd = differing([without_seed(each.settings) for each in (first, run)])
+        others = [key for key in odd if key not in ("output.beta", "output.tau")]
+        if others:
+            raise DataError(
+                f"{first.folder} and {run.folder} differ in {others[0]}, beside beta and tau; name runs of one kind"
+            )
+
+
+def _verdicts(measured: Measured) -> list[str]:
+    """The paper's three statements, each with what we take its words to mean."""
+    chance = measured["chance"]
+    low = LOW * chance
+    statements = {
+        ("beta", 0.0): (f"near its chance level (within {NEAR} of {chance:.3f})", chance - NEAR, chance + NEAR),
+        ("beta", 1.0): (f"about {ABOUT} (within {NEAR} of it)", ABOUT - NEAR, ABOUT + NEAR),
+        ("tau", 2.0): (f"already low (below {LOW} of chance, {low:.3f})", -math.inf, low),
+    }
+    points = {(sweep, point["at"]): point for sweep in ("beta", "tau") for point in measured[sweep]}
+    return [
+        verdict(points[sweep, at], f"At {sweep} = {at:g} the distance is {claim}", *ends)
+        for (sweep, at), (claim, *ends) in statements.items()
+        if (sweep, at) in points
+    ]
 
 
 def _found(run: Result, device: str) -> dict[str, Any]:

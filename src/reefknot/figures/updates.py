@@ -8,6 +8,7 @@ made in training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class UpdateRule(Figure):
         "that rare words learn mostly as output vectors do. A word is given almost no probability to follow itself. In "
         "a tied skip-gram that keeps vectors short: the score of a word with itself is the square of its norm."
     )
+    stand_in = "press2017/enwiki-vectors"
+    kinds = ("language model", "skip-gram")
     needs = "weights"
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
@@ -55,7 +58,12 @@ class UpdateRule(Figure):
     def draw(self, measured: Measured) -> Drawing:
         """A panel for each table of a model: how far a step moves its rows, by frequency; then the norms."""
         panels = [
-            _panel(f"{model['row']}: {_called(table)}", {SIDES[side]: sides[side]["bands"] for side in SIDES}, "change")
+            replace(
+                _panel(
+                    f"{model['row']}: {_called(table)}", {SIDES[side]: sides[side]["bands"] for side in SIDES}, "change"
+                ),
+                logarithmic=True,
+            )
             for model in measured["models"]
             for table, sides in model["tables"].items()
         ]
@@ -67,8 +75,9 @@ class UpdateRule(Figure):
             }
             panels.append(_panel("norms of skip-gram vectors", series, "norm"))
         caption = (
-            "How far a step at rate 1 moves the rows of a table (mean norm of the change), and the norms of the "
-            "vectors of skip-grams, by how often the word was seen in training; means over seeds with 95 % intervals."
+            "How far a step at rate 1 moves the rows of a table (mean norm of the change, on a logarithmic scale; no "
+            "bar where it moves none), and the norms of the vectors of skip-grams, by how often the word was seen in "
+            "training; means over seeds with 95 % intervals."
         )
         return bars(self.slug, panels, along="times seen in training", caption=caption)
 

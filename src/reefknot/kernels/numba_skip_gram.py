@@ -34,6 +34,8 @@ _CELLS = 1024
 _SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_CELLS + 2) * (2 * CLIP / _CELLS) - CLIP)))).astype(np.float32)
 _SCALE, _CLIP = np.float32(_CELLS / (2 * CLIP)), np.float32(CLIP)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_LOOSE = {"reassoc", "contract", "arcp", "nsz"}
+"""Sums in any order, products fused with them. A weight that is not a number stays one: nothing is taken as finite."""
 
 
 def train_compiled(
@@ -100,14 +102,15 @@ def _draw(key: Any, number: Any) -> Any:
 
 @njit(inline="always")
 def _sigmoid(score: Any) -> Any:
+    if -_CLIP <= score <= _CLIP:
+        at = (score + _CLIP) * _SCALE
+        cell = np.int64(at)
+        low = _SIGMOID[cell]
+        return low + (at - np.float32(cell)) * (_SIGMOID[cell + 1] - low)
     if score > _CLIP:
         return _ONE
-    if score < -_CLIP:
-        return _ZERO
-    at = (score + _CLIP) * _SCALE
-    cell = np.int64(at)
-    low = _SIGMOID[cell]
-    return low + (at - np.float32(cell)) * (_SIGMOID[cell + 1] - low)
+    # What is not a number is in no cell, and has none to be a sigmoid.
+    return _ZERO if score < -_CLIP else score
 
 
 @njit(nogil=True)
@@ -148,7 +151,7 @@ def _draw_targets(
             _ask_for(output_VD, target, d)
 
 
-@njit(inline="always", fastmath=True)
+@njit(inline="always", fastmath=_LOOSE)
 def _train_pair(
     input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
 ) -> None:
@@ -176,7 +179,7 @@ def _train_pair(
         input_VD[context, d] += e_D[d]
 
 
-@njit(nogil=True, fastmath=True)
+@njit(nogil=True, fastmath=_LOOSE)
 def _train(
     input_VD: Any,
     output_VD: Any,

@@ -39,6 +39,16 @@ HALF = 2**32
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
+def learned(counts: Counts, *, eos: int | None, unknown: int | None) -> NDArray[np.bool_]:
+    """Which words have a vector: those that occur and are words, as a line's end and what stands for all words outside
+    the vocabulary are not. The rows of all others stay as they began."""
+    learned_V: NDArray[np.bool_] = np.asarray(counts) > 0
+    for passed_over in (eos, unknown):
+        if passed_over is not None:
+            learned_V[passed_over] = False
+    return learned_V
+
+
 def draw(key: int, number: int) -> int:
     """64 random bits."""
     bits = (key + number * STEP) % WORD
@@ -98,16 +108,17 @@ class Draws:
         seed: int = 0,
     ) -> Draws:
         """For words that occur so often in the training text."""
-        counts_V = np.array(counts, dtype=np.float64)
-        for passed_over in (eos, unknown):
-            if passed_over is not None:
-                counts_V[passed_over] = 0.0
+        learned_V = learned(counts, eos=eos, unknown=unknown)
+        counts_V = np.where(learned_V, np.asarray(counts, dtype=np.float64), 0.0)
         if window < 1 or negatives < 0 or sample < 0:
             raise ArgumentError(f"window = {window}, negatives = {negatives}, sample = {sample}: must not be negative")
-        if np.count_nonzero(counts_V) < 2:
-            raise DataError("skip-gram needs at least two words that occur in the text; use a longer text")
-        keep_V = np.where(counts_V > 0, _keep(counts_V, sample), 0.0)
-        noise_V = np.where(counts_V > 0, counts_V**power, 0.0)
+        if (words := np.count_nonzero(learned_V)) < 2:
+            raise DataError(
+                f"skip-gram needs at least two words that occur in the text, and beside <unk> and <eos> the vocabulary "
+                f"has {words}; lower vocabulary.min_count, or use a larger vocabulary.max_size or a longer text"
+            )
+        keep_V = np.where(learned_V, _keep(counts_V, sample), 0.0)
+        noise_V = np.where(learned_V, counts_V**power, 0.0)
         accept_V, alias_V = _alias_table(noise_V)
         centres_V = counts_V * keep_V
         busiest = float(np.max(centres_V / centres_V.sum() + negatives * noise_V / noise_V.sum()))

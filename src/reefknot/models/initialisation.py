@@ -3,7 +3,8 @@ start from a file of word vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +22,8 @@ from reefknot.tables import BandProjections, WordTable
 from reefknot.text.prepared import Say, silent
 from reefknot.text.vocabulary import Sides, Vocabulary
 from reefknot.vectors.files import fingerprint, read_vectors
+from reefknot.vectors.lookup import Lookup, as_piece, whole_word
+from reefknot.vectors.word_vectors import WordVectors
 
 
 def _as_one(raw: object, check: ValidatorFunctionWrapHandler) -> object:
@@ -85,10 +88,19 @@ def _normal_tables(module: nn.Module, untied: set[WordTable]) -> None:
         nn.init.xavier_uniform_(module.clusters)
 
 
-def file_hashes(tables: Mapping[str, Settings]) -> dict[str, str]:
-    """SHA-256 of the files that tables start from, by the names of these: other vectors would make another run."""
+def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
+    """The files that tables start from, by the names of these."""
     files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
-    return {name: fingerprint(Path(file)) for name, file in files.items() if file is not None}
+    return {name: Path(file).expanduser() for name, file in files.items() if file is not None}
+
+
+def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+    """SHA-256 of each of these files: other vectors would make another run. Of one that is gone, what was recorded."""
+    recorded = recorded or {}
+    return {
+        name: recorded[name] if name in recorded and not file.exists() else fingerprint(file)
+        for name, file in table_files(tables).items()
+    }
 
 
 def start_tables(model: LanguageModel, words: Vocabulary | Sides, say: Say = silent) -> list[str]:
@@ -98,29 +110,51 @@ def start_tables(model: LanguageModel, words: Vocabulary | Sides, say: Say = sil
     source, target = sides.vocabularies
     of_source = set(model.source.tables()) if isinstance(model, Translator) else set()
     return [
-        start_table(table, (source if table in of_source else target).words, say)
+        start_table(table, source if table in of_source else target, say)
         for table in model.modules()
         if isinstance(table, WordTable) and table.file is not None
     ]
 
 
-def start_table(table: WordTable, words: Sequence[str], say: Say = silent) -> str:
-    """Give the words of a table the vectors that its file has for them: as they are written, else lower-cased. Other
-    words keep what was drawn for them. Returns a sentence on how many were found."""
+def start_table(table: WordTable, vocabulary: Vocabulary, say: Say = silent) -> str:
+    """Give the words of a table the vectors that its file has for them, looked up as `Lookup` does; the others keep
+    what was drawn. Returns a sentence on how many were found.
+
+    A piece that does not end a word takes a vector from a file of pieces alone: a word of that spelling is another.
+    """
     if table.file is None:
         raise SettingsError("this table starts from no file; give it vectors, the name of one")
-    if len(words) != table.vocab_size:
-        raise SettingsError(f"{len(words):,} words for a table of {table.vocab_size:,}; give the table's own words")
-    found = read_vectors(Path(table.file), only={*words, *(word.lower() for word in words)}, say=say)
+    tokens = vocabulary.words
+    if len(tokens) != table.vocab_size:
+        raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; give the table's own words")
+    found = _read_for(vocabulary, table.file, say)
     if found.dim != table.dim:
         raise SettingsError(
             f"{table.file} has vectors of {found.dim:,} numbers but the table has dim = {table.dim}; make it as wide"
         )
-    sources = [word if word in found else word.lower() for word in words]
-    rows = [row for row, word in enumerate(sources) if word in found]
+    taken = [_row(token, vocabulary, found) for token in tokens]
+    rows = [row for row, source in enumerate(taken) if source is not None]
     if not rows:
-        raise DataError(f"{table.file} has none of the {len(words):,} words; start from vectors of the same language")
-    vectors_RD = found.vectors_VD[[found.id_of(sources[row]) for row in rows]]
+        raise DataError(f"{table.file} has none of the {len(tokens):,} words; start from vectors of the same language")
+    vectors_RD = found.vectors_VD[[source for source in taken if source is not None]]
     with torch.no_grad():
         table.weight[rows] = torch.from_numpy(vectors_RD).to(table.weight)
-    return f"{table.file} has vectors of {len(rows):,} of the {len(words):,} words; the others are drawn"
+    return f"{table.file} has vectors of {len(rows):,} of the {len(tokens):,} words; the others are drawn"
+
+
+def _read_for(vocabulary: Vocabulary, file: str, say: Say) -> WordVectors:
+    """What a file has for a vocabulary. It holds pieces where more of the words stand there as their last piece than
+    plainly: exports of a run do, and no word that merely ends in `</w>` makes them."""
+    words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
+    words |= {word.lower() for word in words}
+    pieces = {as_piece(word) for word in words}
+    found = read_vectors(Path(file), only={*vocabulary.words, *words, *pieces}, say=say)
+    return replace(found, pieces=sum(map(found.__contains__, pieces)) > sum(map(found.__contains__, words)))
+
+
+def _row(token: str, vocabulary: Vocabulary, found: WordVectors) -> int | None:
+    """Where the vector of a token stands in the file."""
+    word = whole_word(token, vocabulary)
+    if word is not None:
+        return Lookup(found).find(word)
+    return found.id_of(token) if found.pieces and token in found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reefknot.evaluation.similarity import BENCHMARKS
+from reefknot.evaluation.similarity import PRESS
 from reefknot.reports.results import Spread
 from reefknot.reports.rows import TableRow
 from reefknot.reports.scoring import cuts_words
@@ -12,8 +12,6 @@ from reefknot.reports.scoring import cuts_words
 BLEU = {"valid": "valid BLEU", "test": "test BLEU"}
 """Groups of columns of translations, and the titles of ours in them, by split."""
 AS_PAPER = "as paper counts"
-JUDGED = tuple(BENCHMARKS)[:5]
-"""Groups of columns of word similarity: the benchmarks that papers report."""
 ENDS = ("input", "output", "tied")
 """Whose vectors are judged; a cell has those of both ends, or of the table that they share."""
 
@@ -152,7 +150,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("test", AS_PAPER, lambda row: spread(row.by_protocol("test"))),
     ("test", "paper", _paper("test")),
     ("test", "diff", _difference("test")),
-    *((name, title, cell(name)) for name in JUDGED for title, cell in ((name, _rho), ("paper", _paper_rho))),
+    *((name, title, cell(name)) for name in PRESS for title, cell in ((name, _rho), ("paper", _paper_rho))),
     ("time", "epochs", _epochs),
     ("time", "updates", _updates),
     ("time", "seconds", _seconds),

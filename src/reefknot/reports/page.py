@@ -13,8 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reefknot.durable import write_text
 from reefknot.errors import SettingsError
+from reefknot.evaluation.similarity import PRESS
 from reefknot.reports import embedding, plots, translations
-from reefknot.reports.cells import JUDGED, number
+from reefknot.reports.cells import number
 from reefknot.reports.reading import read
 from reefknot.reports.records import Evaluation, Record, Score
 from reefknot.reports.results import Result, differing, flatten
@@ -29,7 +30,7 @@ _HEADINGS = {
     "training": "training perplexity",
     "validation": "validation perplexity",
     "test": "test perplexity",
-    **{name: name for name in JUDGED},
+    **{name: name for name in PRESS},
 }
 """Over the groups of columns that have a figure of ours and perhaps the paper's."""
 _ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")

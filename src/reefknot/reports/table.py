@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS, ENDS, JUDGED
+from reefknot.evaluation.similarity import PRESS
+from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS, ENDS
 from reefknot.reports.rows import (
     TableRow,
     contenders,
@@ -26,7 +27,7 @@ from reefknot.reports.rows import (
 
 PERPLEXITY = ("training", "validation", "test")
 """Groups of columns, one for each text."""
-_GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, *JUDGED, "time", "cost")
+_GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, *PRESS, "time", "cost")
 _SHOWN = 4  # changed settings that a note lists before it counts the rest
 
 
@@ -162,7 +163,7 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
         hidden |= set(PERPLEXITY)
     if not any(row.perplexity("train") for row in rows):
         hidden.add("training")  # the paper's figure alone says nothing
-    decides = BLEU["test"] if judged_by_bleu(rows) else JUDGED[0] if judged_by_similarity(rows) else "test"
+    decides = BLEU["test"] if judged_by_bleu(rows) else PRESS[0] if judged_by_similarity(rows) else "test"
     excused = {("pace", "s/epoch"), (decides, decides)}
     columns = [
         Column(group, title, tuple(cell(row) or (row.state if (group, title) in excused else "") for row in rows))
@@ -172,7 +173,7 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     columns = [each for each in columns if each.group not in hidden]
     # Figures of a paper wait for ours, under its title.
     told = {each.group for each in columns if any(each.cells)}
-    titles = {("validation", "valid"), ("ratio", "times first"), *((each, each) for each in (BLEU["valid"], *JUDGED))}
+    titles = {("validation", "valid"), ("ratio", "times first"), *((each, each) for each in (BLEU["valid"], *PRESS))}
     kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
     once = [each for each in kept if not timed or (each.group, each.title) != ("time", "s/epoch")]
     return tuple(sorted(once, key=lambda each: _GROUPS.index(each.group)))
@@ -240,7 +241,7 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
         notes.append(f"{AS_PAPER}: by the rules of the paper's program ({', '.join(names)}){compared}")
     if any(column.title == "diff" and column.group in BLEU.values() for column in columns):
         notes.append("BLEU, higher is better: diff is in points, ours less the paper's")
-    if titles & set(JUDGED):
+    if titles & set(PRESS):
         notes += _coverage(rows)
     if "times first" in titles:
         notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
@@ -250,7 +251,7 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
 def _coverage(rows: Sequence[TableRow]) -> list[str]:
     """What the figures of word similarity are, and over how many pairs they were taken."""
     told = []
-    for name in JUDGED:
+    for name in PRESS:
         judged = [each for row in rows for end in ENDS for each in row.judgements(end, name)]
         if judged:
             low, high = (choose(each.pairs for each in judged) for choose in (min, max))

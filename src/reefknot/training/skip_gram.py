@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 from reefknot.durable import write_json
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.kernels.skip_gram import Rates, resolve, train_stretch
-from reefknot.kernels.skip_gram_draws import Counts, kept_words, pairs_of
-from reefknot.models.skip_gram import SkipGram, SkipGramSettings
+from reefknot.kernels.skip_gram_draws import Draws, kept_words, pairs_of
+from reefknot.models.skip_gram import SkipGram
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.runs.environment import peak_memory_bytes
 from reefknot.runs.folder import RunFolder, config_hash
@@ -30,8 +30,6 @@ from reefknot.training.display import Display, Silent, progress_line
 from reefknot.training.signals import StopRequest
 from reefknot.training.state import Progress, load_weights, weights
 from reefknot.training.timetable import Sitting
-
-__all__ = ["SkipGramSettings", "SkipGramTrainer", "SkipGramTraining"]
 
 SAMPLE = 2_000
 """Words at the beginning of the text whose pairs the loss is told of, always with the same negatives."""
@@ -72,21 +70,17 @@ class SkipGramTrainer:
         self,
         model: SkipGram,
         ids: NDArray[np.int32],
-        counts: Counts,
-        settings: SkipGramSettings,
+        draws: Draws,
         training: SkipGramTraining,
         run: RunFolder,
         *,
         display: Display | None = None,
         device: torch.device | str = "cpu",
-        eos: int | None = None,
-        unknown: int | None = None,
         name: str = "",
         trackers: Sequence[Callable[[Metric], None]] = (),
     ) -> None:
-        """`ids` are the training text, `counts` how often each word occurs there; `eos` ends its lines, and `unknown`
-        stands for words outside the vocabulary, which are passed over."""
-        _check(model, ids, counts, settings)
+        """`ids` are the training text, `draws` those over it."""
+        _check(model, ids, draws)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.ids = ids
@@ -97,7 +91,6 @@ class SkipGramTrainer:
         self.name = name
         self.trackers = trackers
         self.progress = Progress()
-        draws = settings.draws(counts, eos=eos, unknown=unknown, seed=training.seed)
         self.draws = draws.to(self.device)
 
     # -- the whole run ---------------------------------------------------------------------------------------------
@@ -216,15 +209,10 @@ class SkipGramTrainer:
             self.checkpoints.mark_best(progress.step)
 
 
-def _check(model: SkipGram, ids: NDArray[np.int32], counts: Counts, settings: SkipGramSettings) -> None:
+def _check(model: SkipGram, ids: NDArray[np.int32], draws: Draws) -> None:
     words = model.input.vocab_size
-    if (model.tied, model.input.dim) != (settings.tied, settings.dim):
-        raise SettingsError(
-            f"skip-gram: the model has width {model.input.dim} and is {'' if model.tied else 'not '}tied, the settings "
-            f"say dim = {settings.dim} and tied = {settings.tied}"
-        )
-    if len(counts) != words:
-        raise SettingsError(f"skip-gram: counts of {len(counts):,} words for a model of {words:,}")
+    if len(draws.keep) != words:
+        raise SettingsError(f"skip-gram: draws over {len(draws.keep):,} words for a model of {words:,}")
     if not len(ids):
         raise DataError("skip-gram: the training text is empty; use a longer one")
     if ids.min() < 0 or ids.max() >= words:

@@ -13,6 +13,7 @@ are told. Writing refuses a word that the format could not give back, and names 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -252,10 +253,20 @@ def _refuse_place(path: Path, format: str) -> None:
 
 
 def _commit(prepared: Path, path: Path) -> None:
-    """Rename into place. A folder cannot replace another: the old one, which holds our files alone, goes first."""
-    if path.is_dir():
-        durable.remove(path)
-    durable.commit(prepared, path)
+    """Rename into place. A folder cannot replace another: the old one steps aside until the new one is there."""
+    if not path.is_dir():
+        durable.commit(prepared, path)
+        return
+    # Not named as what is being prepared: that may be removed where a process was killed, and this is all there is.
+    old = path.with_name(f"{path.name}.old-{os.getpid()}")
+    try:
+        durable.commit(path, old)
+        durable.commit(prepared, path)
+    finally:
+        if path.exists():
+            durable.remove(old)
+        else:
+            durable.commit(old, path)
 
 
 def _check_same(wanted: WordVectors, found: WordVectors, path: Path) -> None:

@@ -6,7 +6,7 @@ Shapes: V words, D width.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,8 @@ class WordVectors:
     vectors_VD: Matrix = field(repr=False)  # noqa: N815 - named as its shape
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
     """How often each word was seen in training, where that is known."""
+    pieces: bool = False
+    """Whether these are pieces of words, the last of a word ending in `</w>`. A run knows; of a file nobody does."""
 
     def __post_init__(self) -> None:
         vectors_VD = np.asarray(self.vectors_VD)
@@ -94,7 +96,8 @@ class WordVectors:
         """These words, in this order."""
         words = tuple(words)
         rows = np.array([self.id_of(word) for word in words], dtype=np.int64)
-        return WordVectors(words, self.vectors_VD[rows], None if self.counts is None else self.counts[rows])
+        counts = None if self.counts is None else self.counts[rows]
+        return replace(self, words=words, vectors_VD=self.vectors_VD[rows], counts=counts)
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.evaluation.lookup import Lookup, near_spellings
+from reefknot.vectors.lookup import Lookup, near_spellings
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def lookup(*words: str) -> Lookup:
-    return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32)))
+def lookup(*words: str, pieces: bool = False) -> Lookup:
+    return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32), pieces=pieces))
 
 
 def test_as_written_then_lower_cased() -> None:
@@ -21,11 +21,19 @@ def test_as_written_then_lower_cased() -> None:
 
 
 def test_of_pieces_only_whole_words_count() -> None:
-    words = lookup("<unk>", "car", "car</w>", "pet</w>", "mount")
+    words = lookup("<unk>", "car", "car</w>", "pet</w>", "mount", pieces=True)
     assert [words.find(word) for word in ("car", "Car", "pet", "car</w>", "<unk>")] == [2, 2, 3, 2, 0]
     assert words.find("mount") is None
     with pytest.raises(DataError, match=r"^not in the vocabulary of x as one piece: mount$"):
         words.require(["car", "mount"], "x")
+
+
+def test_a_word_that_ends_as_pieces_do_makes_no_pieces_of_a_file() -> None:
+    words = lookup("king", "Queen", "html</w>", "queen</w>")
+    asked = ("king", "King", "Queen", "queen", "html", "HTML", "html</w>", "pear")
+    assert [words.find(word) for word in asked] == [0, 0, 1, 3, 2, 2, 2, None]
+    with pytest.raises(DataError, match=r"^not in the vocabulary of x: kin \(did you mean king\?\)$"):
+        words.require(["kin"], "x")
 
 
 def test_rows_keep_their_order_and_doubles() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
 
 from reefknot.errors import DataError
 from reefknot.settings import shortened
 from reefknot.text.symbols import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
+from reefknot.text.vocabulary import Vocabulary
 from reefknot.vectors.word_vectors import WordVectors
 
 _SYMBOLS = (UNKNOWN, END_OF_LINE, START, PADDING)
@@ -21,24 +21,18 @@ _APART = 2  # letters that a misspelt word may be longer or shorter
 class Lookup:
     """Looks a word up as it is written, then lower-cased.
 
-    In a vocabulary of pieces of words, a word is there only where one piece is the whole of it: "car" is `car</w>`, not
-    the `car` that "carpet" begins with.
+    Among pieces of words, a word is there only where one piece is the whole of it: "car" is `car</w>`, not the `car`
+    that "carpet" begins with. Where nobody knows whether these are pieces, it is either, plainly first.
     """
 
     vectors: WordVectors
 
-    @cached_property
-    def pieces(self) -> bool:
-        """Whether words are cut into pieces here."""
-        return any(word.endswith(END_OF_WORD) for word in self.vectors.words)
-
     def find(self, word: str) -> int | None:
         """The row of a word, or None."""
         for written in (word, word.lower()):
-            whole = not self.pieces or written in _SYMBOLS or written.endswith(END_OF_WORD)
-            token = written if whole else f"{written}{END_OF_WORD}"
-            if token in self.vectors:
-                return self.vectors.id_of(token)
+            for token in (as_piece(written),) if self.vectors.pieces else (written, as_piece(written)):
+                if token in self.vectors:
+                    return self.vectors.id_of(token)
         return None
 
     def require(self, words: Sequence[str], where: str) -> list[int]:
@@ -47,10 +41,22 @@ class Lookup:
         unknown = [word for word, row in rows.items() if row is None]
         if not unknown:
             return [row for word in words if (row := rows[word]) is not None]
-        if self.pieces:
+        if self.vectors.pieces:
             whole = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
             raise not_known(unknown, whole, f"{where} as one piece")
         raise not_known(unknown, self.vectors.words, where)
+
+
+def as_piece(word: str) -> str:
+    """The piece that is the whole of a word."""
+    return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
+
+
+def whole_word(token: str, vocabulary: Vocabulary) -> str | None:
+    """The word that a token of a vocabulary is the whole of; None of a piece that does not end a word."""
+    if vocabulary.bpe is None:
+        return token
+    return token.removesuffix(END_OF_WORD) if vocabulary.ends_word(token) else None
 
 
 def not_known(unknown: Sequence[str], words: Sequence[str], where: str) -> DataError:

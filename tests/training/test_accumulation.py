@@ -159,3 +159,17 @@ def test_windows_of_targets_alone_and_of_none(targets: int) -> None:
     (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
     reached = y_BT.numel() if piece.places is None else len(piece.places)
     assert reached == piece.plan.count == 4 * targets
+
+
+def test_what_is_added_for_activations_knows_padding_however_little_it_is() -> None:
+    """Sixteen places, one of them padding: all reach the output end, but one has no activation to speak of."""
+    y_BT = torch.zeros(2, 8, dtype=torch.int64)
+    y_BT[1, -1] = IGNORE
+    (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    assert piece.places is not None
+    assert (len(piece.places), piece.plan.count) == (15, 15)
+    wide_BT = torch.zeros(4, 8, dtype=torch.int64)
+    wide_BT[3, -1] = IGNORE
+    (piece,) = Piece.cut(wide_BT, wide_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    assert piece.places is not None
+    assert (len(piece.places), piece.plan.count) == (32, 31)

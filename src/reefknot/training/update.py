@@ -344,11 +344,12 @@ def _tensors(pieces: Sequence[Piece], count: Tensor) -> list[Tensor]:
 
 def _places(y_N: Tensor) -> Tensor | None:
     """The places with a target, in their order, and then as many without as fill up the last of `PARTS` parts; None:
-    that is all of them."""
+    all have one."""
     there_N = y_N != IGNORE
+    if there_N.all():
+        return None
     part = -(-len(y_N) // PARTS)
-    number = -(-int(there_N.sum()) // part) * part
-    return None if number >= len(y_N) else there_N.argsort(descending=True, stable=True)[:number]
+    return there_N.argsort(descending=True, stable=True)[: -(-int(there_N.sum()) // part) * part]
 
 
 def _copy(into: State, state: State) -> None:

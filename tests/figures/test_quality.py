@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from reefknot.errors import DataError, ReefknotError
-from reefknot.figures.quality import FIVE, LanguageModelQuality, SkipGramQuality
+from reefknot.evaluation.similarity import PRESS
+from reefknot.figures.quality import LanguageModelQuality, SkipGramQuality
 
 from .conftest import Write
 
@@ -17,7 +18,7 @@ from .conftest import Write
 def judged(*rhos: float | None) -> list[dict[str, Any]]:
     return [
         {"name": name, "rho": rho, "low": rho, "high": rho, "pairs": 90 + n, "of": 999}
-        for n, (name, rho) in enumerate(zip(FIVE, rhos, strict=True))
+        for n, (name, rho) in enumerate(zip(PRESS, rhos, strict=True))
     ]
 
 
@@ -78,7 +79,7 @@ def test_benchmarks_without_known_pairs_are_left_out_for_all(write: Write) -> No
     ends = {"input": judged(None, 0.1, 0.1, 0.1, 0.1), "output": judged(0.9, 0.2, 0.2, 0.2, 0.2)}
     run = write("press2017/table3", "Small, PTB", similarity=ends)
     (text,) = LanguageModelQuality().measure([run])["texts"]
-    assert [row["name"] for row in text["benchmarks"]] == list(FIVE[1:])
+    assert [row["name"] for row in text["benchmarks"]] == list(PRESS[1:])
     assert text["findings"][0]["difference"]["mean"] == pytest.approx(0.1)
     assert [finding["claim"] for finding in text["findings"]] == [
         "The output table ranks pairs better than the input one"

@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from reefknot.errors import DataError
-from reefknot.evaluation.similarity import BENCHMARKS, find_benchmarks, judge
-from reefknot.evaluation.similarity import PRESS as FIVE
+from reefknot.evaluation.similarity import BENCHMARKS, PRESS, find_benchmarks, judge
 from reefknot.figures.contract import Figure, Measured
 from reefknot.figures.intervals import Estimate, apart, over_correlations, over_seeds, told, verdict
 from reefknot.figures.pictures import Panel, bars
@@ -55,7 +54,7 @@ class _Quality(Figure):
 
     def _text(self, corpus: str, by_end: Mapping[str, Sequence[Sequence[Judgement]]]) -> dict[str, Any]:
         rhos = {end: [_rhos(judgements) for judgements in runs] for end, runs in by_end.items()}
-        shared = [name for name in FIVE if all(name in run for runs in rhos.values() for run in runs)]
+        shared = [name for name in PRESS if all(name in run for runs in rhos.values() for run in runs)]
         if not shared:
             raise DataError(f"{corpus}: none of the five benchmarks has pairs of words that these runs know")
         means = {end: [fmean(run[name] for name in shared) for run in runs] for end, runs in rhos.items()}
@@ -156,7 +155,7 @@ def _judged(result: Result, data: Path | None, device: str) -> Mapping[str, Sequ
         return result.record.similarity
     benchmarks = find_benchmarks(data)
     return {
-        end: [Judgement(**asdict(judge(vectors, benchmarks[name]))) for name in FIVE if name in benchmarks]
+        end: [Judgement(**asdict(judge(vectors, benchmarks[name]))) for name in PRESS if name in benchmarks]
         for end, vectors in open_vectors(result.folder, device=device).items()
     }
 

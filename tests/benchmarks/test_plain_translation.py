@@ -181,10 +181,10 @@ def test_every_way_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
     x_BU, y_BT, _ = job.windows("cpu")[0]
-    work = translation._search(job, translation.CACHED, torch.device("cpu"))
-    work.run()
-    sources = (x_BU[: translation.SENTENCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
-    assert work.tokens() == int(sources)
+    with translation._search(job, translation.CACHED, torch.device("cpu")) as work:
+        work.run()
+        sources = (x_BU[: translation.SENTENCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
+        assert work.tokens() == int(sources)
 
 
 def test_a_row_without_a_plain_form_is_measured_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,18 @@ def test_a_carried_state_joins_windows(encoder: Encoder) -> None:
         torch.testing.assert_close(second.state[name], tensor)
 
 
+def test_a_memory_may_keep_its_size(encoder: Encoder) -> None:
+    """From the first step to the last, and changes nothing; a state that never grows is as it is."""
+    grown, fixed = encoder.memory(STREAMS), encoder.memory(STREAMS, steps=STEPS + 2)
+    shapes = {name: each.shape for name, each in fixed.items()}
+    for x_B1D in vectors(encoder).split(1, dim=1):
+        one, other = encoder(x_B1D, grown), encoder(x_B1D, fixed)
+        torch.testing.assert_close(other.output, one.output)
+        grown, fixed = one.state, other.state
+        assert {name: each.shape for name, each in fixed.items()} == shapes
+        assert {each.shape[1] for each in fixed.values()} == {STREAMS}
+
+
 def test_a_window_carries_on_or_is_computed_afresh(encoder: Encoder) -> None:
     x_BTD = vectors(encoder)
     afresh = encoder(x_BTD, encoder.initial_state(STREAMS))

@@ -291,7 +291,9 @@ def test_no_number_is_asked_for() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_gpu_is_not_waited_for_and_agrees(autocast: bool) -> None:
+def test_a_gpu_is_not_waited_for_and_agrees(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # By default cuDNN rounds the factors of a recurrence in float32 to TF32, which is not what is compared here.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     encoder, (source_BSD, x_BTD) = build().float(), vectors()
     expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), there())).output
     theirs = gradients(expected, list(encoder.parameters()))

@@ -15,6 +15,7 @@ from reefknot.encoders.encoder_decoder import EncoderDecoder
 from reefknot.errors import ArgumentError, DataError
 from reefknot.evaluation.beam import Hypothesis, SearchSettings
 from reefknot.evaluation.bleu import BleuSettings
+from reefknot.evaluation.decoding import Decoder
 from reefknot.evaluation.pairs import score_pairs
 from reefknot.evaluation.translation import (
     LineTranslator,
@@ -115,9 +116,9 @@ def test_how_many_lines_are_decoded_at_once_changes_nothing(opened: Callable[...
     for tokens, batches in ((1, 5), (12, 3), (10**6, 1)):
         shapes: list[int] = []
 
-        def decode(source_BS: torch.Tensor, shapes: list[int] = shapes) -> list[list[Hypothesis]]:
+        def decode(decoder: Decoder, source_BS: Tensor, shapes: list[int] = shapes) -> list[list[Hypothesis]]:
             shapes.append(source_BS.numel())
-            return searching(model, dataset.words, SEARCH)(source_BS)
+            return searching(dataset.words, SEARCH)(decoder, source_BS)
 
         translator = LineTranslator(model, dataset.words, decode, batch_tokens=tokens)
         texts.append([best.text for best, *_ in translator.translate(lines)])
@@ -139,7 +140,7 @@ def test_what_cannot_be_read_is_said(opened: Callable[..., PairDataset]) -> None
     dataset = opened(bpe={"merges": 20})
     model = model_for(dataset)
     said: list[str] = []
-    decode = searching(model, dataset.words, SEARCH)
+    decode = searching(dataset.words, SEARCH)
     translator = LineTranslator(model, dataset.words, decode, longest=8, say=said.append)
     text = "a dog ☃\r\nthe cat ran\n\nthe dog saw a cat and ran\n☃☃ cat"
     found = translator.translate(list(read_text(text, "here")))
@@ -294,7 +295,7 @@ def test_of_a_line_without_spaces_a_new_character_alone_is_unknown(
     dataset = opened(bpe={"merges": 30}, sides=sides)
     read: list[list[int]] = []
 
-    def decode(source_BS: Tensor) -> list[list[Hypothesis]]:
+    def decode(_: Decoder, source_BS: Tensor) -> list[list[Hypothesis]]:
         read.extend(source_BS.tolist())
         return [[Hypothesis((), 0.0, 0.0, True)] for _ in source_BS]
 

@@ -5,9 +5,10 @@ ours captured as a CUDA graph, all in one run. Sizes, drop rates, ties, precisio
 the rate is 0, or as good as that. A row that nn.Transformer has no form for is measured without it.
 
 Decoding: the beam search that people write, which computes the whole prefix of every hypothesis in every step, then
-ours, which keeps what a step has computed. Both use the row's model and find the same. It is not trained, so where it
-would end a sentence means nothing: the bias of <eos> keeps it from that, and a translation has as many tokens as its
-source.
+ours, which keeps what a step has computed, then ours with its steps replayed as a CUDA graph. All use the row's model
+and find the same. It is not trained, so where it would end a sentence means nothing: the bias of <eos> keeps it from
+that, and a translation has as many tokens as its source. A batch is decoded again and again, so the graph is there
+already, as it is where batches of one shape follow each other.
 
 Memory is the most that is allocated on the GPU, weights and optimiser included; it is not measured on a CPU.
 
@@ -17,6 +18,7 @@ Shapes: B pairs, S source tokens, T target tokens, U = S + T.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -31,8 +33,8 @@ from reefknot.benchmarks.plain_translation import PlainTraining, PlainTranslator
 from reefknot.benchmarks.steps import CAPTURED, EAGER, prepare_update
 from reefknot.errors import CorpusNotHere, SettingsError
 from reefknot.evaluation.beam import Hypothesis, SearchSettings, beam_search
+from reefknot.evaluation.decoding import decoding
 from reefknot.evaluation.perplexity import autocast
-from reefknot.models.language_model import evaluating
 from reefknot.models.translator import Translator, sides
 from reefknot.outputs.labels.contract import Labels
 from reefknot.recipe import Recipe
@@ -151,9 +153,11 @@ def measure_all(jobs: Sequence[Job], device: str, seconds: float, say: Callable[
     """The rows of every job, training then decoding, as soon as they are measured."""
     for job in jobs:
         say(job.name)
-        trained = [PLAIN, EAGER, *([CAPTURED] if device == "cuda" else [])]
+        captured = [CAPTURED] if device == "cuda" else []
+        trained = [PLAIN, EAGER, *captured]
         yield _compared([_measure(job, TRAINING, mode, _train, device, seconds, say)[0] for mode in trained])
-        searched = [_measure(job, DECODING, mode, _search, device, seconds, say) for mode in (ANEW, CACHED)]
+        modes = [ANEW, CACHED, *captured]
+        searched = [_measure(job, DECODING, mode, _search, device, seconds, say) for mode in modes]
         yield _compared([replace(row, same=_alike(found, searched[0][1])) for row, found in searched])
 
 
@@ -182,7 +186,7 @@ def _measure(
     job: Job,
     what: str,
     mode: str,
-    prepare: Callable[[Job, str, torch.device], _Work],
+    prepare: Callable[[Job, str, torch.device], AbstractContextManager[_Work]],
     device: str,
     seconds: float,
     say: Callable[[str], None],
@@ -192,17 +196,17 @@ def _measure(
     try:
         if device == "cuda":
             give_back()
-        work = prepare(job, mode, torch.device(device))
-        if device == "cuda":
-            # Warming up counts too: while a graph is replayed, nothing is allocated that could be counted.
-            torch.cuda.reset_peak_memory_stats()
-        (spent,) = work_times(device, [(work.run, lambda: None)], seconds)
-        ms = median(spent)
-        speed = 1e3 * work.tokens() / ms
-        memory = peak_memory_bytes(device) if device == "cuda" else None
-        return replace(
-            row, ms=ms / work.parts, repeats=len(spent), tokens_per_second=speed, memory_bytes=memory
-        ), work.found()
+        with prepare(job, mode, torch.device(device)) as work:
+            if device == "cuda":
+                # Warming up counts too: while a graph is replayed, nothing is allocated that could be counted.
+                torch.cuda.reset_peak_memory_stats()
+            (spent,) = work_times(device, [(work.run, lambda: None)], seconds)
+            ms = median(spent)
+            speed = 1e3 * work.tokens() / ms
+            memory = peak_memory_bytes(device) if device == "cuda" else None
+            return replace(
+                row, ms=ms / work.parts, repeats=len(spent), tokens_per_second=speed, memory_bytes=memory
+            ), work.found()
     except Exception as error:  # the run goes on
         return replace(row, note=reason(error)), ()
 
@@ -213,7 +217,8 @@ def _model(job: Job, device: torch.device) -> Translator:
     return job.build().to(device)
 
 
-def _train(job: Job, mode: str, device: torch.device) -> _Work:
+@contextmanager
+def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
     """Updates on the first windows."""
     windows = job.windows(device.type)
     model = _model(job, device).train()
@@ -234,10 +239,11 @@ def _train(job: Job, mode: str, device: torch.device) -> _Work:
                 update(x_BU, y_BT, 0.0, count)
 
     tokens = sum(count for *_, count in windows)
-    return _Work(run, lambda: tokens, len(windows))
+    yield _Work(run, lambda: tokens, len(windows))
 
 
-def _search(job: Job, mode: str, device: torch.device) -> _Work:
+@contextmanager
+def _search(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
     """The translations of some sources of the first window."""
     model = _model(job, device).eval()
     labels = getattr(model.output, "labels", None)
@@ -246,12 +252,14 @@ def _search(job: Job, mode: str, device: torch.device) -> _Work:
     x_BU, y_BT, _ = job.windows(device.type)[0]
     source_BS = sides(x_BU, y_BT)[0][: SENTENCES[device.type]].to(device)
     found: list[Hypothesis] = []
+    with autocast(device, job.settings.precision), decoding(model, fixed=mode == CAPTURED) as decoder:
+        if mode == CAPTURED and decoder.graphs is None:
+            raise Absent("a part of the model asks the device for a number, so there is nothing to capture")
 
-    def run() -> None:
-        with evaluating(model), autocast(device, job.settings.precision), torch.no_grad():
+        def run() -> None:
             if mode == ANEW:
                 found[:] = search_anew(model, source_BS, job.eos, job.search)
             else:
-                found[:] = [best for best, *_ in beam_search(model, source_BS, job.eos, job.search)]
+                found[:] = [best for best, *_ in beam_search(decoder, source_BS, job.eos, job.search)]
 
-    return _Work(run, lambda: sum(len(each.ids) + each.finished for each in found), found=lambda: found)
+        yield _Work(run, lambda: sum(len(each.ids) + each.finished for each in found), found=lambda: found)

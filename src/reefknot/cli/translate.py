@@ -72,8 +72,7 @@ def translate(
     if greedy or sample:
         decode = _one_each(trained, search, drawn if sample else None)
     else:
-        model, number = cast("Translator", trained.model), search.beam if ranking else n_best or 1
-        decode = searching(model, trained.words, search, number)
+        decode = searching(trained.words, search, search.beam if ranking else n_best or 1)
     translator = _translator(trained, decode, batch_tokens)
     polished = _detokenized(trained) if detokenize else list
     written = _as_json if as_json else _as_n_best if n_best else _as_scored if scores else _as_text
@@ -137,12 +136,12 @@ def _one_each(trained: TrainedRun, search: SearchSettings, drawn: Mapping[str, A
     from reefknot.evaluation.beam import greedy, sample
     from reefknot.evaluation.translation import end_of_line, unwritten
 
-    model, words = cast("Translator", trained.model), trained.vocabulary
+    words = trained.vocabulary
     eos, never = end_of_line(words), unwritten(words)
     if drawn is None:
-        return lambda source_BS: [[best] for best in greedy(model, source_BS, eos, search, never)]
+        return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, never)]
     how = {name.replace("-", "_"): value for name, value in drawn.items() if value is not None}
-    return lambda source_BS: [[each] for each in sample(model, source_BS, eos, search, never=never, **how)]
+    return lambda decoder, source_BS: [[each] for each in sample(decoder, source_BS, eos, search, never=never, **how)]
 
 
 def _translator(trained: TrainedRun, decode: Decode, batch_tokens: int | None) -> LineTranslator:

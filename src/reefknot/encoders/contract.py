@@ -39,9 +39,9 @@ class Encoder(nn.Module):
         """What the first window of a text begins with."""
         raise NotImplementedError
 
-    def memory(self, streams: int, device: torch.device | None = None) -> State:
+    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
         """The state to begin with where a text is read piece by piece, as in generation: whatever the pieces, all of
-        the text counts."""
+        the text counts. Where it would grow with the text, it has room for so many `steps` and keeps its size."""
         return self.initial_state(streams, device)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:

@@ -12,7 +12,7 @@ The base model has 6 + 6 blocks, 512 wide, with 8 heads and 2048 units, the big 
 
 The state: `there`, which source steps are no padding, (1, B, S); for each block of the target `source.N`, keys and
 values of the source, (2, B, H, S, K), and in step-by-step decoding `block.N`, those of the target so far,
-(2, B, H, P, K).
+(2, B, H, P, K), with `known`, how many they are, (1, B), where the memory keeps its size.
 
 Shapes: B streams, S source steps, T target steps, P target steps in memory, D width, H heads, K = D / H width of a
 head; 2 are keys and values.
@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.encoders.contract import Encoded, SourceEncoder, State, at_rest, check_sizes
-from reefknot.encoders.transformer import Halves, Norm, Positions, check_heads, draw, no_steps, split_heads
+from reefknot.encoders.transformer import Halves, Norm, Positions, Room, check_heads, draw, empty_memory, split_heads
 from reefknot.errors import SettingsError
 from reefknot.settings import Dim, Layers, Probability, check_rates
 
@@ -97,11 +97,11 @@ class EncoderDecoder(SourceEncoder):
         yield from self.source_blocks
         yield from self.target_blocks
 
-    def memory(self, streams: int, device: torch.device | None = None) -> State:
-        return no_steps(len(self.target_blocks), streams, self.heads, self.dim, device)
+    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+        return empty_memory(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
 
     def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
-        source_BSD = self._enter(source_BSD, 0)
+        source_BSD = self._enter(source_BSD, {}, None)
         for block in self.source_blocks:
             source_BSD = block(source_BSD, there_BS)
         layers = len(self.target_blocks)
@@ -116,26 +116,27 @@ class EncoderDecoder(SourceEncoder):
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
         last = len(self.target_blocks) - 1
+        room = Room.after(state, x_BTD)
         x_BTD, _ = self._decode(x_BTD, state, last)
         block = self.target_blocks[last]
         assert isinstance(block, TargetBlock)
-        return block.weights(x_BTD, *_context(state, last))
+        return block.weights(x_BTD, *_context(state, last), room)
 
     def _decode(self, x_BTD: Tensor, state: State, blocks: int) -> tuple[Tensor, State]:
         """What the first blocks make of the target steps that follow `state`, and their longer memory, if any."""
-        start = state["block.0"].shape[-2] if "block.0" in state else 0
-        x_BTD = self._enter(x_BTD, start)
-        memory: State = {}
+        room = Room.after(state, x_BTD)
+        x_BTD = self._enter(x_BTD, state, room)
+        memory: State = {} if room is None else {"known": room.known}
         for number in range(blocks):
-            x_BTD, longer = self.target_blocks[number](x_BTD, *_context(state, number))
+            x_BTD, longer = self.target_blocks[number](x_BTD, *_context(state, number), room)
             if longer is not None:
                 memory[f"block.{number}"] = longer
         return x_BTD, memory
 
-    def _enter(self, x_BTD: Tensor, start: int) -> Tensor:
+    def _enter(self, x_BTD: Tensor, state: State, room: Room | None) -> Tensor:
         # In the type of the parameters: under autocast, what the blocks add up and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
-        return F.dropout(x_BTD + self._positions(start, x_BTD), self.dropout, self.training)
+        return F.dropout(x_BTD + self._positions(state, room, x_BTD), self.dropout, self.training)
 
 
 def _context(state: State, number: int) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -178,22 +179,29 @@ class TargetBlock(Halves):
         draw(self.cross_out)
 
     def forward(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor
+        self,
+        x_BTD: Tensor,
+        past_2BHPK: Tensor | None,
+        source_2BHSK: Tensor,
+        there_BS: Tensor,
+        room: Room | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What the block makes of a window, and after a `past` the keys and values of all steps, its own among them."""
-        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, there_BS)
+        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, there_BS, room)
 
-    def weights(self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor) -> Tensor:
+    def weights(
+        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor, room: Room | None
+    ) -> Tensor:
         """How much each step attends to each source step, as a mean over the heads, (B, T, S)."""
-        x_BTD, _ = self._attend(x_BTD, past_2BHPK)
+        x_BTD, _ = self._attend(x_BTD, past_2BHPK, room)
         q_BHTK = self._queries(x_BTD)
         scores_BHTS = at_rest(q_BHTK @ source_2BHSK[0].to(q_BHTK.dtype).mT) / math.sqrt(q_BHTK.shape[-1])
         return scores_BHTS.masked_fill(~there_BS[:, None, None], -math.inf).softmax(-1).mean(1)
 
     def _compute(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor
+        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor, room: Room | None
     ) -> tuple[Tensor, Tensor | None]:
-        x_BTD, longer = self._attend(x_BTD, past_2BHPK)
+        x_BTD, longer = self._attend(x_BTD, past_2BHPK, room)
         q_BHTK = self._queries(x_BTD)
         k_BHSK, v_BHSK = source_2BHSK.to(q_BHTK.dtype).unbind()
         h_BTD = self._weighted(q_BHTK, k_BHSK, v_BHSK, there_BS[:, None, None])

@@ -5,19 +5,22 @@
 
 after the input was given its positions: sines in one half of the width and cosines in the other, computed for as many
 positions as there are. Nothing is carried between windows: positions begin anew with each of them. Where a text is read
-piece by piece, a memory holds the keys and values of what was read, and positions go on.
+piece by piece, a memory holds the keys and values of what was read, and positions go on. It grows with every step; or
+it has room for a number of them from the beginning, and `known` counts those of each stream, (1, B): then all steps
+have the same shapes, as a CUDA graph needs them.
 
-`Halves` and `Positions` are those of `encoder_decoder.py` as well, whose blocks may have their norms behind the sums.
+`Halves`, `Room` and `Positions` are those of `encoder_decoder.py` as well, whose blocks may have their norms behind the
+sums.
 
-Shapes: B streams, T steps, S steps in memory, U = S + T, D width, H heads, K = D / H width of a head, F
-feed-forward units; 2 are keys and values.
+Shapes: B streams, T steps, S steps in memory, U = S + T, or the steps that a memory has room for, D width, H heads,
+K = D / H width of a head, F feed-forward units; 2 are keys and values.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar, TypeVarTuple, cast
+from typing import Annotated, Literal, NamedTuple, TypeVar, TypeVarTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from reefknot.encoders.contract import Encoded, Encoder, State, check_sizes
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.settings import Dim, Layers, Probability, check_rates
 
 FIRST_POSITION = 2
@@ -81,24 +84,61 @@ class Transformer(Encoder):
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         return {}
 
-    def memory(self, streams: int, device: torch.device | None = None) -> State:
-        return no_steps(len(self.blocks), streams, self.heads, self.dim, device)
+    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+        return empty_memory(len(self.blocks), streams, self.heads, self.dim, device, steps)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         """Without a state, a window by itself; with a memory, what follows it, and the longer memory."""
-        start = state["block.0"].shape[-2] if state else 0
+        room = Room.after(state, x_BTD)
         # In the type of the parameters: under autocast, what the blocks add up and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
-        x_BTD = F.dropout(x_BTD + self._positions(start, x_BTD), self.dropout, self.training)
-        memory: State = {}
+        x_BTD = F.dropout(x_BTD + self._positions(state, room, x_BTD), self.dropout, self.training)
+        memory: State = {} if room is None else {"known": room.known}
         for number, block in enumerate(self.blocks):
             name = f"block.{number}"
-            x_BTD, longer = block(x_BTD, state.get(name))
+            x_BTD, longer = block(x_BTD, state.get(name), room)
             if longer is not None:
                 memory[name] = longer
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
         return Encoded(x_BTD, x_BTD, memory)
+
+
+class Room(NamedTuple):
+    """Where the steps of a window stand in a memory that keeps its size."""
+
+    known: Tensor
+    """Steps that the memory holds with them, (1, B)."""
+    step: Tensor
+    """Which step of its stream each is, (B, T)."""
+    here: Tensor
+    """The place of each, (B, T, U)."""
+    seen: Tensor
+    """Those that it attends to, its own and all before, (B, T, U)."""
+
+    @classmethod
+    def after(cls, state: State, x_BTD: Tensor) -> Room | None:
+        """That of the window x; None where the state holds no memory, or one that grows."""
+        known_1B = state.get("known")
+        if known_1B is None:
+            return None
+        new, room, device = x_BTD.shape[1], state["block.0"].shape[-2], x_BTD.device
+        # A GPU is not asked; whoever reads there counts the steps.
+        asked = device.type == "cpu" and not torch.compiler.is_compiling()
+        known = max(known_1B[0].tolist(), default=0) if asked else 0
+        if known + new > room:
+            raise ArgumentError(
+                f"{new} more steps after {known} do not fit into a memory of {room}; begin with one of more steps"
+            )
+        step_BT = known_1B[0, :, None] + torch.arange(new, device=device)
+        at_U = torch.arange(room, device=device)
+        return cls(known_1B + new, step_BT, step_BT[..., None] == at_U, step_BT[..., None] >= at_U)
+
+    def filled(self, past_2BHUK: Tensor, new_2BHTK: Tensor) -> Tensor:
+        """The memory with keys and values of the new steps in their places."""
+        for here_BU, new_2BHK in zip(self.here.unbind(1), new_2BHTK.unbind(3), strict=True):
+            past_2BHUK = torch.where(here_BU[:, None, :, None], new_2BHK[:, :, :, None], past_2BHUK)
+        return past_2BHUK
 
 
 class Halves(nn.Module):
@@ -153,21 +193,26 @@ class Halves(nn.Module):
         units_BTF = F.dropout(units_BTF, self.dropout_relu, self.training)
         return self._add(x_BTD, self.ffn_out(units_BTF), self.ffn_norm)
 
-    def _attend(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _attend(
+        self, x_BTD: Tensor, past_2BHSK: Tensor | None, room: Room | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Add attention over the steps so far; after a `past`, also return the keys and values of all steps."""
         parts_3BHTK = split_heads(self.attention_in(self._read(x_BTD, self.attention_norm)), 3, self.heads)
         # All three at once: the gradient of each alone would be laid into zeros of their common size.
         q_BHTK, k_BHUK, v_BHUK = parts_3BHTK.unbind()
         longer = None
         if past_2BHSK is not None:
-            longer = torch.cat([past_2BHSK.to(q_BHTK.dtype), parts_3BHTK[1:]], dim=3)
+            past_2BHSK, new_2BHTK = past_2BHSK.to(q_BHTK.dtype), parts_3BHTK[1:]
+            longer = torch.cat([past_2BHSK, new_2BHTK], dim=3) if room is None else room.filled(past_2BHSK, new_2BHTK)
             k_BHUK, v_BHUK = longer.unbind()
         new, known = q_BHTK.shape[2], k_BHUK.shape[2]
         # `is_causal` counts from the first key. A step that follows a memory sees all of it, and a step alone sees all.
-        mask_TU = None
-        if 1 < new < known:
-            mask_TU = torch.ones(new, known, dtype=torch.bool, device=x_BTD.device).tril(known - new)
-        h_BTD = self._weighted(q_BHTK, k_BHUK, v_BHUK, mask_TU, is_causal=new == known)
+        mask = None
+        if room is not None:
+            mask = room.seen[:, None]
+        elif 1 < new < known:
+            mask = torch.ones(new, known, dtype=torch.bool, device=x_BTD.device).tril(known - new)
+        h_BTD = self._weighted(q_BHTK, k_BHUK, v_BHUK, mask, is_causal=mask is None and new == known)
         return self._add(x_BTD, self.attention_out(h_BTD), self.attention_norm), longer
 
     def _weighted(
@@ -182,12 +227,14 @@ class Halves(nn.Module):
 class Block(Halves):
     """Attention over the steps so far, then a feed-forward network at each step."""
 
-    def forward(self, x_BTD: Tensor, past_2BHSK: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x_BTD: Tensor, past_2BHSK: Tensor | None = None, room: Room | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """What the block makes of a window, and after a `past` the keys and values of all steps, its own among them."""
-        return self._run(self._compute, x_BTD, past_2BHSK)
+        return self._run(self._compute, x_BTD, past_2BHSK, room)
 
-    def _compute(self, x_BTD: Tensor, past_2BHSK: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        x_BTD, longer = self._attend(x_BTD, past_2BHSK)
+    def _compute(self, x_BTD: Tensor, past_2BHSK: Tensor | None, room: Room | None) -> tuple[Tensor, Tensor | None]:
+        x_BTD, longer = self._attend(x_BTD, past_2BHSK, room)
         return self._feed_forward(x_BTD), longer
 
 
@@ -204,10 +251,17 @@ def split_heads(joined_BTD: Tensor, parts: int, heads: int) -> Tensor:
     return torch.unflatten(joined_BTD, -1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
-def no_steps(blocks: int, streams: int, heads: int, dim: int, device: torch.device | None) -> State:
-    """For each block the keys and values of no step yet, (2, B, H, 0, K)."""
-    shape = (2, streams, heads, 0, dim // heads)
-    return {f"block.{number}": torch.zeros(shape, device=device) for number in range(blocks)}
+def empty_memory(
+    blocks: int, streams: int, heads: int, dim: int, device: torch.device | None, steps: int | None
+) -> State:
+    """For each block the keys and values of no step yet, (2, B, H, 0, K); or room for so many steps, none of which is
+    known."""
+    shape = (2, streams, heads, steps or 0, dim // heads)
+    memory = {f"block.{number}": torch.zeros(shape, device=device) for number in range(blocks)}
+    if steps is None:
+        return memory
+    check_sizes("a memory", steps=steps)
+    return {"known": torch.zeros(1, streams, dtype=torch.int64, device=device)} | memory
 
 
 def check_heads(who: str, heads: int, dim: int) -> None:
@@ -231,9 +285,15 @@ class Positions:
         self.dim = dim
         self._kept: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def __call__(self, start: int, x_BTD: Tensor) -> Tensor:
-        """Those of the steps of x, the first of which is `start`, (T, D)."""
-        stop, device = start + x_BTD.shape[1], x_BTD.device
+    def __call__(self, state: State, room: Room | None, x_BTD: Tensor) -> Tensor:
+        """Those of the steps of x, which follow a state, (T, D); in the room of a memory, (B, T, D)."""
+        held = state["block.0"].shape[-2] if "block.0" in state else 0
+        if room is not None:
+            return F.embedding(room.step, self._between(0, held, x_BTD))
+        return self._between(held, held + x_BTD.shape[1], x_BTD)
+
+    def _between(self, start: int, stop: int, x_BTD: Tensor) -> Tensor:
+        device = x_BTD.device
         if torch.compiler.is_compiling():
             return sinusoids(start, stop, self.dim, device).to(x_BTD.dtype)
         length = 1 << max(stop - 1, 0).bit_length()

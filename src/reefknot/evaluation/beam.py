@@ -14,17 +14,16 @@ is asked for no others. A sentence is done when
     no open one can still be among the `n_best` that are asked for. Log p can only fall and lengths can only grow, to
     the limit M, so no hypothesis that follows from an open one scores more than log p / M^length_penalty.
 
-The last rule never changes what is returned. <eos> counts in every length, also in that of the source. A sentence that
-is done leaves the batch.
+The last rule never changes what is returned. <eos> counts in every length, also in that of the source.
 
-Sums, order and ends are the host's business. In each step it waits for the device once, for the words of all hypotheses
-(an adaptive output end waits once more for every tail, to know which rows open it). Equal continuations are told apart
-by the id of their last word, then by the order of what they continue; which of several equal words are among the best
-of a hypothesis is the output end's choice. Nothing depends on the other sentences of a batch but the rounding of its
-products.
+What the device does in a step is in `decoding.py`. Sums, order and ends are the host's business. In each step it waits
+for the device once, for the words of all hypotheses (an adaptive output end waits once more for every tail, to know
+which rows open it). Equal continuations are told apart by the id of their last word, then by the order of what they
+continue; which of several equal words are among the best of a hypothesis is the output end's choice. Nothing depends on
+the other sentences of a batch but the rounding of its products.
 
 Shapes: B sentences, A of them not done, W open hypotheses of each, R = A x W rows, K words of each, P = W x K
-continuations, S source tokens, T target tokens so far, <eos> before them included, D width.
+continuations, S source tokens, T target tokens so far, <eos> before them included.
 """
 
 from __future__ import annotations
@@ -39,15 +38,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from reefknot.encoders.contract import Encoded
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.evaluation.generation import COLDEST, candidates, chances, check_choice
-from reefknot.models.language_model import evaluating
+from reefknot.evaluation.decoding import Decoder, Ints, decoding
+from reefknot.evaluation.generation import COLDEST, chances, check_choice
 from reefknot.models.translator import PAD, Translator
 from reefknot.outputs.contract import send
 from reefknot.settings import Count, Settings
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
@@ -93,9 +90,8 @@ class Hypothesis(NamedTuple):
     """False: the longest length was reached without <eos>."""
 
 
-@torch.no_grad()
 def beam_search(
-    model: Translator,
+    model: Translator | Decoder,
     source_BS: Tensor,
     eos: int,
     settings: SearchSettings | None = None,
@@ -106,6 +102,7 @@ def beam_search(
     that reached the limit. They are fewer only where no others have a probability.
 
     Arguments:
+        model: a translator, or one that `decoding` has made ready for many batches.
         source_BS: ids, where <eos> ends each row, filled up with `PAD`.
         eos: the id that begins and ends a target.
         never: ids that are not to be produced, such as <unk>.
@@ -113,27 +110,31 @@ def beam_search(
     settings = settings or SearchSettings()
     if not 1 <= n_best <= settings.beam:
         raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider one for more")
-    _check_words(model, eos, never)
     search = _Search(_limits(source_BS, settings), eos, settings, n_best)
-    with evaluating(model):
-        rows = _Rows(model, source_BS)
+    with decoding(model) as decoder:
+        _check_words(decoder.model, eos, never)
+        rows = decoder.begin(source_BS, settings.limit, settings.beam, settings.beam + 1, never)
+        parents_R: Ints = np.arange(len(source_BS))
         while len(search.sentence_A):
-            h_RD = rows.read(search.ids_AWT[..., -1].ravel())
-            rows.keep(search.step(*_on_host(*candidates(model, h_RD, settings.beam + 1, never))))
+            best = rows.read(parents_R, search.ids_AWT[..., -1].ravel())
+            parents_R = search.step(*_on_host(*best))
     return search.found
 
 
 def greedy(
-    model: Translator, source_BS: Tensor, eos: int, settings: SearchSettings | None = None, never: Collection[int] = ()
+    model: Translator | Decoder,
+    source_BS: Tensor,
+    eos: int,
+    settings: SearchSettings | None = None,
+    never: Collection[int] = (),
 ) -> list[Hypothesis]:
     """The best word each time: a beam of one that stops at the first <eos>."""
     settings = (settings or SearchSettings()).model_copy(update={"beam": 1, "early_stop": True})
     return [best for (best,) in beam_search(model, source_BS, eos, settings, never)]
 
 
-@torch.no_grad()
 def sample(
-    model: Translator,
+    model: Translator | Decoder,
     source_BS: Tensor,
     eos: int,
     settings: SearchSettings | None = None,
@@ -150,18 +151,17 @@ def sample(
     check_choice(temperature, top_k, top_p)
     if seed < 0:
         raise SettingsError(f"seed = {seed}: must be 0 or more")
-    _check_words(model, eos, never)
     limits = _limits(source_BS, settings)
     wanted = 1 if temperature < COLDEST else top_k
     draws = [np.random.default_rng([seed, *(each for each in row if each != PAD)]) for row in source_BS.tolist()]
     texts: list[list[int]] = [[eos] for _ in limits]
     logp_B = np.zeros(len(limits))
-    sentence_A = np.arange(len(limits))
-    with evaluating(model):
-        rows = _Rows(model, source_BS)
+    sentence_A = stay = np.arange(len(limits))
+    with decoding(model) as decoder:
+        _check_words(decoder.model, eos, never)
+        rows = decoder.begin(source_BS, settings.limit, 1, wanted, never)
         while len(sentence_A):
-            h_AD = rows.read(np.array([texts[each][-1] for each in sentence_A]))
-            logp_AK, ids_AK = candidates(model, h_AD, wanted, never)
+            logp_AK, ids_AK = rows.read(stay, np.array([texts[each][-1] for each in sentence_A]))
             u_A = torch.tensor([draws[each].random() for each in sentence_A], dtype=torch.float64)
             place_A1 = _drawn(chances(logp_AK, temperature, top_p), send(u_A, ids_AK.device))
             logp_A1, ids_A1 = _on_host(logp_AK.gather(1, place_A1), ids_AK.gather(1, place_A1))
@@ -171,7 +171,6 @@ def sample(
             goes_on = [texts[each][-1] != eos and len(texts[each]) <= limits[each] for each in sentence_A]
             stay = np.flatnonzero(goes_on)
             sentence_A = sentence_A[stay]
-            rows.keep(stay)
     return [_hypothesis(text[1:], logp, eos, settings) for text, logp in zip(texts, logp_B.tolist(), strict=True)]
 
 
@@ -269,34 +268,6 @@ class _Ranked(NamedTuple):
         logp_AQ = np.take_along_axis(self.logp, place_AQ, axis=1)
         token_AQ, parent_AQ = (np.take_along_axis(each, place_AQ, axis=1) for each in (self.token, self.parent))
         return _Ranked(logp_AQ, token_AQ, parent_AQ)
-
-
-class _Rows:
-    """The model after what each of some hypotheses has read; those of a sentence stand side by side."""
-
-    def __init__(self, model: Translator, source_BS: Tensor) -> None:
-        self._model = model
-        self._device = next(model.parameters()).device
-        self._state = model.begin(source_BS.to(self._device)) if len(source_BS) else {}
-        self._sentence_R: Ints = np.arange(len(source_BS))
-        self._untouched = set(self._state)
-
-    def read(self, tokens_R: Ints) -> Tensor:
-        """The hidden state after one more token of each, h_RD."""
-        tokens_R1 = send(torch.from_numpy(tokens_R[:, None]), self._device)
-        encoded: Encoded = self._model(tokens_R1, self._state)
-        self._untouched = {name for name in self._untouched if encoded.state.get(name) is self._state[name]}
-        self._state = encoded.state
-        return encoded.output[:, -1]
-
-    def keep(self, rows_R: Ints) -> None:
-        """Go on with these rows, some of them perhaps several times."""
-        sentence_R = self._sentence_R[rows_R]
-        # What no step has changed is the source's, and all rows of a sentence have the same of it.
-        same = self._untouched if np.array_equal(sentence_R, self._sentence_R) else set()
-        self._sentence_R = sentence_R
-        at_R = send(torch.from_numpy(rows_R), self._device)
-        self._state = {name: each if name in same else each.index_select(1, at_R) for name, each in self._state.items()}
 
 
 def _hypothesis(ids: list[int], logp: float, eos: int, settings: SearchSettings) -> Hypothesis:

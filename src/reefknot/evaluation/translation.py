@@ -22,9 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 from reefknot.errors import ArgumentError
 from reefknot.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.evaluation.decoding import Decoder, decoding
 from reefknot.evaluation.grid import Progress, unheard
 from reefknot.evaluation.perplexity import autocast
-from reefknot.models.language_model import evaluating
 from reefknot.models.translator import PAD, Translator
 from reefknot.text.lines import Line, read_file, read_text
 from reefknot.text.pair_dataset import SIDES, Lines, PairDataset
@@ -54,15 +54,15 @@ class Translation:
         return cls(text, found.logp, found.score, found.finished, len(found.ids) + found.finished)
 
 
-Decode = Callable[[Tensor], list[list[Hypothesis]]]
+Decode = Callable[[Decoder, Tensor], list[list[Hypothesis]]]
 """What finds hypotheses: for source_BS those of each row, best first."""
 
 
-def searching(model: Translator, words: Sides, search: SearchSettings, n_best: int = 1) -> Decode:
+def searching(words: Sides, search: SearchSettings, n_best: int = 1) -> Decode:
     """Beam search for the target's words; <unk> is none."""
     _, target = words.vocabularies
     eos, never = end_of_line(target), unwritten(target)
-    return lambda source_BS: beam_search(model, source_BS, eos, search, never, n_best)
+    return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, never, n_best)
 
 
 def translate(
@@ -85,7 +85,7 @@ def translate(
     read = list(read_text("".join(f"{line}\n" for line in lines), "the lines to translate"))
     if len(read) != len(lines):
         raise ArgumentError("a line to translate holds a line end; give each line by itself")
-    translator = LineTranslator(model, words, searching(model, words, search, n_best), precision, say=say)
+    translator = LineTranslator(model, words, searching(words, search, n_best), precision, say=say)
     found = translator.translate(read, progress)
     translator.tell_unknown()
     return found
@@ -113,11 +113,12 @@ class LineTranslator:
         found = [[Translation("", 0.0, 0.0, True, 1)] for _ in lines]
         total, done = sum(map(len, sources)), 0
         device = next(self.model.parameters()).device
-        with torch.no_grad(), evaluating(self.model), autocast(device, self.precision):
-            for batch in batches_by_length([len(ids) for ids in sources], self.batch_tokens):
+        with autocast(device, self.precision), decoding(self.model) as decoder:
+            widths = [decoder.width(len(ids)) for ids in sources]
+            for batch in batches_by_length(widths, self.batch_tokens):
                 rows = [torch.tensor(sources[index]) for index in batch]
                 source_BS = pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
-                for index, hypotheses in zip(batch, self.decode(source_BS), strict=True):
+                for index, hypotheses in zip(batch, self.decode(decoder, source_BS), strict=True):
                     found[index] = [Translation.of(each, target) for each in hypotheses]
                 done += sum(map(len, rows))
                 progress("translating", done / total)
@@ -248,7 +249,6 @@ def _count_unknown(lines: Lines, words: Vocabulary) -> int:
     return 0 if words.unk is None else int((lines.ids == words.unk).sum())
 
 
-@torch.no_grad()
 def examples(
     model: Translator,
     dataset: PairDataset,
@@ -261,30 +261,30 @@ def examples(
     """Pairs from all over a text with their translations, and where each token of those looked in the source."""
     pairs = dataset.splits[split]
     source, target = dataset.words.vocabularies
-    decode = searching(model, dataset.words, search)
+    decode = searching(dataset.words, search)
     sources, references = map(pairs.text, SIDES)
     device = next(model.parameters()).device
     there = np.flatnonzero(pairs.source.lengths > 1)
     found = []
-    for place in np.unique(np.linspace(0, len(there) - 1, min(number, len(there))).astype(int)):
-        index = int(there[place])
-        ids = pairs.source[index].tolist()
-        source_1S = torch.tensor([ids], device=device)
-        with evaluating(model), autocast(device, precision):
-            best = decode(source_1S)[0][0]
+    with autocast(device, precision), decoding(model) as decoder:
+        for place in np.unique(np.linspace(0, len(there) - 1, min(number, len(there))).astype(int)):
+            index = int(there[place])
+            ids = pairs.source[index].tolist()
+            source_1S = torch.tensor([ids], device=device)
+            best = decode(decoder, source_1S)[0][0]
             written = [*best.ids, end_of_line(target)] if best.finished else list(best.ids)
             x_1T = torch.tensor([[end_of_line(target), *written[:-1]]], device=device)
             a_TS = model.attention(x_1T, model.read(source_1S))[0].float()
-        found.append(
-            {
-                "source": sources[index],
-                "reference": references[index],
-                "translation": " ".join(target.decode(best.ids)),
-                "source_tokens": [source.words[each] for each in ids],
-                "target_tokens": [target.words[each] for each in written],
-                "attention": [[round(weight, 3) for weight in row] for row in a_TS.tolist()],
-            }
-        )
+            found.append(
+                {
+                    "source": sources[index],
+                    "reference": references[index],
+                    "translation": " ".join(target.decode(best.ids)),
+                    "source_tokens": [source.words[each] for each in ids],
+                    "target_tokens": [target.words[each] for each in written],
+                    "attention": [[round(weight, 3) for weight in row] for row in a_TS.tolist()],
+                }
+            )
     return found
 
 

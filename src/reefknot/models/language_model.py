@@ -97,9 +97,9 @@ class LanguageModel(nn.Module):
     def initial_state(self, streams: int) -> State:
         return self.encoder.initial_state(streams, next(self.parameters()).device)
 
-    def memory(self, streams: int) -> State:
-        """The state to begin with where the text comes piece by piece."""
-        return self.encoder.memory(streams, next(self.parameters()).device)
+    def memory(self, streams: int, steps: int | None = None) -> State:
+        """The state to begin with where the text comes piece by piece; with `steps`, one that keeps its size."""
+        return self.encoder.memory(streams, next(self.parameters()).device, steps)
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
         """Hidden states of a window. Without a state the streams start from nothing."""

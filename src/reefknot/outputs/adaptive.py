@@ -68,6 +68,8 @@ class Search(NamedTuple):
 class AdaptiveSoftmax(OutputEnd):
     """A head of frequent words and clusters, and a narrower softmax for each band of rarer words."""
 
+    waits = True  # which rows open a tail
+
     def __init__(
         self,
         labels: Annotated[Sequence[Labels] | BandedTable, LABELS],

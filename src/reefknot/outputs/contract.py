@@ -79,6 +79,8 @@ class OutputEnd(nn.Module):
     """Width of the hidden states it reads."""
     rows_per_token: int = 1
     """How many rows of scores a token takes: what a window's memory is reckoned by."""
+    waits: bool = False
+    """Whether `topk` asks a GPU for a number, which a step that is captured must not; a loss has its plan for that."""
 
     def prepare(self, y_cpu: Tensor) -> Plan:
         """Look at the targets while they are still on the host."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.parts import NOTHING_TO_TIE
 from reefknot.registry import Shared
-from reefknot.settings import Count, Dim
+from reefknot.settings import Count, Dim, Positive
 
 
 class WordTable(nn.Module):
@@ -30,6 +30,13 @@ class WordTable(nn.Module):
         unit_norm: Annotated[
             bool, Field(description="scale every vector to length 1 wherever it is used (Inan's validation experiment)")
         ] = False,
+        uniform: Annotated[
+            Positive | None,
+            Field(
+                description="draw it from [-uniform, uniform], whatever [init] says; with unit_norm, longer vectors "
+                "turn more slowly"
+            ),
+        ] = None,
         vectors: Annotated[
             str | None,
             Field(min_length=1, description="file of word vectors to start from; words that it has not are drawn"),
@@ -39,13 +46,25 @@ class WordTable(nn.Module):
         super().__init__()
         if vocab_size < 1 or dim < 1:
             raise SettingsError(f"word table: {vocab_size} words of width {dim}: both must be at least 1")
+        if uniform is not None and not uniform > 0:
+            raise SettingsError(f"word table: uniform = {uniform}: must be greater than 0")
         self.vocab_size = vocab_size
         self.dim = dim
         self.unit_norm = unit_norm
-        # Rows of unit expected norm: a tied classifier then starts with logits of the size of the context.
-        self.weight = nn.Parameter(torch.empty(vocab_size, dim).normal_(std=dim**-0.5), requires_grad=not frozen)
+        self.uniform = uniform
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim), requires_grad=not frozen)
+        self.draw()
         self.file = vectors
         """What the first update finds is read from here, by who knows the words (see `models/initialisation.py`)."""
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """Start as the table itself does where nobody else says how."""
+        if self.uniform is not None:
+            self.weight.uniform_(-self.uniform, self.uniform)
+        else:
+            # Rows of unit expected norm: a tied classifier then starts with logits of the size of the context.
+            self.weight.normal_(std=self.dim**-0.5)
 
     @property
     def frozen(self) -> bool:

@@ -52,6 +52,15 @@ def test_uniform_draws_everything() -> None:
     assert float(made["labels"].bias.detach().abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("settings", [{}, {"uniform": 0.1}, {"tables": 0.1}, {"uniform": 0.1, "tables": "normal"}])
+def test_what_is_said_of_one_table_counts_before_what_is_said_of_all(settings: dict[str, Any]) -> None:
+    made = nn.ModuleDict({"words": WordTable(50, 8, uniform=2.0), "classes": WordTable(50, 8)})
+    initialise(made, InitialisationSettings(**settings))
+    words, classes = (float(made[name].weight.detach().abs().max()) for name in ("words", "classes"))
+    assert 1.9 < words <= 2.0
+    assert classes < (0.1 + 1e-6 if settings.get("tables", settings.get("uniform")) == 0.1 else 1.9)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_tables_draws_the_word_tables_of_both_ends_and_nothing_else(tied: bool) -> None:
     made, before = model(tied), model(tied)

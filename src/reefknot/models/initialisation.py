@@ -53,7 +53,8 @@ class InitialisationSettings(Settings):
 
 
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
-    """Draw the parameters, then the tables where they have a start of their own. A shared tensor is drawn once."""
+    """Draw the parameters, then the tables where they have a start of their own. What is said of one table counts more
+    than what is said of all."""
     with torch.no_grad():
         if settings.uniform is not None:
             for parameter in model.parameters():
@@ -64,6 +65,8 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
                 _normal_tables(module, untied)
             elif settings.tables is not None and isinstance(module, WordTable):
                 module.weight.uniform_(-settings.tables, settings.tables)
+            if isinstance(module, WordTable) and module.uniform is not None:
+                module.draw()
 
 
 def _untied(model: nn.Module) -> set[WordTable]:

@@ -11,7 +11,7 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.reports.records import Band
-from reefknot.reports.results import Spread, collect, differing, flatten, load
+from reefknot.reports.results import Spread, collect, differing, distinguishing, flatten, load
 
 from .conftest import result, write_run
 
@@ -121,6 +121,14 @@ def test_differing_settings_are_found_by_dotted_key() -> None:
     assert differing([a, b]) == ["x.kind", "x.penalty"]
     assert differing([a, a]) == []
     assert flatten({"a": {}, "b": {"c": None}}) == {"a": {}, "b.c": None}
+
+
+def test_a_run_from_before_a_setting_existed_repeats_one_where_it_is_off() -> None:
+    old = {"training": {"seed": 0, "rate": 1.0}, "table": {"dim": 4}}
+    new = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": False, "vectors": None, "noise": 0.0}}
+    used = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": True, "vectors": None}}
+    assert distinguishing(old) == distinguishing(new) == {"training.rate": 1.0, "table.dim": 4}
+    assert differing([distinguishing(old), distinguishing(used)]) == ["table.frozen"]
 
 
 def test_band_labels() -> None:

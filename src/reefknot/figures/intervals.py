@@ -1,5 +1,5 @@
-"""Means over seeds with 95 % intervals: how far training again may move a figure. Student's t, for correlations on the
-scale of Fisher's z.
+"""Means over seeds with 95 % intervals: how far training again may move a figure. Student's t, on the scale of the
+logit for figures that have bounds, which for correlations is Fisher's z.
 
 One run tells nothing of that: its mean has no interval, and a finding that rests on it is not decided.
 """
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, variance
 from typing import Any
 
-from scipy import stats
+from scipy import special, stats
 
 LEVEL = 0.95
 
@@ -39,15 +39,25 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, len(values))
 
 
-def over_correlations(values: Sequence[float]) -> Estimate:
-    """The mean of one correlation per run. Its interval is Student's on the scale of Fisher's z = artanh(rho), carried
-    there by the slope at the mean, 1 / (1 - mean^2), and back: it has the mean inside and never leaves -1 to 1, and for
-    narrow intervals it is Student's own."""
+def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate:
+    """The mean of one figure per run that cannot leave `least` to `most`, and neither does its interval.
+
+    It is Student's on the scale of the logit, log((x - least) / (most - x)), carried there by the slope at the mean and
+    back: the mean is inside, and a narrow interval is Student's own. Logits of the runs themselves would not do, since
+    a run at a bound has none; nor would Student's cut off at the bound, which ends there however far it went.
+    """
     plain = over_seeds(values)
-    if plain.high is None or abs(plain.mean) == 1.0:
+    if plain.high is None or plain.mean in (least, most):
         return plain
-    centre, half = math.atanh(plain.mean), (plain.high - plain.mean) / (1 - plain.mean**2)
-    return Estimate(plain.mean, math.tanh(centre - half), math.tanh(centre + half), plain.runs)
+    below, above = plain.mean - least, most - plain.mean
+    centre, half = math.log(below / above), (plain.high - plain.mean) * (most - least) / (below * above)
+    low, high = (least + (most - least) * float(special.expit(end)) for end in (centre - half, centre + half))
+    return Estimate(plain.mean, low, high, plain.runs)
+
+
+def over_correlations(values: Sequence[float]) -> Estimate:
+    """The mean of one correlation per run; the logit is then twice Fisher's z = artanh(rho)."""
+    return over_bounded(values, -1.0, 1.0)
 
 
 def apart(ours: Sequence[float], others: Sequence[float]) -> Estimate:

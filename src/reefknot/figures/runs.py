@@ -12,7 +12,7 @@ from reefknot.errors import DataError
 from reefknot.figures.contract import Figure
 from reefknot.recipes import find_recipe
 from reefknot.recipes.file import read_file
-from reefknot.reports.results import Result, collect, differing, flatten, without_seed
+from reefknot.reports.results import Result, collect, differing, distinguishing, flatten
 
 RUNS = Path("runs")
 """Where `reefknot train` and `table` put runs unless they are told otherwise."""
@@ -123,7 +123,7 @@ def refuse_mixtures(runs: Sequence[Result]) -> None:
         pair = f"{first.folder} and {result.folder}"
         if (first.recipe, first.row) != (result.recipe, result.row):
             raise DataError(f"{pair} are of different rows, not seeds of one; name runs of one of them")
-        if odd := differing([without_seed(each.settings) for each in (first, result)]):
+        if odd := differing([distinguishing(each.settings) for each in (first, result)]):
             raise DataError(f"{pair} are of one row but differ in {odd[0]}; name runs of one kind")
         twin = seeds.setdefault(result.seed, result)
         if twin is not result:

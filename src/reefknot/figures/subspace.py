@@ -14,11 +14,11 @@ from reefknot.durable import read_json
 from reefknot.errors import DataError
 from reefknot.evaluation.subspace import between_ends
 from reefknot.figures.contract import Figure, Measured
-from reefknot.figures.intervals import over_seeds, told, verdict
+from reefknot.figures.intervals import over_bounded, told, verdict
 from reefknot.figures.runs import refuse_mixtures
 from reefknot.opened_vectors import open_vectors
 from reefknot.reports.drawing import Drawing, style_of
-from reefknot.reports.results import Result, differing, flatten, without_seed
+from reefknot.reports.results import Result, differing, distinguishing, flatten
 
 TAU = 10.0
 """The temperature while beta changes."""
@@ -57,7 +57,9 @@ class SubspaceDistance(Figure):
         for seeds in by_point.values():
             refuse_mixtures(seeds)
         found = {point: [_found(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
-        means = {point: over_seeds([each["distance"] for each in seeds]).json() for point, seeds in found.items()}
+        # A distance lies between 0 and 1, and the curve comes close to both.
+        distances = {point: [each["distance"] for each in seeds] for point, seeds in found.items()}
+        means = {point: over_bounded(each, 0.0, 1.0).json() for point, each in distances.items()}
         sweeps = {
             "beta": [{"at": beta, **mean} for (beta, tau), mean in means.items() if tau == TAU],
             "tau": [{"at": tau, **mean} for (beta, tau), mean in means.items() if beta == 1.0],
@@ -101,7 +103,7 @@ def _refuse_others(runs: Sequence[Result]) -> None:
     """Runs of one picture differ in beta, tau and the seed: all else, such as the width, moves the distance too."""
     first = runs[0]
     for run in runs:
-        odd = differing([without_seed(each.settings) for each in (first, run)])
+        odd = differing([distinguishing(each.settings) for each in (first, run)])
         others = [key for key in odd if key not in ("output.beta", "output.tau")]
         if others:
             raise DataError(

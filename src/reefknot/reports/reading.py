@@ -11,7 +11,7 @@ from scipy import stats
 
 from reefknot.evaluation.ways import in_words
 from reefknot.reports.cells import number, papers_points, percent, points, signed, spread
-from reefknot.reports.results import Spread, differing, without_seed
+from reefknot.reports.results import Spread, differing, distinguishing
 from reefknot.reports.rows import TableRow, contenders, families, judged_by_bleu, judged_by_time, rivals, times_first
 from reefknot.reports.table import deciding
 
@@ -165,7 +165,7 @@ def _spare(apart: TableRow, shared: TableRow) -> set[str]:
     others, and the rows differ in nothing else."""
     if not apart.results or not shared.results:
         return set()
-    one, other = (without_seed(row.results[0].settings) for row in (apart, shared))
+    one, other = (distinguishing(row.results[0].settings) for row in (apart, shared))
     spare = _tables(one) - _tables(other)
     only = all(
         (key.startswith("tables.") and key.split(".")[1] in spare) or (key.endswith(".table") and one.get(key) in spare)

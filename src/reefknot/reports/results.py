@@ -132,9 +132,13 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(key not in one or one[key] != flat[0].get(key) for one in flat)]
 
 
-def without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key, but for the seed: equal ones make runs repetitions of each other."""
-    return {key: value for key, value in flatten(settings).items() if key.rpartition(".")[2] != "seed"}
+def distinguishing(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, as far as they tell runs apart: equal ones make runs repetitions of each other.
+
+    The seed does not, nor does what is off (null, false, zero, empty): a run that is older than a setting has it not,
+    and every setting that is added begins as off.
+    """
+    return {key: value for key, value in flatten(settings).items() if value and key.rpartition(".")[2] != "seed"}
 
 
 def _seed(settings: Mapping[str, Any], folder: Path) -> int:

@@ -87,6 +87,34 @@ def test_a_kind_alone_keeps_what_the_new_part_has_too(overrides: list[str], chan
     assert override(BASE, overrides)["output"]["labels"] == changed
 
 
+@pytest.mark.parametrize(
+    ("overrides", "search"),
+    [
+        (["evaluation.search={beam=4}"], {"beam": 4}),
+        (["evaluation.search={}"], {}),
+        (["evaluation={search={beam=4}}"], {"beam": 4}),
+        (["evaluation.search={beam=4}", "evaluation.search.longest=3"], {"beam": 4, "longest": 3}),
+        (["evaluation.search.longest=3", "evaluation.search={beam=4}"], {"beam": 4, "longest": 3}),
+        (["evaluation.search.beam=4"], {"beam": 4, "length_penalty": 0.6}),
+    ],
+)
+def test_a_table_in_braces_is_the_whole_of_it(overrides: list[str], search: dict[str, Any]) -> None:
+    base = {"evaluation": {"search": {"beam": 5, "length_penalty": 0.6}}, "seed": 1}
+    found = override(base, overrides)
+    assert found["evaluation"]["search"] == search
+    assert list(found) == ["evaluation", "seed"]
+    assert base["evaluation"] == {"search": {"beam": 5, "length_penalty": 0.6}}
+
+
+@pytest.mark.parametrize(
+    "overrides", [["encoder={dropout=0.1}", "encoder.kind=gru"], ["encoder={kind='gru', dropout=0.1}"]]
+)
+def test_kinds_and_braces_are_one_change(overrides: list[str]) -> None:
+    base = {"encoder": {"kind": "lstm", "hidden_dim": 8}}
+    for given in (overrides, overrides[::-1]):
+        assert override(base, given) == {"encoder": {"kind": "gru", "dropout": 0.1}}
+
+
 def test_the_kind_of_a_table_that_is_called_like_another_part() -> None:
     assert override(BASE, ["tables.labels.kind=banded"])["tables"]["labels"] == {"kind": "banded", "dim": 4}
     assert override(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}

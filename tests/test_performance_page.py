@@ -63,6 +63,14 @@ def test_a_record_becomes_tables(script: dict[str, Any]) -> None:
     assert "|  | CCE |  |  |  |  |  | not installed |" in text
 
 
+def test_steps_have_their_seconds_of_an_epoch(script: dict[str, Any]) -> None:
+    row = {"row": "tied", "mode": "captured", "ms": 12.6, "epoch_seconds": 8.719}
+    text = script["results"]({"engine": _record(bench="steps", rows=[row])})
+    titles, _, cells = text.splitlines()[-3:]
+    found = dict(zip(titles.split(" | "), cells.split(" | "), strict=True))
+    assert (found["ms"], found["s/epoch"]) == ("12.6", "8.72")
+
+
 def test_a_sweep_becomes_a_figure(script: dict[str, Any]) -> None:
     record = json.loads(json.dumps(_record(vocabulary=True)))
     assert "(performance/engine.svg)" in script["results"]({"engine": record})

@@ -161,7 +161,8 @@ def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: st
         ),
         ("training.schedule.kind=deacy", "training.schedule.kind: no schedule is called 'deacy'; did you mean decay?"),
         ("output.labels.kind=3", "output.labels.kind: must be a name; there are: plain, projected"),
-        ("output.labels.penalty=1.0", "output.labels.penalty: no such setting\n"),
+        ("output.labels.penalty=1.0", "output.labels.penalty: no such setting; kinds that have it: projected\n"),
+        ("tables.words.sizes=[1]", "tables.words.sizes: no such setting; kinds that have it: banded\n"),
         ("training.optimiser.lr=1.0", "training.optimiser.lr: no such setting\n"),
         ("corpus.part=3/2", 'corpus.part: give "k/n" with 1 <= k <= n'),
         ("encoder=3", f"encoder: must be a table with a kind; there are: {ENCODERS_THERE} (it is 3)"),
@@ -494,7 +495,7 @@ def test_a_row_that_states_a_kind_starts_anew(tmp_path: Path) -> None:
     [
         (
             ["input.table=words", "training.epochs=0"],
-            "input.table: no such setting; did you mean output.labels.table?\n  training.epochs: must be",
+            "input.table: no such setting; kinds that have it: lookup, adaptive\n  training.epochs: must be",
         ),
         (["vocabulary.bpe.merges=10"], "an input of kind char_cnn reads the spelling of whole words"),
     ],

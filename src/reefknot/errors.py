@@ -38,7 +38,7 @@ class NonFiniteError(ReefknotError):
 
 
 class ResourceError(ReefknotError):
-    """The disk or the memory is full."""
+    """The disk or the memory is full, or the output closed."""
 
     exit_code = 5
 

@@ -3,6 +3,7 @@
 training.epochs=3                       one setting
 encoder.kind=gru                        another part, with those settings of the old one that it has too
 encoder={kind="gru", hidden_dim=200}    another part, with these settings alone
+evaluation.search={beam=4}              likewise: a table in braces is the whole of it
 vocabulary.max_size=default             what the recipe says is taken away
 """
 
@@ -33,15 +34,28 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def override(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Settings with overrides, which are one change whatever their order: kinds first, then what is set of them."""
+    """Settings with overrides, which are one change whatever their order: what a table in braces replaces goes, kinds
+    come, then what is set of them."""
     changes: dict[str, Any] = {}
-    for text in overrides:
-        names, value = parse_override(text)
+    parsed = [parse_override(text) for text in overrides]
+    for names, value in parsed:
+        if isinstance(value, Mapping):
+            settings = _emptied(settings, names)
+    for names, value in parsed:
         if names[-1] == "kind" and len(names) > 1:
             settings = merge(settings, _nest(names[:-1], _of_kind(settings, names[:-1], value)))
         else:
             changes = _lay_over(changes, _nest(names, value))
     return merge(settings, changes)
+
+
+def _emptied(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Settings with nothing left of the table at `names`, which keeps its place: tables are drawn in their order."""
+    first, *rest = names
+    old = settings.get(first)
+    if not isinstance(old, Mapping):
+        return dict(settings)
+    return {**settings, first: _emptied(old, rest) if rest else {}}
 
 
 def _of_kind(settings: Mapping[str, Any], names: Sequence[str], kind: Any) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class Mistake:
         wrong_name = kind == "literal_error" and location[-1] == "[key]"
         key = _dotted(self.raw, location[:-1] if wrong_name else location)
         if kind == "extra_forbidden" or wrong_name:
-            near = _nearest(key, self.kind)
-            return shortened(f"{key}: no such setting") + (f"; did you mean {near}?" if near else "")
+            hint = _hint(key, self.kind)
+            return shortened(f"{key}: no such setting") + (f"; {hint}" if hint else "")
         if kind == "missing":
             return shortened(f"{key}: must be set")
         message = self.problem["msg"].removeprefix("Value error, ")
@@ -154,17 +154,21 @@ def shortened(text: str, length: int = 100) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-def _nearest(key: str, kind: type[Settings]) -> str | None:
-    """The setting somebody meant: the same name elsewhere, or the closest spelling, in its place before elsewhere."""
+def _hint(key: str, kind: type[Settings]) -> str | None:
+    """What helps somebody who sets what is not there: the kinds of part that have it, or the setting that was meant:
+    the same name elsewhere, or the closest spelling, in its place before elsewhere."""
     if len(key) > 200:
         return None
     parent, _, last = key.rpartition(".")
-    known = [path for path in _keys(_schema(kind), key.split(".")) if path != key]
+    found = list(_keys(_schema(kind), key.split(".")))
+    if kinds := dict.fromkeys(part for path, part in found if path == key and part):
+        return f"kinds that have it: {', '.join(kinds)}"
+    known = [path for path, _ in found if path != key]
     beside = [path for path in known if path.rpartition(".")[0] == parent]
     for paths, likeness in ((known, 1.0), (beside, 0.6), (known, 0.7)):
         names = {path.rpartition(".")[2]: path for path in reversed(paths)}
         for near in get_close_matches(last, names, n=1, cutoff=likeness):
-            return names[near]
+            return f"did you mean {names[near]}?"
     return None
 
 
@@ -173,19 +177,21 @@ def _schema(kind: type[Settings]) -> dict[str, Any]:
     return kind.model_json_schema()
 
 
-def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[str]:
-    """All dotted settings of a schema; where names or numbers are free, as in [tables], those of `key`."""
+def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[tuple[str, str]]:
+    """All dotted settings of a schema, each with the `kind` of part that has it, if that is one of several; where names
+    or numbers are free, as in [tables], those of `key`."""
 
-    def walk(node: dict[str, Any], prefix: str) -> Iterable[str]:
+    def walk(node: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
         if "$ref" in node:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]
         for branch in node.get("oneOf", []) + node.get("anyOf", []) + node.get("allOf", []):
             yield from walk(branch, prefix)
+        kind = node.get("properties", {}).get("kind", {}).get("const", "")
         for name, child in node.get("properties", {}).items():
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", kind
             yield from walk(child, f"{prefix}{name}.")
         for name in node.get("propertyNames", {}).get("enum", []):
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", kind
         depth = prefix.count(".")
         for free in (node.get("additionalProperties"), node.get("items")):
             if isinstance(free, dict) and depth < len(key) and prefix == "".join(f"{name}." for name in key[:depth]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,14 @@ def test_every_column_is_there() -> None:
     assert rows[0].over_baseline == rows[0].over_first == rows[1].over_first == 1.0
     assert rows[3].over_first == pytest.approx(rows[3].epoch_seconds / rows[1].epoch_seconds)  # type: ignore[operator]
     assert rows[3].over_baseline == pytest.approx(rows[3].epoch_seconds / rows[2].epoch_seconds)  # type: ignore[operator]
+
+
+def test_a_row_is_compared_with_the_first_of_its_corpus() -> None:
+    other = replace(_job("other"), text=Text.random(30, 4_000, "wikitext-2"))
+    rows = _run(_job("one"), other, _job("two"))
+    one, first, two = rows[1::2]
+    assert (one.over_first, first.over_first) == (1.0, 1.0)
+    assert two.over_first == pytest.approx(two.epoch_seconds / one.epoch_seconds)  # type: ignore[operator]
 
 
 def _operations(course: Course) -> float:

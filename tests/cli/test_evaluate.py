@@ -279,6 +279,8 @@ MISTAKES = [
     ("--dynamic --theta 1", "--theta goes with --cache"),
     ("--cache --seed 1", "--seed goes with --mc"),
     ("--dynamic --streams 1", "--streams: --dynamic reads the text in one stream; leave --streams out"),
+    ("--streams 5000", r"--streams 5,000: the test text has \d+ tokens; ask for so many at most"),
+    ("--limit 3 --streams 4", "--streams 4: the test text has 3 tokens"),
     ("--search", "--search goes with --dynamic or --cache; add one of them"),
     ("--mc 2 --search", "--search goes with --dynamic or --cache"),
     ("--dynamic --search-tokens 9", "--search-tokens goes with --search; add that"),

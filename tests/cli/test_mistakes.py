@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,6 +208,14 @@ def test_what_the_machine_refuses_is_a_sentence(
     outcome = cli("ls")
     assert outcome.code == code
     assert re.search(sentence, outcome.err)
+
+
+def test_a_closed_output_is_refused() -> None:
+    """As a shell closes it by `>&-`; every verb goes the same way."""
+    command = f"exec {shlex.quote(sys.executable)} -m reefknot ls >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == "reefknot: standard output is closed; send it to a file, or to /dev/null\n"
 
 
 def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_means_over_a_text(cli: Cli, runs: Runs) -> None:
     [
         ([], "nothing to predict: give phrases, or a text with --split"),
         (["--split", "nope"], "--split nope: must be one of train, valid, test"),
-        (["--split", "test", "--neighbors", "12"], "12 of 11 other words were asked for"),
+        (["--split", "test", "--neighbors", "12"], "12 of 11 other words were asked for; choose from 1 to 11"),
     ],
 )
 def test_mistakes(cli: Cli, runs: Runs, words: list[str], said: str) -> None:

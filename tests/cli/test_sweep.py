@@ -188,7 +188,8 @@ def test_a_folder_has_its_settings_for_a_name() -> None:
     [
         (["training.epochs=3"], "nothing is varied"),
         (["a=1,2", "a=3"], "a: is given twice"),
-        (["a=1,,2"], "is empty"),
+        (["a=1,,2"], "'a=1,,2': a value is missing; list all of them, as a=a,b,c"),
+        (["encoder.dropout="], "'encoder.dropout=': a value is missing"),
         (["training.seed=0,1"], "use --seeds"),
         (["a=0.5,0.50"], "0.50 is listed twice"),
         ([f"a={','.join(map(str, range(40)))}", f"b={','.join(map(str, range(40)))}"], "1,600 combinations"),

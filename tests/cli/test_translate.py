@@ -156,7 +156,7 @@ def test_lines_of_standard_input(typed: Callable[..., Outcome], run: Path, sourc
     assert lines[1] == lines[2] == lines[6] == ""
     assert lines[3]
     assert lines[4]
-    assert outcome.err == "1 word of the source not in the vocabulary, read as <unk>\n"
+    assert outcome.err == "1 word of the source with characters not in the vocabulary, these read as <unk>\n"
     assert typed(b"", "translate", run).out == ""
 
 
@@ -175,6 +175,14 @@ def test_what_is_no_text_is_refused(typed: Callable[..., Outcome], run: Path, tm
     outcome = typed(b"", "translate", run, tmp_path / "nowhere")
     assert outcome.code == 3
     assert "nowhere: cannot be read" in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["translate", "score"])
+def test_a_closed_input_is_refused(cli: Cli, run: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    outcome = cli(verb, run if verb == "translate" else runs.tied)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert outcome.err == "reefknot: standard input is closed; give the lines as `< FILE`, or on the command line\n"
 
 
 def test_chunks_keep_the_order(
@@ -252,14 +260,15 @@ def test_rescoring(cli: Cli, run: Path, runs: Runs, file: Path) -> None:
         old = {each["text"]: each for each in plain[0]["translations"]}
         expected = [(old[t]["logp"] + weight * logp[t]) / old[t]["length"] for t in texts]
         assert [each["score"] for each in found[0]] == pytest.approx(expected)
-        assert all(each == sorted(each, key=lambda one: -one["score"]) for each in found)
+        assert all(each == sorted(each, key=lambda one: (not one["finished"], -one["score"])) for each in found)
         moved += sum(
             now[0]["text"] != before["translations"][0]["text"] for now, before in zip(found, plain, strict=True)
         )
         best = cli(*rescored, weight).out.splitlines()
         assert best == [each[0]["text"] for each in found]
     assert moved > 0
-    assert cli(*rescored, 0).out == cli("translate", run, file).out
+    unchanged = [json.loads(line) for line in cli(*rescored, 0, "--n-best", 3, "--json").out.splitlines()]
+    assert unchanged == plain
 
 
 def test_words_that_are_rescored_stand_between_ascii_whitespace(runs: Runs) -> None:
@@ -278,7 +287,10 @@ REFUSED = [
     ("translate {run} {file} --rescore {lm}", "--rescore goes with --weight"),
     ("translate {run} {file} --weight 1", "--weight goes with --rescore"),
     ("translate {run} {file} --rescore {lm} --weight nan", "--weight nan: must be a finite number"),
-    ("translate {run} {file} --rescore {run} --weight 1", "is a run of translation; use `reefknot translate`"),
+    (
+        "translate {run} {file} --rescore {run} --weight 1",
+        "is a run of translation; name one of a language model of the target",
+    ),
     ("translate {run} {file} --length-penalty -1", "length_penalty: must be greater than or equal to 0"),
     ("translate {lm} {file}", "is a run of a language model, which translates nothing; use `reefknot evaluate`"),
     ("evaluate {run} --context 5", "--context is for runs of a language model, and .* is one of translation"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -238,6 +239,10 @@ def test_score(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", lines)
         found = cli("score", runs.tied, "--json").json()
     assert [each["sentence"] for each in found] == ["green river", "", "house"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"green\n\xff\n")))
+    outcome = cli("score", runs.tied)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "standard input, line 2: byte 6 (0xff) is not valid UTF-8" in outcome.err
 
 
 def test_neighbors(cli: Cli, runs: Runs) -> None:
@@ -336,8 +341,8 @@ def test_table_takes_the_rows_that_are_asked_for(cli: Cli, mixed: Path, tmp_path
 
 def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     root = tmp_path / "table"
-    shutil.copytree(runs.root, root, symlinks=True)
-    outcome = cli("table", recipe, "training.epochs=9", "--out", root)
+    shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
+    outcome = cli("table", recipe, "training.epochs=9", "--row", "tied", "--out", root)
     assert outcome.code == 2
     assert "0 of them done" in outcome.out
     assert "these runs failed" in outcome.err

@@ -151,9 +151,14 @@ def test_what_cannot_be_read_is_said(opened: Callable[..., PairDataset]) -> None
     assert sentence.startswith("line 4: ")
     assert "training had 8 at most" in sentence
     translator.tell_unknown()
-    assert said[1:] == ["2 words of the source not in the vocabulary, read as <unk>"]
+    assert said[1:] == ["2 words of the source with characters not in the vocabulary, these read as <unk>"]
     for place, line in enumerate(("a dog ☃", "the cat ran")):
         assert found[place][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
+    plain = opened()
+    translator = LineTranslator(model_for(plain), plain.words, searching(plain.words, SEARCH), say=said.append)
+    translator.translate(list(read_text("a zebra ran\n", "here")))
+    translator.tell_unknown()
+    assert said[2:] == ["1 word of the source not in the vocabulary, read as <unk>"]
 
 
 def test_lines_that_are_none(opened: Callable[..., PairDataset]) -> None:
@@ -197,7 +202,7 @@ def test_figures_are_those_of_sacrebleu(opened: Callable[..., PairDataset], tmp_
     assert sum(band["pairs"] for band in figures["by_length"]) == 5
     assert len(figures["by_length"]) > 1
     assert heard[-1] == ("translating the test text", 1.0)
-    assert said == ["1 word of the source not in the vocabulary, read as <unk>"]
+    assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
 
 
 def test_the_beginning_of_a_text(opened: Callable[..., PairDataset]) -> None:
@@ -238,12 +243,18 @@ RANKED = [  # by log p / length: -0.5, -0.75, -0.8
 
 def test_rescored_translations_are_ranked_by_both_log_probs_over_the_length() -> None:
     ranked = rerank(RANKED, [-10.0, -1.0, -2.0], 0.5, SearchSettings())
-    assert [each.text for each in ranked] == ["a", "a b c d", "a b c"]
-    assert [each.score for each in ranked] == pytest.approx([-2.0 / 2, -5.0 / 5, -7.0 / 4])
+    assert [each.text for each in ranked] == ["a", "a b c", "a b c d"]  # what is not finished comes last
+    assert [each.score for each in ranked] == pytest.approx([-2.0 / 2, -7.0 / 4, -5.0 / 5])
     assert {each.text: each.logp for each in ranked} == {each.text: each.logp for each in RANKED}
     (best, *_) = rerank(RANKED, [-10.0, -1.0, -2.0], 0.5, SearchSettings(length_penalty=0))
     assert (best.text, best.score) == ("a", -2.0)
     assert rerank(RANKED, [-9.0, -3.0, -1.0], 0.0, SearchSettings()) == RANKED
+
+
+def test_a_language_model_without_weight_leaves_what_the_search_returned() -> None:
+    """Finished ones come first there, whatever the scores of the others."""
+    found = [Translation("a", -3.0, -1.5, True, 2), Translation("a b c", -1.0, -0.25, False, 4)]
+    assert rerank(found, [-9.0, -1.0], 0.0, SearchSettings()) == found
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0, 100.0])
@@ -305,4 +316,4 @@ def test_of_a_line_without_spaces_a_new_character_alone_is_unknown(
     translator.tell_unknown()
     source, _ = dataset.words.vocabularies
     assert [source.decode(ids) for ids in read] == [["日本語の", "<unk>", "は空白なしで書く", "<eos>"]]
-    assert said == ["1 word of the source not in the vocabulary, read as <unk>"]
+    assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]

@@ -11,7 +11,8 @@ from reefknot.evaluation.windows import Complete, Lines, Sliding
 @pytest.mark.parametrize(
     ("name", "words", "told"),
     [
-        ("dynamic", "dynamic evaluation", "--dynamic"),
+        ("dynamic", "dynamic evaluation", "--dynamic --search"),
+        ("cache", "continuous cache", "--cache --search"),
         ("mc", "Monte-Carlo dropout", "--mc N"),
         (Sliding(2560, 512).name, "windows of 2,560 + 512 tokens", "--context 2560 --stride 512"),
         (Sliding(0, 3072).name, "blocks of 3,072 tokens", "--context 0 --stride 3072"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from reefknot.figures.intervals import apart, over_correlations, over_seeds, told, verdict
+from reefknot.figures.intervals import apart, over_bounded, over_correlations, over_seeds, told, verdict
 
 ONE, OTHER = [0.31, 0.28, 0.35, 0.30], [0.12, 0.18, 0.15]
 
@@ -56,6 +56,32 @@ def test_a_narrow_interval_of_correlations_is_students() -> None:
     assert (found.low, found.high) == (pytest.approx(plain.low, abs=1e-7), pytest.approx(plain.high, abs=1e-7))
     assert over_correlations([1.0, 1.0]).json() == {"mean": 1.0, "low": 1.0, "high": 1.0, "runs": 2}
     assert over_correlations([0.4]).low is None
+    nearly = 1.0 - 2**-53
+    assert over_correlations([nearly, nearly]).high == pytest.approx(1.0)
+
+
+def test_an_interval_of_distances_stays_between_its_bounds() -> None:
+    # By hand: mean 0.06, its standard error 0.04, t 12.7062: 0.06 ± 0.508248 by Student. The logit of the mean is
+    # -2.751535, the slope there 1 / (0.06 * 0.94) = 17.730496: -2.751535 ± 9.011489, from -11.763024 to 6.259954.
+    assert over_seeds([0.02, 0.1]).low == pytest.approx(-0.448248, abs=1e-6)
+    found = over_bounded([0.02, 0.1], 0.0, 1.0)
+    assert (found.mean, found.runs) == (pytest.approx(0.06), 2)
+    assert (found.low, found.high) == (pytest.approx(7.787e-6, rel=1e-3), pytest.approx(0.998092, abs=1e-6))
+    mirrored = over_bounded([0.98, 0.9], 0.0, 1.0)
+    assert (mirrored.low, mirrored.high) == (pytest.approx(1 - found.high), pytest.approx(1 - found.low))
+
+
+def test_bounds_are_a_matter_of_units() -> None:
+    values = [0.9, 0.97, 0.99]
+    shares, percents = over_bounded(values, 0.0, 1.0), over_bounded([100 * value for value in values], 0.0, 100.0)
+    assert (percents.low, percents.high) == (pytest.approx(100 * shares.low), pytest.approx(100 * shares.high))
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.0])
+def test_runs_at_a_bound_have_an_interval(bound: float) -> None:
+    assert over_bounded([bound, bound], 0.0, 1.0).json() == {"mean": bound, "low": bound, "high": bound, "runs": 2}
+    found = over_bounded([bound, 0.5], 0.0, 1.0)
+    assert 0.0 <= found.low < found.mean < found.high <= 1.0
 
 
 def test_a_claim_may_have_two_ends() -> None:

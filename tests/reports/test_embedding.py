@@ -134,6 +134,35 @@ def test_neighbours_that_only_one_end_has_are_marked(tmp_path: Path) -> None:
     ]
 
 
+def test_pieces_of_words_are_shown_as_people_read_them(tmp_path: Path) -> None:
+    near = {"input": {"cat</w>": [["cat", 0.9]]}, "labels": {"cat</w>": [["cats</w>", 0.7]]}, "tied": False}
+    pieces = ["cat</w>", "cat", *WORDS[2:]]
+    changes = {"neighbors": near, "embedding": shown(input=picture()) | {"words": pieces}}
+    for merges, (whole, begun, others) in ((None, ("cat</w>", "cat", "cats</w>")), (9, ("cat", "cat…", "cats"))):
+        folder = write_run(tmp_path / str(merges), "Small", 0, result("Small", 0, **changes))
+        config = json.loads((folder / "config.json").read_text())
+        config["settings"]["vocabulary"] = {"bpe": {"merges": merges}}
+        (folder / "config.json").write_text(json.dumps(config))
+        (found,) = embedding.learned(join([], collect([folder])))
+        ((word, ends),) = found.near
+        assert [word, *(each.word for end in ends for each in end)] == [whole, begun, others]
+        assert texts(found.pictures[0])[:2] == [whole, begun]
+
+
+@pytest.mark.parametrize(
+    ("ties", "tied", "note"),
+    [
+        ("three-way", True, "one table for source, input and output"),
+        ("decoder", True, "one table for input and output, one for the source"),
+        ("none", False, "two tables for input and output, and the source's"),
+    ],
+)
+def test_the_source_of_a_translator_is_an_end_too(tmp_path: Path, ties: str, tied: bool, note: str) -> None:
+    near = {"input": {"cat": [["dog", 0.9]]}, "labels": {"cat": [["dog", 0.9]]}, "tied": tied}
+    (found,) = learned(tmp_path, tied=ties, neighbors=near)
+    assert found.note == note
+
+
 def test_the_higher_correlation_is_the_best_and_what_nobody_knows_is_left_out(tmp_path: Path) -> None:
     ends = {"input": judged(MEN=0.31, SimLex=0.2, Rare=None), "output": judged(MEN=0.42, SimLex=0.1, Rare=None)}
     (found,) = learned(tmp_path, similarity=ends)

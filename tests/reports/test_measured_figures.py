@@ -121,7 +121,7 @@ def test_a_record_is_taken_once_its_code_is_known(tmp_path: Path) -> None:
     (place,) = record(tmp_path, [path])
     assert place == tmp_path / "results" / "figures" / "inan2017-2.json"
     (found,) = read_figures(tmp_path)
-    assert found["environment"]["command"] == "reefknot figure inan2017/2 RUN --data DIR --json RUN"
+    assert found["environment"]["command"] == "reefknot figure inan2017/2 RUN --data DIR --json a.json"
     with pytest.raises(DataError, match="the code that ran is not that of commit"):
         take(tmp_path, write(path, environment=made | {"source_sha256": "ab" * 32}))
     with pytest.raises(DataError, match="is not in this repository"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from pages import anchors
 from reefknot.errors import DataError
+from reefknot.evaluation.similarity import PRESS as FIVE
+from reefknot.figures import FIGURES
 from reefknot.reports import papers
-from reefknot.reports.measured_figures import without_places
-from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Recipe, record, update
+from reefknot.reports.measured_figures import Shown, without_places
+from reefknot.reports.papers import BEGIN, END, IDEAS, RECORDED, Idea, Recipe, record, update
 from reefknot.reports.rows import TableRow
 from reefknot.runs.environment import source_sha256
 
@@ -35,7 +39,7 @@ PRESS = Recipe(
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a README, one record, and the ideas of one paper."""
-    monkeypatch.setattr(papers, "IDEAS", [idea for idea in IDEAS if idea.recipe == PRESS.name])
+    monkeypatch.setattr(papers, "IDEAS", [idea for idea in IDEAS if idea.shown_by == PRESS.name])
     (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
     write_run(tmp_path / "results", "Small + WT", 0, result("Small + WT", 0))
     return tmp_path
@@ -59,6 +63,46 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
         assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % | 13 | 11.6 | 1 |" in text
         assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
         assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in text
+
+
+def test_word_vectors_are_shown_by_their_mean_rho(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "IDEAS", [Idea("vectors", "Press", "a.py", PRESS.name, row) for row in ROWS])
+    theirs = dict.fromkeys(FIVE, 0.3) | {"MEN": 0.5}
+    whole = {end: [{"name": name, "rho": rho} for name in FIVE] for end, rho in (("input", 0.4), ("output", -0.2))}
+    rows = [TableRow(row, paper_similarity={"tied": theirs}) for row in ROWS]
+    for seed in (0, 1):
+        write_run(root / "results", "Small", seed, result("Small", seed, similarity=whole))
+    change(root, similarity={"tied": whole["input"][:-1]})  # not held against one of the benchmarks
+    update(root, [replace(PRESS, rows=rows)])
+    written = (root / "PAPERS.md").read_text()
+    assert "| `press2017/table6`, Small | rho 0.40 ± 0.00 / −0.20 ± 0.00 | rho 0.34 |" in written
+    assert "| `press2017/table6`, Small + WT |  | rho 0.34 |" in written
+    assert "| `press2017/table6`, Small + WT + PR | not run | rho 0.34 |" in written
+
+
+def test_steps_are_held_against_plain_torch(root: Path) -> None:
+    folder = root / "results" / "performance"
+    folder.mkdir()
+    steps = [
+        {"row": "Small + WT", "mode": mode, "epoch_seconds": each} for mode, each in (("loop", 9.0), ("eager", 2.0))
+    ]
+    made = {"commit": "0123456789abcdef", "command": "reefknot bench steps press2017/table6"}
+    record = {"bench": "steps", "recipe": PRESS.name, "overrides": [], "environment": made, "rows": steps}
+    (folder / "gpu.json").write_text(json.dumps(record))
+    update(root, [PRESS])
+    for page in ("PAPERS.md", "README.md"):
+        assert "| 13 | 11.6 | 4.5 | 1 |" in (root / page).read_text()
+
+
+def test_what_a_figure_shows_leads_to_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "IDEAS", [Idea("idea", "Inan", "a.py", name) for name in ("inan2017/1", "inan2017/2")])
+    title = "Inan & others, Figure 2: by-products (a_b)"
+    made = {"figure": "inan2017/2", "runs": [], "environment": {"command": "reefknot figure", "commit": "abc"}}
+    update(root, [PRESS], [Shown(title, "", [], "<svg/>", made)])
+    written = (root / "PAPERS.md").read_text()
+    assert "| figure `inan2017/1` | not measured |  |" in written
+    (anchor,) = re.findall(r"\| figure `inan2017/2` \| \[measured\]\(#(.+)\) \|  \|", written)
+    assert anchor in anchors(written)
 
 
 def test_a_figure_per_word_says_so(root: Path) -> None:
@@ -148,7 +192,7 @@ def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
         text = (root / name).read_text()
         assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in text
         assert "commit `0123456789ab`, `fedcba98fedc`" in text
-        assert "and `reefknot evaluate RUN --dynamic --save` scores them by dynamic evaluation" in text
+        assert "and `reefknot evaluate RUN --dynamic --search --save` scores them by dynamic evaluation" in text
     write_evaluation(run, "dynamic", test=90.0, command=None)
     with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
         update(root, [PRESS])
@@ -177,6 +221,10 @@ def test_an_idea_without_its_row_is_named(root: Path) -> None:
 
 def test_every_idea_points_at_a_file() -> None:
     assert [idea.code for idea in IDEAS if not (ROOT / idea.code).is_file()] == []
+
+
+def test_every_idea_without_a_row_points_at_a_figure() -> None:
+    assert {idea.shown_by for idea in IDEAS if not idea.row} <= FIGURES.keys()
 
 
 def test_a_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> None:
@@ -228,6 +276,13 @@ def test_a_record_names_no_folder_of_the_machine_it_came_from() -> None:
     found = json.loads(without_places(text))
     assert found["command"] == 'reefknot train a/b --row "x y" --data DIR --out RUN --start=RUN training.seed=1'
     assert found["origin"] == "/home/me/data"  # what the text was is no command
+
+
+@pytest.mark.parametrize("option", ["--json ", "--json=", "--output ", "-o "])
+@pytest.mark.parametrize("place", ["", "/", "/tmp/", "/home/me/runs/"])
+def test_a_file_that_a_command_writes_keeps_its_name(option: str, place: str) -> None:
+    text = json.dumps({"command": f"reefknot figure a/1 /home/me/runs {option}{place}a.json"})
+    assert json.loads(without_places(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
 
 
 def test_two_runs_for_one_record_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

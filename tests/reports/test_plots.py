@@ -136,7 +136,7 @@ def test_validation_is_drawn_per_word(tmp_path: Path) -> None:
     run = rows[1].results[0]
     assert plots._curve(run, "valid", "epoch")[-1][1] == pytest.approx(math.exp(2 * run.metrics[-1].nll))
     validation, training = plots.curves(rows)
-    assert validation.caption == "Validation perplexity by epoch."
+    assert validation.caption == "Validation perplexity per word by epoch."
     assert {"Small + WT", "Small + WT + PR"} <= set(drawn_text(validation))
     assert {"Small + WT (per piece)", "Small + WT + PR (sampled loss)"} <= set(drawn_text(training))
     assert "A sampled loss, or one per piece, is not comparable with the others." in training.caption
@@ -195,7 +195,7 @@ def test_the_first_epochs_of_many_are_cut_off(tmp_path: Path) -> None:
     text = '{{"kind": "valid", "step": {0}, "epoch": {0}, "nll": {1}}}\n'
     (folder / "metrics.jsonl").write_text("".join(text.format(*each) for each in falling))
     (plot,) = plots.curves(join([], [load(folder)]))
-    assert plot.caption == "Validation perplexity by epoch. The steep beginning is cut off."
+    assert plot.caption == "Validation perplexity per word by epoch. The steep beginning is cut off."
     ticks = [float(text) for text in drawn_text(plot) if re.fullmatch(r"[\d.]+", text)]
     assert 54 < max(ticks) < 70
 
@@ -250,8 +250,10 @@ def test_runs_that_count_updates_are_drawn_by_update(tmp_path: Path) -> None:
     record["training"] |= {"epochs": None}
     folder = write_run(tmp_path, "Small", 0, record)
     validation, training = plots.curves(join([], [load(folder)]))
-    assert validation.caption == "Validation perplexity by update."
-    assert training.caption.startswith("Training perplexity by update. A mean over the updates since the last point")
+    assert validation.caption == "Validation perplexity per word by update."
+    assert training.caption.startswith(
+        "Training perplexity per token by update. A mean over the updates since the last point"
+    )
     trained = [metric for metric in load(folder).metrics if metric.kind == "train"]
     assert [x for x, _ in plots._curve(load(folder), "train", "update")] == [metric.step for metric in trained]
     assert "update" in drawn_text(validation)

@@ -231,6 +231,17 @@ def test_pictures_have_the_tokens_as_axes(rows: list[TableRow]) -> None:
     assert all(each.startswith("attention-2-0-") for each in ids)
 
 
+def test_pieces_of_words_are_drawn_as_people_read_them(tmp_path: Path) -> None:
+    told = {"test": translated(38.0), "examples": [example("ein</w> hu nd</w>")]}
+    folder = write_translator(tmp_path, "TWWT", 38.0, translation=told)
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["vocabulary"] = {"bpe": {"merges": 9}}
+    (folder / "config.json").write_text(json.dumps(config))
+    ((_, (plot,)),) = translations.attention(join([], [load(folder)]))
+    texts = ["".join(each.itertext()) for each in ET.fromstring(plot.svg).iter() if each.tag.endswith("text")]
+    assert texts[-4:] == ["ein", "hu…", "nd", "<eos>"]
+
+
 def test_what_does_not_fit_is_not_drawn(tmp_path: Path) -> None:
     torn = example("ein hund") | {"attention": [[1.0]]}
     long = example(" ".join(["wort"] * translations.LONGEST))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reefknot.errors import SettingsError
-from reefknot.text.bpe import BPE
+from reefknot.text.bpe import BPE, readable
 
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 9, "<unk>": 4}  # the example of Sennrich et al.
 
@@ -182,6 +182,11 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_package_is_imported_only_where_words_are_cut() -> None:
     program = "import sys, reefknot.text.dataset; sys.exit('tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_pieces_as_people_read_them() -> None:
+    tokens = ("lo", "w", "est</w>", "<eos>", "<unk>", "</w></w>")
+    assert [readable(token) for token in tokens] == ["lo…", "w…", "est", "<eos>", "<unk>", "</w>"]
 
 
 def test_a_very_long_word_teaches_as_its_stretches_do() -> None:

@@ -66,6 +66,16 @@ def lines(dataset: PairDataset, split: str = "train") -> list[tuple[str, str]]:
     ]
 
 
+def test_a_script_without_spaces_is_told(write: Write, opened: Open) -> None:
+    folder = write(("the cat sat\nthe dog ran\n", "猫が座った\n犬が走った\n"))
+    told = "train: hardly a line of the target has spaces, so each is a word of its own; set vocabulary.bpe"
+    for words, expected in (({}, [told]), ({"bpe": {"merges": 5}}, [])):
+        said: list[str] = []
+        opened(folder, say=said.append, **words)
+        opened(folder, say=said.append, **words)
+        assert said == expected * 2
+
+
 def test_a_small_corpus_pair_by_pair(write: Write, opened: Open) -> None:
     said: list[str] = []
     dataset = opened(write(), say=said.append)

@@ -13,26 +13,14 @@ from reefknot.vectors.files import FORMATS, read_vectors, write_vectors
 from reefknot.vectors.gensim import from_keyed_vectors, to_keyed_vectors
 from reefknot.vectors.word_vectors import WordVectors
 
-WORDS = (
-    "the",
-    "</s>",
-    "caf\u00e9",
-    "日本",
-    "1",
-    "-0.5",
-    "a\u00a0b",
-    "\x01\x7f",
-    "\u2028",
-    "back\\slash",
-    "\x85",
-    "<unk>",
-)
+from .odd_words import PLAIN, STRANGE
+
 OPTIONS = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"no_header": True}}
 
 
 def _vectors(counts: bool = False) -> WordVectors:
-    rows = np.random.default_rng(1).standard_normal((len(WORDS), 7)).astype(np.float32) * 1e-3
-    return WordVectors(WORDS, rows, np.arange(len(WORDS))[::-1] if counts else None)
+    rows = np.random.default_rng(1).standard_normal((len(PLAIN), 7)).astype(np.float32) * 1e-3
+    return WordVectors(PLAIN, rows, np.arange(len(PLAIN))[::-1] if counts else None)
 
 
 @pytest.mark.parametrize("format", OPTIONS)
@@ -40,7 +28,7 @@ def test_gensim_reads_ours(format: str, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
     write_vectors(_vectors(), tmp_path / "v", format)
     keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **OPTIONS[format])
-    assert tuple(keyed.index_to_key) == WORDS
+    assert tuple(keyed.index_to_key) == PLAIN
     assert keyed.vectors.tobytes() == _vectors().vectors_VD.tobytes()
 
 
@@ -51,11 +39,11 @@ def test_we_read_gensims(format: str, tmp_path: Path) -> None:
     how = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"write_header": False}}[format]
     keyed.save_word2vec_format(str(tmp_path / "v"), **how)
     found = read_vectors(tmp_path / "v")
-    assert found.words == WORDS
+    assert found.words == PLAIN
     assert found.vectors_VD.tobytes() == _vectors().vectors_VD.tobytes()
 
 
-@pytest.mark.parametrize("word", ["a b", "a\tb", "a\nb", " ", "", "\n", "a\rb", "\ufeff", "\x0b"])
+@pytest.mark.parametrize("word", STRANGE)
 @pytest.mark.parametrize("format", OPTIONS)
 def test_what_we_do_not_refuse_gensim_can_read(word: str, format: str, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
@@ -76,16 +64,16 @@ def test_keyed_vectors_there_and_back(counts: bool) -> None:
     assert keyed["日本"].tolist() == vectors.vector("日本").tolist()
     nearest = keyed.most_similar("the", topn=1)[0]
     cosines = vectors.unit_VD @ vectors.unit_VD[0]
-    assert nearest[0] == WORDS[int(np.argsort(-cosines)[1])]
+    assert nearest[0] == PLAIN[int(np.argsort(-cosines)[1])]
     assert nearest[1] == pytest.approx(np.sort(cosines)[-2], abs=1e-6)
     back = from_keyed_vectors(keyed)
-    assert back.words == WORDS
+    assert back.words == PLAIN
     assert back.vectors_VD.tobytes() == vectors.vectors_VD.tobytes()
     assert (back.counts is not None) == counts
     if counts:
-        assert keyed.get_vecattr("</s>", "count") == len(WORDS) - 2
+        assert keyed.get_vecattr("</s>", "count") == len(PLAIN) - 2
         assert back.counts is not None
-        assert back.counts.tolist() == list(range(len(WORDS)))[::-1]
+        assert back.counts.tolist() == list(range(len(PLAIN)))[::-1]
 
 
 def test_the_vectors_of_a_trained_gensim_model_go_into_every_format(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ def measure(row: Row, found: Experiment, dataset: Dataset, device: str, seconds:
     train = dataset.splits["train"]
     # What is left over would make smaller updates than the others.
     end = train.tokens - train.tokens % (found.training.batch * found.training.steps)
-    text = Text(train.ids[:end], train.tokens, dataset.summary, train.inputs[:end], dataset.vocabulary.eos)
+    ids, inputs = train.ids[:end], train.inputs[:end]
+    text = Text(ids, train.tokens, dataset.summary, dataset.name, inputs, dataset.vocabulary.eos)
     job = Job(row.end, found.training, partial(build_model, found, dataset.vocabulary), text)
     try:
         course = Course(job, CAPTURED if device == "cuda" else EAGER, device)

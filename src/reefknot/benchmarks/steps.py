@@ -62,6 +62,8 @@ class Text:
     """Of the corpus: what an epoch is."""
     told: str
     """What this is, for people."""
+    corpus: str
+    """Its name: an epoch of another one is other work."""
     inputs: NDArray[np.int32] | None = None
     """What the input end reads, where it has ids of its own."""
     eos: int | None = None
@@ -77,7 +79,7 @@ class Text:
         draw = np.random.default_rng(0).random(min(tokens, LONGEST))
         ids = np.searchsorted(np.cumsum(unigram_V / unigram_V.sum()), draw)
         told = f"{corpus} is not here: random text of its {words:,} words; an epoch is its {tokens:,} tokens"
-        return cls(np.minimum(ids, words - 1).astype(np.int32), tokens, told, eos=0)
+        return cls(np.minimum(ids, words - 1).astype(np.int32), tokens, told, corpus, eos=0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Row:
     over_baseline: float | None = None
     """Seconds of an epoch over those of the same row in plain torch."""
     over_first: float | None = None
-    """Seconds of an epoch over those of the first row, measured the same way."""
+    """Seconds of an epoch over those of the first row on the same corpus, measured the same way."""
     note: str = ""
     """Why something was not measured."""
 
@@ -247,18 +249,18 @@ def measure_all(
 
     `rates`: by precision, how many operations a second the device makes in large products, where that is known.
     """
-    first: dict[str, float | None] = {}
+    first: dict[tuple[str, str], float | None] = {}
     for job in jobs:
         say(job.name)
         rate = rates.get(job.settings.precision)
         found = [_measure(job, mode, device, rate, seconds, say) for mode in job.modes(device)]
         for row in found:
-            first.setdefault(row.mode, row.epoch_seconds)
+            first.setdefault((job.text.corpus, row.mode), row.epoch_seconds)
         yield [
             replace(
                 row,
                 over_baseline=_over(row.epoch_seconds, found[0].epoch_seconds),
-                over_first=_over(row.epoch_seconds, first[row.mode]),
+                over_first=_over(row.epoch_seconds, first[job.text.corpus, row.mode]),
             )
             for row in found
         ]

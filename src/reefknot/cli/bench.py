@@ -346,7 +346,7 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
         assert isinstance(words, int)  # one text has one vocabulary
         return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
     train = dataset.splits["train"]
-    text = Text(train.ids, train.tokens, dataset.summary, train.inputs, dataset.vocabulary.eos)
+    text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)
     return text, dataset.vocabulary
 
 

@@ -50,10 +50,10 @@ def parse(settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
             raise SettingsError(f"{key}: is given twice; list all of its values once, as {key}=a,b,c")
         if key == "training.seed":
             raise SettingsError("training.seed: every combination is run with seeds 0 to N-1; use --seeds N")
+        if not all(values):
+            raise SettingsError(f"'{text}': a value is missing; list all of them, as {key}=a,b,c")
         if len(values) == 1:
             fixed.append(text)
-        elif not all(values):
-            raise SettingsError(f"'{text}': a value between two commas is empty")
         else:
             varied[key] = values
     if not varied:

@@ -98,6 +98,7 @@ def evaluate(
         raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")
     names = [split] if split else ["valid", "test"] if save else ["test"]
     texts = {name: beginning(dataset.splits[name], limit, trained.vocabulary) for name in names}
+    _check_streams(streams, texts)
     searched = beginning(dataset.splits["valid"], search_tokens, trained.vocabulary) if search else None
     with live_progress() as progress:
         scoring = _Scoring(trained, dataset, searched, progress, _chosen(trained, cut, streams))
@@ -229,6 +230,16 @@ def _check_windows(cut: Given, ways: Sequence[str], streams: int | None) -> None
     through = "--dynamic" if "--dynamic" in ways else "--streams" if streams is not None else None
     if given and through:
         raise SettingsError(f"{given[0]}: {through} reads a text through, with a state; leave one of both out")
+
+
+def _check_streams(streams: int | None, texts: Mapping[str, Split]) -> None:
+    from reefknot.errors import SettingsError
+
+    for name, text in texts.items():
+        if streams is not None and streams > text.tokens:
+            raise SettingsError(
+                f"--streams {streams:,}: the {name} text has {text.tokens:,} tokens; ask for so many at most"
+            )
 
 
 def _check_protocol(name: str, ways: Sequence[str], split: str | None, limit: int | None) -> None:

@@ -1,6 +1,7 @@
 """`reefknot VERB`: finds the verb, turns errors into sentences and exit codes.
 
-Exit codes: 0 done, 2 bad settings, 3 bad data, 4 non-finite, 5 out of disk or memory, 75 stopped and resumable.
+Exit codes: 0 done, 2 bad settings, 3 bad data, 4 non-finite, 5 out of disk or memory, or no output to write to,
+75 stopped and resumable.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **options: Any) -> None:
         code = 0
         try:
+            _check_output()
             verb(*args, **options)
         except ReefknotError as error:
             code = _complain(error)
@@ -112,6 +114,12 @@ for verb in (
 def main() -> None:
     """Run one command and leave with its exit code."""
     app()
+
+
+def _check_output() -> None:
+    """Python drops what is written to a closed output without a word, so that a long run would end in nothing."""
+    if sys.stdout is None:
+        raise ResourceError("standard output is closed; send it to a file, or to /dev/null")
 
 
 def _complain(error: ReefknotError) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -104,6 +105,15 @@ def tell_unknown(words: Iterable[str], vocabulary: Vocabulary) -> None:
     strange = dict.fromkeys(word for word in words if not vocabulary.reads(word))
     if strange:
         typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
+
+
+def standard_input() -> BinaryIO:
+    """What is read where no file is named."""
+    from reefknot.errors import DataError
+
+    if sys.stdin is None:
+        raise DataError("standard input is closed; give the lines as `< FILE`, or on the command line")
+    return sys.stdin.buffer
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:

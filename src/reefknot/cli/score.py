@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import chain
 from typing import Annotated
 
 import typer
 
-from reefknot.cli.options import AsJson, Device, Run, emit, open_trained
+from reefknot.cli.options import AsJson, Device, Run, emit, open_trained, standard_input
 
 EXAMPLES = """\b
 Examples:
@@ -29,10 +28,10 @@ def score(
     from dataclasses import asdict
 
     from reefknot.evaluation.sentences import score_sentence
-    from reefknot.text.lines import words_in
+    from reefknot.text.lines import read_stream, words_in
 
     trained = open_trained(run, device)
-    lines = sentences or [line.rstrip("\n") for line in sys.stdin]
+    lines = sentences or [" ".join(line.words) for line in read_stream(standard_input(), "standard input")]
     cut = [words_in(line, "the sentence") for line in lines]
     trained = trained.knowing(chain.from_iterable(cut))
     scored = []

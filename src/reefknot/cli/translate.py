@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from reefknot.cli.options import AsJson, Device, Run, open_trained
+from reefknot.cli.options import AsJson, Device, Run, open_trained, standard_input, translates
 from reefknot.cli.progress import LineCount
 
 if TYPE_CHECKING:
@@ -39,7 +38,9 @@ memory."""
 def translate(
     run: Run,
     file: Annotated[Path | None, typer.Argument(help="Lines to translate; without it, standard input.")] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Print LINE ||| TEXT ||| SCORE of N.")] = None,
+    n_best: Annotated[
+        int | None, typer.Option(min=1, help="Print LINE ||| TEXT ||| SCORE of N, finished first.")
+    ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print TEXT ||| SCORE.")] = False,
     beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses kept (the run's).")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Score = log p / length ^ this (the run's).")] = None,
@@ -68,7 +69,7 @@ def translate(
     trained = open_trained(run, device, translator=True)
     search = search_settings(trained, beam, length_penalty)
     _check_number(n_best, search)
-    ranking = None if rescore is None else _Ranking(open_trained(rescore, device), cast(float, weight), search, rescore)
+    ranking = None if rescore is None else _Ranking.open(rescore, device, cast(float, weight), search)
     if greedy or sample:
         decode = _one_each(trained, search, drawn if sample else None)
     else:
@@ -173,8 +174,8 @@ def _some_at_a_time(file: Path | None) -> Iterator[list[Line]]:
     """The lines of a file or of standard input; each by itself where a person types them."""
     from reefknot.text.lines import read_file, read_stream
 
-    lines = read_stream(sys.stdin.buffer, "standard input") if file is None else read_file(file)
-    number = 1 if file is None and sys.stdin.isatty() else LINES_AT_ONCE
+    lines = read_file(file) if file is not None else read_stream(standard_input(), "standard input")
+    number = 1 if file is None and standard_input().isatty() else LINES_AT_ONCE
     while some := list(islice(lines, number)):
         yield some
 
@@ -189,11 +190,19 @@ class _Ranking:
     path: Path
     unknown: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def open(cls, path: Path, device: str, weight: float, search: SearchSettings) -> _Ranking:
+        """That of a run, which must know where lines end."""
         from reefknot.errors import SettingsError
 
-        if self.trained.vocabulary.eos is None:
-            raise SettingsError(f"--rescore {self.path}: it was trained without ends of lines; use a run that has them")
+        if translates(path):
+            raise SettingsError(
+                f"--rescore {path}: is a run of translation; name one of a language model of the target"
+            )
+        trained = open_trained(path, device)
+        if trained.vocabulary.eos is None:
+            raise SettingsError(f"--rescore {path}: it was trained without ends of lines; use a run that has them")
+        return cls(trained, weight, search, path)
 
     def ranked(self, found: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
         """The translations of each line in their new order, with their new scores."""
@@ -210,7 +219,8 @@ class _Ranking:
 
     def tell_unknown(self) -> None:
         if self.unknown:
-            told = f"{self.unknown:,} words of translations not in the vocabulary of {self.path}, scored as <unk>"
+            words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
+            told = f"{words} of translations not in the vocabulary of {self.path}, scored as <unk>"
             typer.echo(told, err=True)
 
 

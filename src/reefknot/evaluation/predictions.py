@@ -85,7 +85,9 @@ def tendency(
     """Means over every context of a text, read as one stream or in windows; its first token is context only."""
     classes = model.output.vocab_size
     if not 1 <= k < classes:
-        raise SettingsError(f"neighbours: {k} of {classes - 1} other words were asked for")
+        raise SettingsError(
+            f"neighbours: {k:,} of {classes - 1:,} other words were asked for; choose from 1 to {classes - 1:,}"
+        )
     watched = watched_ids(vocabulary)
     device = next(model.parameters()).device
     ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)

@@ -128,7 +128,9 @@ class LineTranslator:
         """Say how many words were not known, if there were any."""
         if self.unknown and self.say:
             words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
-            self.say(f"{words} of the source not in the vocabulary, read as <unk>")
+            source, _ = self.words.vocabularies
+            strange = "not in the vocabulary," if source.bpe is None else "with characters not in the vocabulary, these"
+            self.say(f"{words} of the source {strange} read as <unk>")
 
     def _ids(self, line: Line) -> list[int]:
         """The tokens of a line and <eos>; none of an empty line, which nothing is to be searched for."""
@@ -163,7 +165,8 @@ def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]
 def rerank(
     found: Sequence[Translation], log_probs: Sequence[float], weight: float, search: SearchSettings
 ) -> list[Translation]:
-    """Translations of a line, best first by (log p + weight x log p of a language model) / length^length_penalty.
+    """Translations of a line, finished ones first and each kind best first by
+    (log p + weight x log p of a language model) / length^length_penalty.
 
     Both are of the whole sentence, so that the length penalty weighs them alike. That figure is the new score.
 
@@ -174,7 +177,7 @@ def rerank(
         replace(each, score=search.score(each.logp + weight * logp, each.length))
         for each, logp in zip(found, log_probs, strict=True)
     ]
-    return sorted(scored, key=lambda each: -each.score)
+    return sorted(scored, key=lambda each: (not each.finished, -each.score))
 
 
 @dataclass(frozen=True)

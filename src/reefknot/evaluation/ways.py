@@ -36,8 +36,8 @@ def in_words(way: str) -> str:
 
 
 def options(way: str) -> str:
-    """What `reefknot evaluate` is to be told."""
+    """What `reefknot evaluate` is to be told. Where there are settings to tune, papers have tuned them."""
     if found := WINDOWS.fullmatch(way):
         context, stride, _ = found.groups()
         return f"--context {context} --stride {stride}" if stride else f"--windows {way}"
-    return "--mc N" if way == "mc" else f"--{way}"
+    return "--mc N" if way == "mc" else f"--{way} --search"

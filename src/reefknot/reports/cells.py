@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 from reefknot.evaluation.similarity import PRESS
 from reefknot.reports.results import Spread
@@ -12,6 +13,7 @@ from reefknot.reports.scoring import cuts_words
 BLEU = {"valid": "valid BLEU", "test": "test BLEU"}
 """Groups of columns of translations, and the titles of ours in them, by split."""
 AS_PAPER = "as paper counts"
+TIMES_PLAIN = "x plain torch"
 ENDS = ("input", "output", "tied")
 """Whose vectors are judged; a cell has those of both ends, or of the table that they share."""
 
@@ -65,6 +67,17 @@ def _paper_rho(benchmark: str) -> Callable[[TableRow], str]:
     return lambda row: " / ".join(
         f"{row.paper_similarity[end][benchmark]:.2f}" for end in ENDS if benchmark in row.paper_similarity.get(end, {})
     )
+
+
+def mean_rho(row: TableRow) -> str:
+    """Over all benchmarks of Press & Wolf."""
+    return " / ".join(points(found).replace("-", "−") for end in ENDS if (found := row.mean_rho(end)))
+
+
+def papers_mean_rho(row: TableRow) -> str:
+    """The same of the paper's figures."""
+    papers = [row.paper_similarity[end] for end in ENDS if end in row.paper_similarity]
+    return " / ".join(f"{fmean(rhos[name] for name in PRESS):.2f}" for rhos in papers if set(PRESS) <= rhos.keys())
 
 
 def _valid(row: TableRow) -> str:
@@ -155,6 +168,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("time", "updates", _updates),
     ("time", "seconds", _seconds),
     ("time", "s/epoch", _seconds_per_epoch),
+    ("time", TIMES_PLAIN, lambda row: f"{row.times_plain:.1f}" if row.times_plain else ""),
     ("time", "paper hours", lambda row: f"{row.paper['hours']:g}" if "hours" in row.paper else ""),
     ("cost", "tokens/s", _speed),
     ("cost", "memory", _memory),

@@ -7,7 +7,7 @@ Shapes: W words, K places that a label may take, B boxes in the way; a box is le
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from reefknot.reports.drawing import Plot, style_of, svg
 from reefknot.reports.records import Embedding, Judgement, Neighbors, Record
 from reefknot.reports.rows import TableRow
+from reefknot.reports.scoring import cuts_words
+from reefknot.text.bpe import readable
 
 Floats = NDArray[np.float64]
 
@@ -30,6 +32,11 @@ _SIZE = 8.0  # of letters
 _RINGS = (3.5, 9.0, 16.0, 25.0, 36.0)
 _ANGLES = np.radians([0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 340, 200, 70, 110, 290, 250])
 _ENDS = {"input": "input vectors", "output": "output vectors", "tied": "shared table"}
+_TRANSLATOR = {
+    "three-way": "one table for source, input and output",
+    "decoder": "one table for input and output, one for the source",
+    "none": "two tables for input and output, and the source's",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ def learned(rows: Sequence[TableRow]) -> list[Learned]:
     for n, row in enumerate(rows):
         records = (record for record in row.records if _has_any(record))
         if (record := next(records, None)) is not None:
-            found.append(_learned(f"ends-{n}", row.name, record))
+            show = readable if cuts_words(row.results[0]) else str
+            found.append(_learned(f"ends-{n}", row.name, record, show))
     return found
 
 
@@ -82,19 +90,21 @@ def _has_any(record: Record) -> bool:
     return bool(near.input or near.labels or record.similarity or record.embedding.words)
 
 
-def _learned(name: str, row: str, record: Record) -> Learned:
+def _learned(name: str, row: str, record: Record, show: Callable[[str], str]) -> Learned:
+    """`show` gives a token as people read it."""
     near = _ends(record.neighbors)
+    words = tuple(map(show, record.embedding.words))
     judged = record.similarity
     tied = record.neighbors.tied or "tied" in judged or record.embedding.tied is not None
     return Learned(
         row,
         record.seed,
-        "one table for both ends" if tied else "two tables",
-        tuple(_pictures(name, record.embedding)),
+        _TRANSLATOR.get(record.tied or "", "one table for both ends" if tied else "two tables"),
+        tuple(_pictures(name, record.embedding.model_copy(update={"words": words}))),
         tuple(_ENDS.get(end, end) for end in judged),
         tuple(_judged(judged)),
         tuple(near),
-        tuple(_side_by_side(near)),
+        tuple(_side_by_side(near, show)),
     )
 
 
@@ -107,14 +117,14 @@ def _ends(near: Neighbors) -> dict[str, dict[str, tuple[tuple[str, float], ...]]
 
 
 def _side_by_side(
-    ends: dict[str, dict[str, tuple[tuple[str, float], ...]]],
+    ends: dict[str, dict[str, tuple[tuple[str, float], ...]]], show: Callable[[str], str]
 ) -> list[tuple[str, tuple[tuple[Near, ...], ...]]]:
     found = []
     for word in dict.fromkeys(word for end in ends.values() for word in end):
         lists = [end.get(word, ()) for end in ends.values()]
         shared = set.intersection(*({other for other, _ in each} for each in lists))
-        marked = (tuple(Near(other, cosine, other not in shared) for other, cosine in each) for each in lists)
-        found.append((word, tuple(marked)))
+        marked = (tuple(Near(show(other), cosine, other not in shared) for other, cosine in each) for each in lists)
+        found.append((show(word), tuple(marked)))
     return found
 
 

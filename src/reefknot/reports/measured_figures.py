@@ -38,6 +38,11 @@ class Shown:
         """Where the picture stands, from the root of the project."""
         return PICTURES / f"{slug(self.record)}.svg"
 
+    @property
+    def anchor(self) -> str:
+        """What leads to it within PAPERS.md."""
+        return "#" + re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
+
 
 def slug(record: Mapping[str, Any]) -> str:
     """The name of a record's figure as a file's."""
@@ -66,21 +71,29 @@ def _traceable(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
         raise DataError(f"{path}: no record of a figure; `reefknot figure NAME --json {path}` writes one")
     for made, what in [(record["environment"], "it"), *((run, f"its run {run.get('row')}") for run in record["runs"])]:
-        missing = [key for key in ("commit", "command") if not made.get(key)]
-        if missing:
-            raise DataError(f"{path}: does not say by which {' and '.join(missing)} {what} was made; measure it again")
-        if made.get("dirty"):
-            raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
+        refuse_untraceable(path, made, what)
     return record
 
 
+def refuse_untraceable(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
+    """What does not say which code and command made it."""
+    missing = [key for key in ("commit", "command") if not made.get(key)]
+    if missing:
+        raise DataError(f"{path}: does not say by which {' and '.join(missing)} {what} was made; measure it again")
+    if made.get("dirty"):
+        raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
+
+
 def without_places(text: str) -> str:
-    """JSON whose commands have RUN and DIR for the folders of the machine that they were given on."""
+    """JSON whose commands run anywhere: RUN and DIR stand for the folders of the machine that they were given on, and
+    a file that is written has its name alone."""
     return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda found: found[1] + _general(found[2]), text)
 
 
 def _general(command: str) -> str:
-    return re.sub(r"(?<=[ =])/\S+", "RUN", re.sub(r"--data[ =]\S+", "--data DIR", command))
+    command = re.sub(r"--data[ =]\S+", "--data DIR", command)
+    command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
+    return re.sub(r"(?<=[ =])/\S+", "RUN", command)
 
 
 def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:

@@ -5,14 +5,14 @@
     script/papers --record RUN ...    add finished runs, or records of figures, to the records first
 
 A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
-where the run has any; that of a figure is `results/figures/<figure>.json`. One that does not say which code, command
-and settings made it is refused.
+where the run has any; that of a figure is `results/figures/<figure>.json`, and one of training steps is in
+`results/performance/`. One that does not say which code, command and settings made it is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,25 +21,27 @@ from typing import Any
 from reefknot.durable import write_text
 from reefknot.errors import DataError
 from reefknot.evaluation.ways import in_words, options
-from reefknot.reports.cells import number, papers_points, points, spread
+from reefknot.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
 from reefknot.reports.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
 from reefknot.reports.measured_figures import to_markdown as figures_to_markdown
+from reefknot.reports.measured_steps import times_plain
 from reefknot.reports.records import Evaluation, Record
 from reefknot.reports.results import Result, collect, flatten
-from reefknot.reports.rows import TableRow, join
+from reefknot.reports.rows import TableRow, join, judged_by_similarity
 from reefknot.reports.table import to_markdown
 from reefknot.runs.folder import folder_name
 
 
 @dataclass(frozen=True)
 class Idea:
-    """An idea of a paper, the file that holds it, and the row of a recipe that shows it."""
+    """An idea of a paper, the file that holds it, and the row of a recipe, or the figure, that shows it."""
 
     name: str
     paper: str
     code: str
-    recipe: str
-    row: str
+    shown_by: str
+    row: str | None = None
+    """Of the recipe that shows it; a figure has none."""
 
 
 _PRESS = "Press and Wolf 2017"
@@ -53,6 +55,7 @@ _VARIATIONAL = "inan2017/table1"
 _AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
 _TRANSLATED, _SMALL_GRU = "press2017/table8", "press2017/multi30k"
 _SMALL_TRANSLATOR, _TRANSLATOR = "pappas2019/multi30k", "pappas2019/table5"
+_VECTORS = "press2017/enwiki-vectors"
 _ENDS_OF_TRANSFORMER, _SMALL_TRANSFORMER, _TAILS = "baevski2019/table3", "baevski2019/enwiki", "baevski2019/wikitext2"
 TOUR = "ends"
 """The recipe with every end on one encoder; its table stands in docs/ends.md."""
@@ -97,6 +100,14 @@ IDEAS = (
     Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _SMALL_TRANSLATOR, "Baseline"),
     Idea("beam search", _PAPPAS, f"{_SCORED}/beam.py", _SMALL_TRANSLATOR, "TWWT + DRILL"),
     Idea("continuous cache pointer", _PAPPAS, f"{_SCORED}/cache.py", _AWD, "AWD-LSTM + continuous cache pointer"),
+    Idea("skip-gram", _PRESS, "src/reefknot/kernels/skip_gram.py", _VECTORS, "untied"),
+    Idea("tied skip-gram", _PRESS, "src/reefknot/models/skip_gram.py", _VECTORS, "tied"),
+    Idea("word similarity", _PRESS, f"{_SCORED}/similarity.py", "press2017/table3", "Small, PTB"),
+    Idea("pairwise similarity of two tables", _PRESS, f"{_SCORED}/pairwise_similarity.py", "press2017/table4"),
+    Idea("which rows an update changes", _PRESS, f"{_SCORED}/updates.py", "press2017/section3"),
+    Idea("subspace distance", _INAN, f"{_SCORED}/subspace.py", "inan2017/1"),
+    Idea("loss by frequency", _BAEVSKI, f"{_SCORED}/frequency.py", "baevski2019/2"),
+    Idea("loss relative to another model's", _PAPPAS, "src/reefknot/figures/relative_loss.py", "pappas2019/3"),
 )
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -118,7 +129,7 @@ def update(root: Path, recipes: Sequence[Recipe], figures: Sequence[Shown] = (),
     """Bring PAPERS.md, README.md, docs/ends.md and the pictures of figures up to date and return those that were not;
     `check` writes nothing."""
     tables = _tables(root / "results", recipes)
-    wanted = {root / "PAPERS.md": "\n".join([_papers(tables), *map(figures_to_markdown, figures)])}
+    wanted = {root / "PAPERS.md": "\n".join([_papers(tables, figures), *map(figures_to_markdown, figures)])}
     wanted |= {root / figure.picture: figure.svg for figure in figures}
     for page, shown, level in (
         (root / "README.md", [_run_part(table) for table in tables if table.name != TOUR and _records(table)], 3),
@@ -203,10 +214,12 @@ def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
     results = collect(recorded) if recorded else []
     for result in results:
         _refuse_untraceable(result)
+    speeds = times_plain(folder / "performance")
     tables = []
     for recipe in recipes:
         own = [result for result in results if result.recipe == recipe.name]
-        tables.append(Recipe(recipe.name, recipe.title, join(recipe.rows, own)))
+        rows = [replace(row, times_plain=speeds.get((recipe.name, row.own_name))) for row in join(recipe.rows, own)]
+        tables.append(Recipe(recipe.name, recipe.title, rows))
     return tables
 
 
@@ -227,38 +240,54 @@ def _refuse_unsigned(made: Record | Evaluation, path: Path, wanted: Sequence[str
         raise DataError(f"{path}: was made with uncommitted changes; commit and run it again")
 
 
-def _papers(tables: Sequence[Recipe]) -> str:
+def _papers(tables: Sequence[Recipe], figures: Sequence[Shown]) -> str:
     rows: dict[tuple[str, str], TableRow] = {}
     for table in tables:
         for each in table.rows:
             rows.setdefault((table.name, each.own_name), each)
+    measured = {str(figure.record["figure"]): figure for figure in figures}
     lines = [
         _NOTE,
         "",
         "# From the papers to the code",
         "",
-        "Each idea, the file that holds it, the row that shows it, our test perplexity, or BLEU, and the paper's.",
+        "Each idea, the file that holds it, the row or the figure that shows it, our test perplexity, BLEU or rho, and "
+        "the paper's. rho is the mean over Press and Wolf's five benchmarks of word similarity, of the input / output "
+        "vectors, or of the one table that both ends share.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
     ]
     for idea in IDEAS:
-        row = rows.get((idea.recipe, idea.row))
-        if row is None:
-            raise DataError(
-                f"idea '{idea.name}': recipe {idea.recipe} has no row '{idea.row}'; correct the list of ideas"
-            )
-        ours, theirs = _figures(row)
-        code, shown = f"[{Path(idea.code).name}]({idea.code})", f"`{idea.recipe}`, {idea.row}"
+        code = f"[{Path(idea.code).name}]({idea.code})"
+        shown = f"`{idea.shown_by}`, {idea.row}" if idea.row else f"figure `{idea.shown_by}`"
+        ours, theirs = _figures(_row(idea, rows)) if idea.row else (_place(measured.get(idea.shown_by)), "")
         lines.append(f"| {idea.name} | {idea.paper} | {code} | {shown} | {ours} | {theirs} |")
     return "\n".join([*lines, "", _results(tables, level=2)])
 
 
+def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
+    row = rows.get((idea.shown_by, idea.row or ""))
+    if row is None:
+        raise DataError(
+            f"idea '{idea.name}': recipe {idea.shown_by} has no row '{idea.row}'; correct the list of ideas"
+        )
+    return row
+
+
+def _place(figure: Shown | None) -> str:
+    """Where in PAPERS.md the figure stands."""
+    return f"[measured]({figure.anchor})" if figure else "not measured"
+
+
 def _figures(row: TableRow) -> tuple[str, str]:
-    """Ours and the paper's: BLEU of a translator, perplexity of any other."""
+    """Ours and the paper's: BLEU of a translator, rho where vectors are judged, perplexity of any other."""
     if row.bleu("test") or "bleu_test" in row.paper:
         papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
         return f"BLEU {points(row.bleu('test'))}" if row.bleu("test") else row.state, papers
+    if row.paper_similarity or judged_by_similarity([row]):
+        ours, theirs = mean_rho(row), papers_mean_rho(row)
+        return f"rho {ours}" if ours else row.state, f"rho {theirs}" * bool(theirs)
     ours = (spread(row.perplexity("test")) or row.state) + (" per word" if row.per_word else "")
     return ours, number(row.paper["test"]) if "test" in row.paper else ""
 

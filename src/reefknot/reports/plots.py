@@ -36,7 +36,7 @@ def _validation(rows: Sequence[TableRow], by: str) -> list[Plot]:
     whole = [row for row in logged if any(_curve(result, "valid", by) for result in row.results)]
     fair = comparable(rows)
     drawn = [row for row in whole if not row.score or row in fair]
-    caption = f"Validation perplexity by {by}."
+    caption = f"Validation perplexity per word by {by}."
     caption += left_out(
         [row for row in whole if row not in drawn], "they were scored in another way or on another text"
     )
@@ -48,9 +48,8 @@ def _training(rows: Sequence[TableRow], by: str) -> list[Plot]:
     named = [_named_by_loss(row) for row in rows]
     drawn = [row for row in named if any(_curve(result, "train", by) for result in row.results)]
     mean = "each epoch" if by == "epoch" else "the updates since the last point"
-    caption = (
-        f"Training perplexity by {by}. A mean over {mean} while the weights change, so not comparable with validation."
-    )
+    caption = f"Training perplexity per token by {by}. A mean over {mean} while the weights change, so not comparable"
+    caption += " with validation."
     if named != list(rows):
         caption += " A sampled loss, or one per piece, is not comparable with the others."
     return _drawn("train", by, named, drawn, caption)

@@ -211,6 +211,8 @@ class Record(Stored):
     """By end: input and output, or tied."""
     samples: tuple[Sample, ...] = ()
     translation: Translations | None = None
+    tied: str | None = None
+    """Of a translator, which of its ends share a table: three-way, decoder or none."""
 
 
 class Evaluation(Stored):

@@ -9,11 +9,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
+from reefknot.evaluation.similarity import PRESS
 from reefknot.evaluation.ways import WAYS, in_words
 from reefknot.reports.records import Evaluation, Judgement, Record, Score, Translated
-from reefknot.reports.results import Result, Spread, differing, flatten, without_seed
+from reefknot.reports.results import Result, Spread, differing, distinguishing, flatten
 from reefknot.reports.scoring import obstacle, pieces, reservation
 
 SIGNS = "†‡§¶"
@@ -42,6 +44,8 @@ class TableRow:
     """Its text, where the recipe says so: None is that of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The paper's rho by end and benchmark."""
+    times_plain: float | None = None
+    """How many times as fast as in plain torch a step is, where that was measured."""
 
     @property
     def records(self) -> list[Record]:
@@ -142,6 +146,12 @@ class TableRow:
     def rho(self, end: str, benchmark: str) -> Spread | None:
         """Of the vectors of an end with people's judgements, over the finished runs."""
         return Spread.of(each.rho for each in self.judgements(end, benchmark))
+
+    def mean_rho(self, end: str) -> Spread | None:
+        """The same over all benchmarks of Press & Wolf, of the runs that were held against each of them."""
+        runs = [{each.name: each.rho for each in record.similarity.get(end, ())} for record in self.records]
+        known = [[rho for name in PRESS if (rho := run.get(name)) is not None] for run in runs]
+        return Spread.of(fmean(rhos) for rhos in known if len(rhos) == len(PRESS))
 
     def judgements(self, end: str, benchmark: str) -> list[Judgement]:
         """Of each finished run that was held against the benchmark."""
@@ -244,7 +254,7 @@ def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
     """
     alike: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        settings = json.dumps(without_seed(result.settings), sort_keys=True)
+        settings = json.dumps(distinguishing(result.settings), sort_keys=True)
         alike.setdefault((result.recipe, result.row, settings), []).append(result)
     several = len({recipe for recipe, _, _ in alike}) > 1
     named: dict[str, tuple[Result, ...]] = {}
@@ -252,7 +262,7 @@ def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
         name = f"{recipe}: {row}" if several else row
         twins = [other[0] for key, other in alike.items() if key[:2] == (recipe, row)]
         if len(twins) > 1:
-            changed = differing([without_seed(twin.settings) for twin in twins])
+            changed = differing([distinguishing(twin.settings) for twin in twins])
             own = flatten(members[0].settings)
             name += " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
         named[name] = tuple(sorted(members, key=lambda result: result.seed))

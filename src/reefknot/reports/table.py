@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reefknot.evaluation.similarity import PRESS
-from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS, ENDS
+from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS, ENDS, TIMES_PLAIN
 from reefknot.reports.rows import (
     TableRow,
     contenders,
@@ -245,6 +245,12 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
         notes += _coverage(rows)
     if "times first" in titles:
         notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
+    if TIMES_PLAIN in titles:
+        notes.append(
+            f"{TIMES_PLAIN}: the time of a training step as people write it (a recurrent encoder as a loop, attention "
+            "with stored logits) over that of our fastest, both in one run of reefknot bench steps with the recipe's "
+            "settings (docs/performance.md)"
+        )
     return notes
 
 

@@ -6,7 +6,7 @@ Shapes: S tokens of a source, T tokens of its translation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from reefknot.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
 from reefknot.reports.records import Example, LengthBand, Translated
 from reefknot.reports.rows import TableRow, rivals
+from reefknot.reports.scoring import cuts_words
+from reefknot.text.bpe import readable
 
 PICTURES = 2
 """Of a row: a look at some says what there is to see."""
@@ -81,7 +83,8 @@ def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     found = []
     for n, row in enumerate(rows):
         whole = (each for each in _examples(row) if _fits(each))
-        pictures = [_picture(f"attention-{n}-{k}", each) for k, each in enumerate(islice(whole, PICTURES))]
+        show = readable if row.results and cuts_words(row.results[0]) else str
+        pictures = [_picture(f"attention-{n}-{k}", each, show) for k, each in enumerate(islice(whole, PICTURES))]
         if pictures:
             found.append((row.name, pictures))
     return found
@@ -101,16 +104,17 @@ def signatures(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(f"{name}: {signature}" for name, signature in named if signature))
 
 
-def _picture(name: str, example: Example) -> Plot:
+def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
     """A cell for each token of the source (across) and of the translation (down), as dark as its weight."""
+    across, down = (list(map(show, tokens)) for tokens in (example.source_tokens, example.target_tokens))
     weights_TS = np.ma.masked_less(np.asarray(example.attention), FAINT)
-    height = 0.3 + _CELL * len(example.target_tokens) + _LETTER * max(map(len, example.source_tokens))
+    height = 0.3 + _CELL * len(down) + _LETTER * max(map(len, across))
 
     def draw(figure: Figure) -> None:
         axes: Any = figure.add_subplot()
         axes.pcolormesh(weights_TS, cmap=_NO_WEIGHT_TO_ALL, vmin=0.0, vmax=1.0)
-        axes.set_xticks(np.arange(len(example.source_tokens)) + 0.5, example.source_tokens, rotation=90)
-        axes.set_yticks(np.arange(len(example.target_tokens)) + 0.5, example.target_tokens)
+        axes.set_xticks(np.arange(len(across)) + 0.5, across, rotation=90)
+        axes.set_yticks(np.arange(len(down)) + 0.5, down)
         axes.invert_yaxis()
         axes.xaxis.tick_top()
         axes.tick_params(length=0)

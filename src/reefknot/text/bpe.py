@@ -185,6 +185,13 @@ class BPE:
         return tokenizer
 
 
+def readable(token: str) -> str:
+    """A token among pieces of words as people read it: the end of a word is plain, what goes on has dots."""
+    if token.endswith(END_OF_WORD):
+        return token.removesuffix(END_OF_WORD)
+    return token if token in _RESERVED else f"{token}…"
+
+
 def _stretches(word: str) -> Iterable[str]:
     if len(word) <= _STRETCH:
         return (word,)

@@ -103,5 +103,14 @@ def open_pairs(
         lambda entry: read_pairs(entry, found),
         say,
     )
+    if vocabulary.bpe is None:
+        _tell_whole_lines(splits["train"], say)
     fingerprint = digest(identity, *(words.fingerprint for words in words.vocabularies))
     return PairDataset(found.name, found.origin, words, splits, found.hashes, fingerprint, corpus, vocabulary)
+
+
+def _tell_whole_lines(train: PairSplit, say: Say) -> None:
+    """In a script without spaces a line is one word, which hardly any other line has."""
+    for side, lines in zip(SIDES, (train.source, train.target), strict=True):
+        if len(lines.ids) < 2.5 * train.pairs:  # a word and a half, and <eos>
+            say(f"train: hardly a line of the {side} has spaces, so each is a word of its own; set vocabulary.bpe")

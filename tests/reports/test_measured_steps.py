@@ -1,0 +1,86 @@
+"""Times of plain torch, from records of training steps: of the recipe's own settings, and of known code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.reports.measured_steps import times_plain
+from reefknot.reports.rows import TableRow
+from reefknot.reports.table import to_markdown
+
+
+def write(
+    folder: Path, name: str = "gpu", seconds: tuple[float | None, ...] = (40.0, 12.0, 8.0), **changes: Any
+) -> None:
+    modes = ("plain loop", "eager", "captured")
+    record = {
+        "bench": "steps",
+        "environment": {"commit": "0123456789abcdef", "command": "reefknot bench steps", "dirty": None},
+        "recipe": "pappas2019/table3",
+        "overrides": [],
+        "rows": [
+            {"row": "tied", "mode": mode, "epoch_seconds": each} for mode, each in zip(modes, seconds, strict=True)
+        ],
+    }
+    (folder / f"{name}.json").write_text(json.dumps(record | changes))
+
+
+def test_the_fastest_step_counts(tmp_path: Path) -> None:
+    assert times_plain(tmp_path) == {}
+    write(tmp_path)
+    assert times_plain(tmp_path) == {("pappas2019/table3", "tied"): 5.0}
+    write(tmp_path, seconds=(40.0, 50.0, None))
+    assert times_plain(tmp_path) == {("pappas2019/table3", "tied"): 0.8}, "what is slower says so"
+
+
+def test_of_several_records_the_least_is_taken(tmp_path: Path) -> None:
+    for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
+        write(tmp_path, name, (40.0, 20.0, captured))
+    assert times_plain(tmp_path) == {("pappas2019/table3", "tied"): 4.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"overrides": ["training.batch=8"]},
+        {"bench": "encoders"},
+        {"seconds": (None, 12.0, 8.0)},
+        {"seconds": (40.0, None, None)},
+    ],
+)
+def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write(tmp_path, **changes)
+    assert times_plain(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not say by which commit it was made"),
+        ({"environment": {"command": "a", "commit": "b", "dirty": True}}, "uncommitted changes; commit and run"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    write(tmp_path, **changes)
+    with pytest.raises(DataError, match=says):
+        times_plain(tmp_path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(DataError, match="no record of a bench; `reefknot bench WHAT --json"):
+        times_plain(tmp_path)
+
+
+def test_a_table_shows_it_only_where_it_was_measured() -> None:
+    rows = [TableRow("tied", times_plain=4.72), TableRow("untied")]
+    text = to_markdown(rows)
+    assert "| row | test | x plain torch |" in text
+    assert "| tied | not run | 4.7 |\n| untied | not run |  |" in text
+    assert "x plain torch: the time of a training step as people write it" in text
+    assert "x plain torch" not in to_markdown(rows[1:])

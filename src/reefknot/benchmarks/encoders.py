@@ -4,7 +4,8 @@ One forward and backward pass of the encoder alone, with all gradients, those of
 torch's `nn.LSTM` without any mask, which is cuDNN on a GPU; ours draw their masks inside what is timed. The plain loop
 is our variational LSTM as everyone writes it, a step of Python at a time.
 
-Products are made in the type that the row names: no TF32 for anybody.
+Products are made in the type that the row names, for everybody: float32 as such, or rounded to TF32 as cuDNN does by
+default and training does with `determinism = "fast"`.
 
 Shapes: B streams, T steps, D width.
 """
@@ -78,7 +79,9 @@ SHAPES = {
     "cpu": (Shape(20, 35, (200,) * 3), Shape(20, 35, (100, 280, 280, 100))),
 }
 """What is measured where nothing is said: on a GPU the papers' encoders."""
-DTYPES = {"cuda": ("float32", "bfloat16"), "cpu": ("float32",)}
+KINDS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
+"""Types of the numbers; TF32 is one of products alone."""
+DTYPES = {"cuda": tuple(KINDS), "cpu": ("float32",)}
 
 
 @dataclass(frozen=True)
@@ -192,17 +195,14 @@ def measure_all(bench: Bench, shapes: Sequence[Shape], say: Callable[[str], None
     for shape in shapes:
         for dtype in bench.dtypes:
             say(f"{shape}, {dtype}")
-            with _without_tf32():
+            with _products(tf32=dtype == "tf32"):
                 rows = _over_yardstick(_measure(bench, shape, dtype, say))
             yield rows
 
 
 def _measure(bench: Bench, shape: Shape, dtype: str, say: Callable[[str], None]) -> list[Row]:
-    kind = getattr(torch, dtype)
-    field = [
-        Competitor(Row(shape, dtype, competitor=name), partial(make_step, name, shape, kind, bench.device), bench.graph)
-        for name in competitors(shape)
-    ]
+    steps = {name: partial(make_step, name, shape, KINDS[dtype], bench.device) for name in competitors(shape)}
+    field = [Competitor(Row(shape, dtype, competitor=name), step, bench.graph) for name, step in steps.items()]
     groups = [[each] for each in field] if bench.device == "cuda" else [field]
     examine = partial(_examine, device=bench.device)
     return [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, say)]
@@ -213,7 +213,7 @@ def _examine(row: Row, step: Step, device: str) -> Row:
     torch.manual_seed(SEED)
     with Kept() as masks:
         step.run()
-    exact = make_step(row.competitor, row.shape, getattr(torch, row.dtype), device, exact=True)
+    exact = make_step(row.competitor, row.shape, KINDS[row.dtype], device, exact=True)
     with Again(masks.drawn), torch.backends.cudnn.flags(enabled=False):
         exact.run()
     expected = {name: gradient for name, gradient in exact.gradients().items() if gradient is not None}
@@ -242,11 +242,11 @@ def _over_yardstick(rows: Sequence[Row]) -> list[Row]:
 
 
 @contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Products of float32 numbers as such."""
+def _products(tf32: bool) -> Iterator[None]:
+    """Products of float32 numbers as such, or in TF32."""
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, products.allow_tf32
-    cudnn.allow_tf32 = products.allow_tf32 = False
+    cudnn.allow_tf32 = products.allow_tf32 = tf32
     try:
         yield
     finally:

@@ -52,7 +52,7 @@ def bench(
     ] = None,
     competitor: Annotated[list[str] | None, typer.Option(help="reefknot, eager, compile, torch, liger or cce.")] = None,
     vocabulary: Annotated[bool, typer.Option("--vocabulary", help="Sweep the vocabulary instead.")] = False,
-    weights: Annotated[str | None, typer.Option(help="float32 or bfloat16; ends: float32 is autocast.")] = None,
+    weights: Annotated[str | None, typer.Option(help="float32, bfloat16 or, of encoders, tf32.")] = None,
     memory: Annotated[list[float] | None, typer.Option(help="MiB of working memory for a row of ours.")] = None,
     workers: Annotated[str | None, typer.Option(help="skip-gram: numbers of threads, such as 1,2.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="skip-gram: passes over the text.")] = None,
@@ -76,13 +76,13 @@ def bench(
     if (recipe is None and what == "steps") or (recipe is not None and what in ("heads", "encoders")):
         advice = "name a recipe, such as press2017/table6" if recipe is None else f"takes no recipe; leave out {recipe}"
         raise SettingsError(f"bench {what}: {advice}")
-    _check_names("--weights", [weights] if weights else [], ("float32", "bfloat16"))
+    _check_names("--weights", [weights] if weights else [], ("float32", "bfloat16", *["tf32"] * (what == "encoders")))
     if json is not None and (json.is_dir() or not json.resolve().parent.is_dir()):
         fault = "is a folder; name a file" if json.is_dir() else f"there is no folder {json.resolve().parent}"
         raise SettingsError(f"--json {json}: {fault}")
     place = choose_device(device)
-    if place == "cpu" and (weights == "bfloat16" or graph):
-        raise SettingsError(f"--{'graph' if graph else 'weights bfloat16'} needs a GPU; torch sees none here")
+    if place == "cpu" and (weights not in (None, "float32") or graph):
+        raise SettingsError(f"--{'graph' if graph else f'weights {weights}'} needs a GPU; torch sees none here")
     report = Report(what, place, json)
     if what == "heads":
         _bench_heads(

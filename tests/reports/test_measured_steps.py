@@ -1,4 +1,4 @@
-"""Times of plain torch, from records of training steps: of the recipe's own settings, and of known code."""
+"""Seconds of an epoch and times of plain torch, from records of training steps: of a recipe's own settings and known code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.reports.measured_steps import times_plain
-from reefknot.reports.rows import TableRow
+from reefknot.reports.measured_steps import measured_steps
+from reefknot.reports.rows import Steps, TableRow
 from reefknot.reports.table import to_markdown
 
 
@@ -31,17 +31,17 @@ def write(
 
 
 def test_the_fastest_step_counts(tmp_path: Path) -> None:
-    assert times_plain(tmp_path) == {}
+    assert measured_steps(tmp_path) == {}
     write(tmp_path)
-    assert times_plain(tmp_path) == {("pappas2019/table3", "tied"): 5.0}
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied"): Steps(8.0, 5.0)}
     write(tmp_path, seconds=(40.0, 50.0, None))
-    assert times_plain(tmp_path) == {("pappas2019/table3", "tied"): 0.8}, "what is slower says so"
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied"): Steps(50.0, 0.8)}, "what is slower says so"
 
 
 def test_of_several_records_the_least_is_taken(tmp_path: Path) -> None:
     for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
         write(tmp_path, name, (40.0, 20.0, captured))
-    assert times_plain(tmp_path) == {("pappas2019/table3", "tied"): 4.0}
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied"): Steps(10.0, 4.0)}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_of_several_records_the_least_is_taken(tmp_path: Path) -> None:
 )
 def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
     write(tmp_path, **changes)
-    assert times_plain(tmp_path) == {}
+    assert measured_steps(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,28 @@ def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[st
 def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     write(tmp_path, **changes)
     with pytest.raises(DataError, match=says):
-        times_plain(tmp_path)
+        measured_steps(tmp_path)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(DataError, match="no record of a bench; `reefknot bench WHAT --json"):
-        times_plain(tmp_path)
+        measured_steps(tmp_path)
 
 
 def test_a_table_shows_it_only_where_it_was_measured() -> None:
-    rows = [TableRow("tied", times_plain=4.72), TableRow("untied")]
+    rows = [TableRow("tied", steps=Steps(8.72, 4.72)), TableRow("untied")]
     text = to_markdown(rows)
     assert "| row | test | x plain torch |" in text
     assert "| tied | not run | 4.7 |\n| untied | not run |  |" in text
     assert "x plain torch: the time of a training step as people write it" in text
     assert "x plain torch" not in to_markdown(rows[1:])
+
+
+def test_a_table_of_seconds_is_answered_by_steps_where_nothing_was_trained() -> None:
+    steps = {"AWD": Steps(8.0, 4.7), "AWD + DRILL": Steps(10.0, 5.0)}
+    rows = [TableRow(name, {"seconds": 47.0}, steps=found) for name, found in steps.items()]
+    text = to_markdown([*rows, TableRow("AWD + mixture", {"seconds": 139.0})])
+    assert "| AWD | 8.00 | 47 | 1.00 | 1.00 | 4.7 |\n| AWD + DRILL | 10.0 | 47 | 1.25 | 1.00 | 5.0 |" in text
+    assert "| AWD + mixture | not run | 139 |  | 2.96 |  |" in text
+    assert "s/epoch: of a row that was not trained, our fastest training step" in text

@@ -143,7 +143,7 @@ def _seeds(row: TableRow) -> str:
 
 COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("size", "parameters", lambda row: f"{row.size:,}" if row.size else ""),
-    ("pace", "s/epoch", _seconds_per_epoch),
+    ("pace", "s/epoch", lambda row: _duration(row.pace) if row.pace else ""),
     ("pace", "paper", lambda row: f"{row.paper['seconds']:g}" if "seconds" in row.paper else ""),
     (BLEU["valid"], BLEU["valid"], lambda row: points(row.bleu("valid"))),
     (BLEU["valid"], "paper", _paper_bleu("valid")),
@@ -168,7 +168,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("time", "updates", _updates),
     ("time", "seconds", _seconds),
     ("time", "s/epoch", _seconds_per_epoch),
-    ("time", TIMES_PLAIN, lambda row: f"{row.times_plain:.1f}" if row.times_plain else ""),
+    ("time", TIMES_PLAIN, lambda row: f"{row.steps.times_plain:.1f}" if row.steps else ""),
     ("time", "paper hours", lambda row: f"{row.paper['hours']:g}" if "hours" in row.paper else ""),
     ("cost", "tokens/s", _speed),
     ("cost", "memory", _memory),

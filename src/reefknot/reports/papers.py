@@ -24,10 +24,10 @@ from reefknot.evaluation.ways import in_words, options
 from reefknot.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
 from reefknot.reports.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
 from reefknot.reports.measured_figures import to_markdown as figures_to_markdown
-from reefknot.reports.measured_steps import times_plain
+from reefknot.reports.measured_steps import measured_steps
 from reefknot.reports.records import Evaluation, Record
 from reefknot.reports.results import Result, collect, flatten
-from reefknot.reports.rows import TableRow, join, judged_by_similarity
+from reefknot.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
 from reefknot.reports.table import to_markdown
 from reefknot.runs.folder import folder_name
 
@@ -214,11 +214,11 @@ def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
     results = collect(recorded) if recorded else []
     for result in results:
         _refuse_untraceable(result)
-    speeds = times_plain(folder / "performance")
+    steps = measured_steps(folder / "performance")
     tables = []
     for recipe in recipes:
         own = [result for result in results if result.recipe == recipe.name]
-        rows = [replace(row, times_plain=speeds.get((recipe.name, row.own_name))) for row in join(recipe.rows, own)]
+        rows = [replace(row, steps=steps.get((recipe.name, row.own_name))) for row in join(recipe.rows, own)]
         tables.append(Recipe(recipe.name, recipe.title, rows))
     return tables
 
@@ -297,12 +297,17 @@ def _results(tables: Sequence[Recipe], level: int) -> str:
     parts = []
     for table in tables:
         records = _records(table)
-        origin = _origin(table, records) if records else "Not run yet.\n"
+        origin = _origin(table, records) if records else "Not trained yet.\n" if _timed(table) else "Not run yet.\n"
         more = f"Rows that are quoted or not run: {table.left_out}, in [PAPERS.md](PAPERS.md).\n\n" * bool(
             table.left_out
         )
         parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{more}{origin}")
     return "\n".join(parts)
+
+
+def _timed(table: Recipe) -> bool:
+    """Whether its training steps answer what the table asks."""
+    return judged_by_time(table.rows) and any(row.steps for row in table.rows)
 
 
 def _records(table: Recipe) -> list[Record]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from reefknot.evaluation.similarity import PRESS
 from reefknot.evaluation.ways import WAYS, in_words
@@ -19,6 +19,15 @@ from reefknot.reports.results import Result, Spread, differing, distinguishing, 
 from reefknot.reports.scoring import obstacle, pieces, reservation
 
 SIGNS = "†‡§¶"
+
+
+class Steps(NamedTuple):
+    """Whole training steps of a row, measured alone (`measured_steps.py`)."""
+
+    epoch_seconds: float
+    """Of our fastest, for as many as an epoch has."""
+    times_plain: float
+    """How many times as long they take in plain torch."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,8 @@ class TableRow:
     """Its text, where the recipe says so: None is that of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The paper's rho by end and benchmark."""
-    times_plain: float | None = None
-    """How many times as fast as in plain torch a step is, where that was measured."""
+    steps: Steps | None = None
+    """Its training steps, where they were measured alone."""
 
     @property
     def records(self) -> list[Record]:
@@ -179,6 +188,12 @@ class TableRow:
     def seconds_per_epoch(self) -> Spread | None:
         """Of training alone, over the finished runs."""
         return Spread.of(result.seconds_per_epoch for result in self.results)
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of an epoch: of its runs, else by its steps alone."""
+        trained = self.seconds_per_epoch
+        return trained.mean if trained else self.steps and self.steps.epoch_seconds
 
     @property
     def size(self) -> int | None:
@@ -323,9 +338,9 @@ def judged_by_time(rows: Sequence[TableRow]) -> bool:
 def times_first(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
     """How many times as long as the first row on its text a row takes for an epoch: ours, and the paper's."""
     first = next((each for each in rows if each.corpus == row.corpus and not each.quoted), row)
-    ours, least = row.seconds_per_epoch, first.seconds_per_epoch
+    ours, least = row.pace, first.pace
     theirs, papers = row.paper.get("seconds"), first.paper.get("seconds")
-    return ours.mean / least.mean if ours and least else None, theirs / papers if theirs and papers else None
+    return ours / least if ours and least else None, theirs / papers if theirs and papers else None
 
 
 def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:

@@ -245,6 +245,11 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
         notes += _coverage(rows)
     if "times first" in titles:
         notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
+    if any(column.group == "pace" for column in columns) and any(row.steps and not row.ran for row in rows):
+        notes.append(
+            "s/epoch: of a row that was not trained, our fastest training step by reefknot bench steps, as often as an "
+            "epoch has it"
+        )
     if TIMES_PLAIN in titles:
         notes.append(
             f"{TIMES_PLAIN}: the time of a training step as people write it (a recurrent encoder as a loop, attention "

@@ -1,4 +1,4 @@
-"""Seconds of an epoch and times of plain torch, from records of training steps: of a recipe's own settings and known code."""
+"""Seconds of an epoch and times of plain torch, from records of steps: of a recipe's own settings and known code."""
 
 from __future__ import annotations
 

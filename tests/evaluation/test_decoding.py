@@ -156,6 +156,14 @@ def test_ends_say_whether_they_wait() -> None:
     assert [translator(output=each).output.waits for each in OUTPUTS] == [False, True, False, False]
 
 
+def test_a_decoder_that_was_left_is_refused() -> None:
+    model, source_BS = translator(), sources(3, 4)
+    with decoding(model) as decoder:
+        searched(decoder, source_BS, 2)
+    with pytest.raises(ArgumentError, match="this decoder was left"):
+        searched(decoder, source_BS, 2)
+
+
 def test_autocast_goes_around() -> None:
     model, source_BS = translator("encoder_decoder").float(), sources(3, 4)
     with torch.autocast("cpu", torch.bfloat16), decoding(model, fixed=True) as decoder:
@@ -187,8 +195,11 @@ def test_the_mode_comes_back_and_vectors_are_computed_once_for_all_batches(monke
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_replayed_steps_find_the_same(encoder: str, dtype: torch.dtype, stand_ins: StandIns) -> None:
+def test_replayed_steps_find_the_same(
+    encoder: str, dtype: torch.dtype, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over batches of several shapes, some of which come up again: a state of another batch is never gone on from."""
+    monkeypatch.setattr(module, "GRAPHS", 4)
     model = translator(encoder, seed=2)
     if dtype == torch.bfloat16:
         model = model.float()
@@ -238,7 +249,10 @@ def test_rows_nobody_reads_may_hold_anything(stand_ins: StandIns) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("output", ["softmax", "mixture", "drill"])
-def test_captured_steps_find_what_others_do(encoder: str, output: str, precision: str) -> None:
+def test_captured_steps_find_what_others_do(
+    encoder: str, output: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GRAPHS", 4)
     model = translator(encoder, "softmax" if output == "drill" else output, seed=2).float()
     if output == "drill":
         model.output = Softmax(Drill(WordTable(9, DIM), depth=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.reports.measured_steps import measured_steps
-from reefknot.reports.rows import Steps, TableRow
+from reefknot.reports.results import collect
+from reefknot.reports.rows import Steps, TableRow, times_first
 from reefknot.reports.table import to_markdown
 
 
@@ -93,3 +95,13 @@ def test_a_table_of_seconds_is_answered_by_steps_where_nothing_was_trained() -> 
     assert "| AWD | 8.00 | 47 | 1.00 | 1.00 | 4.7 |\n| AWD + DRILL | 10.0 | 47 | 1.25 | 1.00 | 5.0 |" in text
     assert "| AWD + mixture | not run | 139 |  | 2.96 |  |" in text
     assert "s/epoch: of a row that was not trained, our fastest training step" in text
+
+
+def test_seconds_of_runs_and_of_steps_are_not_set_against_each_other(runs: Path) -> None:
+    trained = TableRow("Small", {"seconds": 47.0}, results=tuple(collect([runs / "press2017/table6/small"])))
+    measured = TableRow("other", {"seconds": 94.0}, steps=Steps(8.0, 4.7))
+    assert trained.pace
+    assert times_first([trained, measured], measured) == (None, 2.0)
+    assert times_first([trained, measured], trained) == (1.0, 1.0)
+    both = replace(trained, steps=Steps(4.0, 4.7))
+    assert times_first([both, measured], measured) == (2.0, 2.0), "steps of both"

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from reefknot.durable import read_json
 from reefknot.errors import DataError
+from reefknot.recipe import any_experiment
 from reefknot.reports.records import Band
-from reefknot.reports.results import Spread, collect, differing, distinguishing, flatten, load
+from reefknot.reports.results import ADDED, Spread, collect, differing, distinguishing, flatten, load
 
 from .conftest import result, write_run
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_a_finished_run_is_read_whole(runs: Path) -> None:
@@ -127,8 +131,17 @@ def test_a_run_from_before_a_setting_existed_repeats_one_where_it_is_off() -> No
     old = {"training": {"seed": 0, "rate": 1.0}, "table": {"dim": 4}}
     new = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": False, "vectors": None, "noise": 0.0}}
     used = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": True, "vectors": None}}
-    assert distinguishing(old) == distinguishing(new) == {"training.rate": 1.0, "table.dim": 4}
+    assert distinguishing(old) == distinguishing(new) == ADDED | {"training.rate": 1.0, "table.dim": 4}
+    assert distinguishing(old | {"evaluation": {"protocol": "awd"}}) != distinguishing(new), "what came later counts"
     assert differing([distinguishing(old), distinguishing(used)]) == ["table.frozen"]
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/*")), ids=lambda each: f"{each.parent.name}/{each.name}")
+def test_records_are_repetitions_of_runs_of_today(folder: Path) -> None:
+    for path in folder.rglob("config.json"):
+        settings = read_json(path)["settings"]
+        today = any_experiment(settings, str(path)).model_dump(mode="json")
+        assert distinguishing(settings) == distinguishing(today), path
 
 
 def test_band_labels() -> None:

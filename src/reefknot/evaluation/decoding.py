@@ -35,8 +35,9 @@ from reefknot.models.translator import PAD, Translator
 from reefknot.outputs.contract import send
 from reefknot.text.pair_batches import MULTIPLE
 
-GRAPHS = 8
-"""Shapes whose graphs are kept, those used last. Each holds a state, and batches come in the order of their lengths."""
+GRAPHS = 2
+"""Shapes whose graphs are kept, those used last. Each holds a state, and batches in the order of their lengths do not
+come back to an earlier shape. One alone would leave the pool that graphs share empty while the next is captured."""
 ROOM = 1024
 """Steps of the largest memory that keeps its size. Most translations end long before the limit of a longer one."""
 
@@ -63,7 +64,7 @@ def decoding(model: Translator | Decoder, fixed: bool | None = None) -> Iterator
         try:
             yield decoder
         finally:
-            decoder.graphs = None
+            decoder.close()
 
 
 @contextmanager
@@ -93,6 +94,12 @@ class Decoder:
         self.graphs = Graphs() if self.fixed and replays else None
         """None: steps run as they are."""
         self._autocast = self._under_autocast()
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of what is only true while `decoding` lasts."""
+        self.graphs = None
+        self._closed = True
 
     def begin(
         self, source_BS: Tensor, limit: Callable[[int], int], width: int, k: int | None, never: Collection[int]
@@ -105,6 +112,8 @@ class Decoder:
             k: how many words are found after each row; None: all.
             never: ids that are not among them.
         """
+        if self._closed:
+            raise ArgumentError("this decoder was left; what is decoded belongs inside of `with decoding(model)`")
         if self._under_autocast() != self._autocast:
             raise ArgumentError("autocast was entered or left since decoding began; begin to decode inside of autocast")
         step = Step(self.model, k, frozenset(never))

@@ -47,7 +47,7 @@ def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate
     a run at a bound has none; nor would Student's cut off at the bound, which ends there however far it went.
     """
     plain = over_seeds(values)
-    if plain.high is None or plain.mean in (least, most):
+    if plain.high is None or not least < plain.mean < most:
         return plain
     below, above = plain.mean - least, most - plain.mean
     centre, half = math.log(below / above), (plain.high - plain.mean) * (most - least) / (below * above)

@@ -25,7 +25,7 @@ def measured_steps(folder: Path) -> dict[tuple[str, str], Steps]:
         record = read_json(path)
         if not isinstance(record, dict) or "rows" not in record:
             raise DataError(f"{path}: no record of a bench; `reefknot bench WHAT --json {path}` writes one")
-        if record.get("bench") != "steps" or record["overrides"]:
+        if record.get("bench") != "steps" or record.get("overrides"):
             continue
         refuse_untraceable(path, record["environment"])
         seconds: dict[str, list[float | None]] = {}

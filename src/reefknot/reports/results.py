@@ -19,6 +19,16 @@ from reefknot.errors import DataError
 from reefknot.evaluation.units import perplexity
 from reefknot.reports.records import Evaluation, Metric, Record, Score, Stored
 
+ADDED: dict[str, Any] = {
+    "evaluation.protocol": "definition",
+    "input.scale": 1.0,
+    "training.batching": "streams",
+    "training.capture": True,
+    "vocabulary.dictionary": "own",
+    "vocabulary.sides": "joint",
+}
+"""Settings that came later and are not off by default: what runs from before did."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -135,10 +145,11 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def distinguishing(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted key, as far as they tell runs apart: equal ones make runs repetitions of each other.
 
-    The seed does not, nor does what is off (null, false, zero, empty): a run that is older than a setting has it not,
-    and every setting that is added begins as off.
+    The seed does not. Nor does what is off (null, false, zero, empty), since a run that is older than a setting has it
+    not, and nearly all that are added begin as off; the others are `ADDED`.
     """
-    return {key: value for key, value in flatten(settings).items() if value and key.rpartition(".")[2] != "seed"}
+    known = ADDED | flatten(settings)
+    return {key: value for key, value in known.items() if value and key.rpartition(".")[2] != "seed"}
 
 
 def _seed(settings: Mapping[str, Any], folder: Path) -> int:

@@ -338,9 +338,16 @@ def judged_by_time(rows: Sequence[TableRow]) -> bool:
 def times_first(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
     """How many times as long as the first row on its text a row takes for an epoch: ours, and the paper's."""
     first = next((each for each in rows if each.corpus == row.corpus and not each.quoted), row)
-    ours, least = row.pace, first.pace
     theirs, papers = row.paper.get("seconds"), first.paper.get("seconds")
-    return ours / least if ours and least else None, theirs / papers if theirs and papers else None
+    return _times(row, first), theirs / papers if theirs and papers else None
+
+
+def _times(row: TableRow, first: TableRow) -> float | None:
+    """By runs of both or by steps of both: runs may have had company on their device, and steps had none."""
+    ours, least = row.seconds_per_epoch, first.seconds_per_epoch
+    if ours and least:
+        return ours.mean / least.mean
+    return row.steps.epoch_seconds / first.steps.epoch_seconds if row.steps and first.steps else None
 
 
 def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.reports.results import Spread, collect
-from reefknot.reports.rows import TableRow, comparable, group, join, mark
+from reefknot.reports.rows import TableRow, comparable, group, join, mark, name_recipes
 from reefknot.reports.table import build, to_markdown
 
 from .conftest import in_pieces, result, scored, write_evaluation, write_run
@@ -31,6 +31,12 @@ def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
     path.write_text(json.dumps(config))
     groups = group(collect([runs]))
     assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
+
+
+def test_rows_of_several_recipes_are_told_apart() -> None:
+    rows = [TableRow("Baseline", recipe="a/one"), TableRow("b/two: Baseline", recipe="b/two")]
+    assert [row.name for row in name_recipes(rows)] == ["a/one: Baseline", "b/two: Baseline"]
+    assert name_recipes(rows[:1]) == rows[:1]
 
 
 def test_rows_of_several_recipes_carry_the_recipe_in_their_name(tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ def report(
     from reefknot.recipes import shipped
     from reefknot.reports.page import write_report
     from reefknot.reports.results import collect
-    from reefknot.reports.rows import join
+    from reefknot.reports.rows import join, name_recipes
     from reefknot.reports.table import from_recipe
 
     results = collect(runs)
     known = [name for name in shipped() if any(result.recipe == name for result in results)]
     # In the order of their recipe; what it lists beside them is the business of `table`.
     listed = [row for name in known for row in from_recipe(load_recipe(name).rows, name)]
-    rows = [row for row in join(listed, results) if row.results]
+    rows = name_recipes(row for row in join(listed, results) if row.results)
     made, left_out = sections(results, weights=figures, data=data)
     for note in left_out:
         typer.echo(note, err=True)

@@ -224,6 +224,15 @@ def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
     return _with_evaluations(joined + [_row_of(name, members) for name, members in groups.items()])
 
 
+def name_recipes(rows: Iterable[TableRow]) -> list[TableRow]:
+    """Rows of several recipes with the recipe before the name, as names may come up in more than one."""
+    rows = list(rows)
+    if len({row.recipe for row in rows}) < 2:
+        return rows
+    before = (f"{row.recipe}: " for row in rows)
+    return [replace(row, name=each + row.name.removeprefix(each)) for row, each in zip(rows, before, strict=True)]
+
+
 def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
     """The rows that score another row's models with those models; and a row for each saved evaluation none lists."""
     listed = {(row.recipe, row.of, row.by) for row in rows if row.by}

@@ -15,6 +15,11 @@ from reefknot import durable
 from reefknot.errors import DataError, ResourceError
 
 
+@pytest.fixture(autouse=True)
+def fast_disk() -> None:
+    """None: here the disk is waited for, as it is outside of tests."""
+
+
 def test_json_keeps_order_text_and_floats(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     value = {"z": 1, "a": [0.1 + 0.2, None, True], "word": "naïve\n\u2028<eos>\x00"}

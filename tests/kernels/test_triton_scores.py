@@ -173,16 +173,16 @@ def test_classes_that_are_ruled_out(memory: float) -> None:
 
 @anywhere
 def test_several_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer rows at once than a GPU would be given: the second block adds to what the first has written."""
+    """Fewer rows at once than a GPU would be given: later blocks, the last of them short, add to what others wrote."""
     monkeypatch.setattr(TritonScores, "fewest_rows", 8)
     monkeypatch.setattr(TritonScores, "multiple", 8)
-    exact = problem(33, 12, 300).to(torch.float32).to(torch.float64)
+    exact = problem(17, 12, 300).to(torch.float32).to(torch.float64)
     rows = exact.gradients(weighed(dense_losses(exact, 5.0)))
     sums = exact.gradients(dense_losses(exact)[0].sum())
     p = exact.to(torch.float32, DEVICE)
     for memory in (0.02, TWO_PASSES):
         budget = int(memory * 2**20)
-        assert Classifier(p.h, p.w, p.b, p.y, torch.float32, TritonScores(), budget).blocks().rows < 33
+        assert Classifier(p.h, p.w, p.b, p.y, torch.float32, TritonScores(), budget).blocks().rows <= 8
         with using("triton", memory):
             found = row_losses(p.h, p.w, p.b, p.y, 5.0)
             assert furthest(p.gradients(weighed(found)), rows) < 4e-6

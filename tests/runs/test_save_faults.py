@@ -26,12 +26,6 @@ CALLS = ("open", "write", "fsync", "close", "replace", "mkdir", "symlink", "unli
 KILLED = 77
 
 
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for the disk guards against a loss of power, which no test here can cause."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def contents(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     return (
         {"w": torch.full((3, 4), float(step))},

@@ -87,7 +87,7 @@ def test_metrics_close_with_every_epoch(tmp_path: Path, train: Train) -> None:
 
 
 def test_a_hang_up_stops_in_order_and_nohup_is_respected(
-    tmp_path: Path, tiny_recipe: Callable[..., Path], command: Any, start: Any
+    tmp_path: Path, tiny_recipe: Callable[..., Path], command: Any, start: Any, wait_for: Any
 ) -> None:
     endless = ("training.epochs=100000", "training.save_every=1000000", "training.log_every=1")
     recipe = tiny_recipe(2000)
@@ -95,8 +95,7 @@ def test_a_hang_up_stops_in_order_and_nohup_is_respected(
         out = tmp_path / f"run{len(prefix)}"
         process = start([*prefix, *command("train", recipe, "--row", "tied", "--out", out, *endless)])
         try:
-            while not (out / "metrics.jsonl").exists():
-                assert process.poll() is None
+            wait_for((out / "metrics.jsonl").exists)
             process.send_signal(signal.SIGHUP)
             if code is None:
                 with pytest.raises(subprocess.TimeoutExpired):

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels import recurrence
 from reefknot.kernels.choice import using
-from reefknot.kernels.recurrence import lstm_scan, lstm_stack_scan
+from reefknot.kernels.recurrence import lstm_scan, lstm_stack_scan, outruns_cudnn
 
 KINDS = ("none", "shared", "per gate")
 
@@ -237,3 +238,27 @@ def test_in_float64_the_loop_runs_whatever_is_chosen() -> None:
     with using("triton"):
         found = everything(inputs, mask)
     assert all(torch.equal(a, b) for a, b in zip(found, everything(inputs, mask), strict=True))
+
+
+def test_a_layer_without_a_mask_is_left_to_cudnn_but_where_it_was_measured_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chosen(dtype: torch.dtype, units: int = 1150) -> bool:
+        return outruns_cudnn(torch.zeros(20, 70, 8, dtype=dtype), torch.zeros(4 * units, units, dtype=dtype))
+
+    assert not chosen(torch.bfloat16)  # no GPU
+    monkeypatch.setattr(recurrence, "_has_kernels", lambda *given: True)
+    assert chosen(torch.bfloat16)
+    assert not chosen(torch.bfloat16, units=1151)
+    with torch.no_grad():
+        assert not chosen(torch.bfloat16)
+    assert not chosen(torch.float32)
+    assert not chosen(torch.float16)
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        assert chosen(torch.float32)
+        assert not chosen(torch.float64)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    with using("triton"), torch.no_grad():
+        assert chosen(torch.float32, units=1151)

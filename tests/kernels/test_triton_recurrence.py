@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from reefknot.encoders.awd_lstm import AWDLSTM
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.recurrence import lstm_loop, lstm_scan
@@ -158,6 +159,34 @@ def test_second_derivatives_are_refused() -> None:
     h_TBH, _ = lstm_scan(x, h, c, w, mask)
     with pytest.raises(ArgumentError, match="first derivatives only"):
         torch.autograd.grad(h_TBH.sum(), x, create_graph=True)
+
+
+@anywhere
+def test_a_weight_dropped_lstm_is_the_one_that_torch_runs() -> None:
+    torch.manual_seed(0)
+    encoder = AWDLSTM(3, 5, dropout_hidden=0.3, weight_drop=0.5).to(DEVICE)
+    x_BTD = torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
+    state = {name: part + 0.1 for name, part in encoder.initial_state(2, x_BTD.device).items()}
+    found = {}
+    for impl in ("reference", "triton"):
+        torch.manual_seed(1)
+        with using(impl):  # type: ignore[arg-type]
+            encoded = encoder(x_BTD, state)
+            loss = encoded.output.square().sum() + sum(part.sum() for part in encoded.state.values())
+        found[impl] = (encoded.raw, *encoded.state.values(), *torch.autograd.grad(loss, [x_BTD, *encoder.parameters()]))
+    assert "_ScanBackward" in names(loss.grad_fn)
+    torch.testing.assert_close(found["triton"], found["reference"], atol=1e-5, rtol=1e-5)
+
+
+def names(node: Any) -> set[str]:
+    """Of the functions that a gradient goes through."""
+    seen, left = set(), [node]
+    while left:
+        each = left.pop()
+        if each is not None and each not in seen:
+            seen.add(each)
+            left += [below for below, _ in each.next_functions]
+    return {each.name() for each in seen}
 
 
 @on_a_gpu

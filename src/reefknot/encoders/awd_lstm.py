@@ -1,8 +1,8 @@
 """The weight-dropped LSTM of Merity et al. (2017), the encoder of Pappas & Henderson (2019).
 
 No state is dropped in time but numbers of each layer's recurrent matrix are, once per window, which leaves the layer to
-cuDNN. Around and between the layers the same units are dropped at every step of a window. The last layer is as wide as
-the words' vectors, so that the ends can share them.
+cuDNN, or to our own recurrence where that is faster. Around and between the layers the same units are dropped at every
+step of a window. The last layer is as wide as the words' vectors, so that the ends can share them.
 
 Shapes: B streams, T steps, D width.
 """
@@ -18,8 +18,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.encoders.contract import Encoded, State, at_rest
-from reefknot.encoders.masks import locked_dropout
+from reefknot.encoders.masks import locked_dropout, scan
 from reefknot.encoders.stacked import Biases, LayerCount, LayerState, Recurrent, run, weights_of
+from reefknot.kernels.recurrence import outruns_cudnn
 from reefknot.settings import Dim, Probability, check_rates
 
 
@@ -65,18 +66,24 @@ class AWDLSTM(Recurrent):
         raw_BTD, dropped_BTD = x_BTD, locked_dropout(x_BTD, self.dropout_input, self.training)
         ends: list[LayerState] = []
         for layer, rate, start in zip(self.layers, self.dropouts, self.starts(state, x_BTD.dtype), strict=True):
-            raw_BTD, end = run(layer, dropped_BTD, start, self._dropped(layer))
+            raw_BTD, end = self._run(layer, dropped_BTD, start)
             dropped_BTD = locked_dropout(raw_BTD, rate, self.training)
             ends.append(end)
         return Encoded(dropped_BTD, raw_BTD, self.ends(ends))
 
-    def _dropped(self, layer: nn.Module) -> list[Tensor]:
-        """The layer's weights for this window."""
+    def _run(self, layer: nn.Module, x_BTD: Tensor, start: LayerState) -> tuple[Tensor, LayerState]:
+        """One layer over a window, with its weights for this window."""
         weights = weights_of(layer)
-        if not self.training or self.weight_drop == 0.0:
-            return weights
-        weights[1] = F.dropout(weights[1], self.weight_drop)
-        # cuDNN reads the weights of a layer from one piece of memory; it would copy others into one, with a warning.
-        flat = torch.cat([weight.flatten() for weight in weights])
-        parts = flat.split_with_sizes([weight.numel() for weight in weights])
-        return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+        dropped = self.training and self.weight_drop > 0.0
+        if dropped:
+            weights[1] = F.dropout(weights[1], self.weight_drop)
+        if outruns_cudnn(x_BTD, weights[1]):
+            return scan(weights, x_BTD, start)
+        return run(layer, x_BTD, start, _in_one_piece(weights) if dropped else weights)
+
+
+def _in_one_piece(weights: Sequence[Tensor]) -> list[Tensor]:
+    """cuDNN reads the weights of a layer from one piece of memory; it would copy others into one, with a warning."""
+    flat = torch.cat([weight.flatten() for weight in weights])
+    parts = flat.split_with_sizes([weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]

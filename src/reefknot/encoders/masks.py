@@ -9,7 +9,7 @@ Shapes: L layers, B streams, T steps, D and H widths, G = 4H gates in torch's or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,18 @@ def run_masked(
     """
     if state_mask is None and (input_mask is None or input_mask.dim() == x_BTD.dim()):
         return run(layer, masked(x_BTD, input_mask), start)
-    input_GD, recurrent_GH, bias_G, other_G = weights_of(layer)
+    return scan(weights_of(layer), x_BTD, start, input_mask, state_mask)
+
+
+def scan(
+    weights: Sequence[Tensor],
+    x_BTD: Tensor,
+    start: LayerState,
+    input_mask: Tensor | None = None,
+    state_mask: Tensor | None = None,
+) -> tuple[Tensor, LayerState]:
+    """The same with these weights, in cuDNN's order, by a recurrence of our own."""
+    input_GD, recurrent_GH, bias_G, other_G = weights
     x_TBG = _input_share(x_BTD, input_GD, bias_G + other_G, input_mask)
     mask = None if state_mask is None else state_mask.squeeze(-2)
     h_BH, c_BH = start

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,3 +63,13 @@ def test_determinism_levels(monkeypatch: pytest.MonkeyPatch) -> None:
         set_determinism("seeded")
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.benchmark
+
+
+def test_no_verb_waits_for_the_compiler_to_load() -> None:
+    script = (
+        "import sys, reefknot.trained_run\n"
+        "from reefknot.training.generators import set_determinism\n"
+        "set_determinism('exact'); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

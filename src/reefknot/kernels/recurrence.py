@@ -90,8 +90,7 @@ def lstm_stack_scan(
     with torch.autocast(x_TBG.device.type, enabled=False):
         if _has_kernels(x_TBG, recurrent[0], dtype, len(recurrent)):
             _say("triton, all layers at once", x_TBG, dtype)
-            found = _scan(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent, *upward, *biases)
-            return cast(tuple[Tensor, Tensor, Tensor], found)
+            return _scan(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent, *upward, *biases)
         return _layer_by_layer(x_TBG, h_LBH, c_LBH, recurrent, upward, biases, masks, dtype)
 
 
@@ -165,12 +164,15 @@ def _has_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, layers: int = 
     return Plan.choose(x_TBG.shape[1], w_GH.shape[1], dtype, x_TBG.device, layers) is not None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a grid that waits for itself is nothing to trace
 def _scan(
     x_TBG: Tensor, h_LBH: Tensor, c_LBH: Tensor, masks: Tensor | None, dtype: torch.dtype, *weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = _Scan.apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights)  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor, Tensor], found)
+    apply: Any = _Scan.apply
+    if torch.compiler.is_compiling():
+        # A grid that waits for itself is nothing to trace. No decorator: that would load the compiler for everybody,
+        # which takes longer than torch itself.
+        apply = torch.compiler.disable(apply)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor, Tensor], apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights))
 
 
 class _Scan(torch.autograd.Function):

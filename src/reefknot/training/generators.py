@@ -23,8 +23,8 @@ def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
     """`exact` gives equal bits on the same device and versions; no level promises them across devices."""
     if level == "exact":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # The switch of `use_deterministic_algorithms`, which also loads the compiler, for a setting of that one alone: a second
-    # of every verb's start.
+    # The switch of `use_deterministic_algorithms`, which also loads the compiler, for a setting of that one alone: a
+    # second of every verb's start.
     torch.set_deterministic_debug_mode("error" if level == "exact" else "default")
     torch.backends.cudnn.benchmark = level == "fast"
     torch.backends.cudnn.allow_tf32 = level == "fast"

@@ -81,7 +81,7 @@ class TrainingSettings(Settings):
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="of every random number")] = 0
     log_every: Annotated[Count, Field(description="updates between two lines of metrics")] = 100
-    save_every: Annotated[Count, Field(description="updates between two checkpoints; every epoch ends with one")] = 1000
+    save_every: Annotated[Count, Field(description="updates between two checkpoints; every validation has one")] = 1000
     validate_every: Annotated[
         Count | None, Field(description="updates between two validations; left out, every epoch ends with one")
     ] = None

@@ -68,7 +68,7 @@ class Timetable:
             end=end,
             line=turn or validation or step % settings.log_every == 0,
             validation=validation,
-            checkpoint=turn or validation or step % settings.save_every == 0,
+            checkpoint=validation or step % settings.save_every == 0,
         )
 
     def passes(self, progress: Progress) -> float:

@@ -140,6 +140,8 @@ def test_a_state_is_saved_exactly(encoder: Encoder) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
     stored = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
     assert all(torch.equal(stored[name], tensor) for name, tensor in state.items())
+    # As training does, for some products are rounded by where in memory their numbers begin.
+    stored, state = ({name: tensor.clone() for name, tensor in each.items()} for each in (stored, state))
     x_BTD = vectors(encoder)[1:]
     assert torch.equal(encoder(x_BTD, stored).output, encoder(x_BTD, state).output)
 

@@ -1,4 +1,4 @@
-"""Every row of a recipe, one after the other, in the processes that torchrun made.
+"""Every row of a recipe, one after the other and in float64, in the processes that torchrun made.
 
 torchrun --nproc-per-node=2 tests/training/train_rows.py RECIPE OUT [key=value ...]
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
+
 from reefknot import experiments
 from reefknot.recipe import load_recipe
 from reefknot.training.display import Silent
@@ -15,6 +17,7 @@ from reefknot.training.distributed import join_world
 
 name, out, *overrides = sys.argv[1:]
 recipe = load_recipe(name, overrides)
+torch.set_default_dtype(torch.float64)
 with join_world("cpu") as world:
     for row in recipe.rows:
         experiments.train(recipe, row, Path(out) / row.slug, world=world, display=Silent())

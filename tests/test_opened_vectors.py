@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,9 @@ def test_skip_gram_and_a_file_of_its_vectors(tmp_path: Path, made_text: Callable
     assert not others
     assert read.words == found["input"].words
     assert np.array_equal(read.vectors_VD, found["input"].vectors_VD)
+    shutil.rmtree(untied / "checkpoints")
+    with pytest.raises(DataError, match=r"untied is finished, but its weights are gone"):
+        open_vectors(untied)
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

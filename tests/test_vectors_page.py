@@ -14,6 +14,7 @@ from pages import ROOT, Page, code, experiments
 from reefknot.evaluation.pairwise_similarity import EXACT_BELOW, SAMPLES
 from reefknot.evaluation.pca import EXAMPLES
 from reefknot.evaluation.similarity import BENCHMARKS, FOLDER
+from reefknot.evaluation.spearman import FEWEST_RESAMPLED
 from reefknot.evaluation.subspace import chance_distance
 from reefknot.figures import FIGURES, open_figure
 from reefknot.kernels.skip_gram import CLIP
@@ -73,7 +74,14 @@ def test_constants_are_those_of_the_code() -> None:
     assert f"`--exact-below` words ({EXACT_BELOW:,})" in compared
     assert f"`--samples` pairs ({SAMPLES:,})" in compared
     assert EXAMPLES == 8
-    assert "a picture of eight words" in PAGE.sections["The report"]
+    assert FEWEST_RESAMPLED == 10
+    assert "Fewer than ten pairs have no interval" in PAGE.sections["People's judgements"]
+
+
+def test_the_report_has_benchmarks_only_of_runs_that_were_judged() -> None:
+    section = " ".join(PAGE.sections["The report"].split())
+    assert "a picture of eight words" in section
+    assert "where it was trained with `evaluation.similarity`, the benchmarks" in section
 
 
 def test_benchmarks_are_those_of_the_code() -> None:

@@ -3,7 +3,7 @@ result.json, which reports and comparisons read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any, cast
@@ -18,6 +18,7 @@ from reefknot.evaluation.frequency import loss_by_frequency
 from reefknot.evaluation.generation import generate, prompt_ids
 from reefknot.evaluation.neighbors import examples, nearest_words
 from reefknot.evaluation.pairs import score_pairs
+from reefknot.evaluation.pca import EXAMPLES as DRAWN
 from reefknot.evaluation.pca import embedding
 from reefknot.evaluation.perplexity import Score, score
 from reefknot.evaluation.protocols import Counting, protocol, score_by_protocol
@@ -260,12 +261,20 @@ def _training(experiment: Experiment | SkipGramExperiment, course: Course) -> di
     }
 
 
-def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary) -> dict[str, Any]:
+def look_at_words(
+    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str] | None = None, *, tied: bool
+) -> dict[str, Any]:
+    """Neighbours and a picture of some tokens, which all ends have, or of the vocabulary's examples."""
+    words = examples(vocabulary, DRAWN) if words is None else words
+    near = _neighbors(vectors, vocabulary, words) | {"tied": tied}
+    return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
+
+
+def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str]) -> dict[str, Any]:
     """By end, as `vectors_by_end` has them: without what is only spelled, which has neighbours but is none."""
-    words = examples(vocabulary, 8)
     if vocabulary.spelled:
         vectors = {end: each.select(each.words[: len(vocabulary)]) for end, each in vectors.items()}
-    found = {end: nearest_words(each, words, 5) for end, each in vectors.items()}
+    found = {end: nearest_words(each, list(words), 5) for end, each in vectors.items()}
     one, other = ("tied", "tied") if "tied" in found else ("input", "output")
     return {"input": found[one], "labels": found[other]}
 
@@ -326,8 +335,7 @@ def _look_at_ends(
 ) -> dict[str, Any]:
     """What the ends have learned: neighbours, a picture, and how they do on each benchmark that there is."""
     vectors = vectors_by_end(model, vocabulary)
-    near = _neighbors(vectors, vocabulary) | {"tied": model.tied}
-    found = {"neighbors": near, "embedding": embedding(vectors, vocabulary)}
+    found = look_at_words(vectors, vocabulary, tied=model.tied)
     if benchmarks:
         found["similarity"] = {
             end: [asdict(judge(each, one)) for one in benchmarks.values()] for end, each in vectors.items()

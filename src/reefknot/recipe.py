@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -90,18 +90,24 @@ class Recipe:
         return _choose(self.rows, name, self.asked)
 
 
-def load_recipe(name: str, overrides: Iterable[str] = (), row: str | Collection[str] | None = None) -> Recipe:
+def load_recipe(
+    name: str, overrides: Iterable[str] = (), row: str | Collection[str] | None = None, *, alone: bool = False
+) -> Recipe:
     """Read a recipe by its shipped name or its path, with `key=value` overrides.
 
     Every row is checked, or those that are asked for: an override may suit one row and not another. One row is asked
-    for by its name; several by names in which * stands for anything, and they bring along the rows they build on.
+    for by its name; several by names in which * stands for anything, and they bring along the rows they build on, or
+    come `alone`, without those that are not trained and in the order they are asked for.
     """
     path, known_as = find_recipe(name)
     parsed, changes = read_file(path, name), tuple(overrides)
     if row is None:
         rows = list(parsed.rows)
+    elif isinstance(row, str):
+        rows = [_choose(parsed.rows, row, name)]
     else:
-        rows = [_choose(parsed.rows, row, name)] if isinstance(row, str) else _select(parsed, row, changes, name)
+        rows = _fitting(parsed.rows, row, name, trained=alone)
+        rows = rows if alone else _with_needed(parsed, rows, changes)
     experiments: dict[str, Experiment | SkipGramExperiment] = {}
     changed: dict[str, list[str]] = {}
     mistakes: list[Mistake] = []
@@ -224,19 +230,25 @@ def _there_are(rows: list[Row], recipe: str) -> str:
     return "there are: " + ", ".join(f'"{row.name}"' for row in rows)
 
 
-def _select(file: RecipeFile, patterns: Iterable[str], overrides: tuple[str, ...], recipe: str) -> list[Row]:
-    """The rows that any pattern fits, and those whose weights they need, in the recipe's order."""
-    chosen: list[str] = []
+def _fitting(rows: Sequence[Row], patterns: Iterable[str], recipe: str, trained: bool) -> list[Row]:
+    """The rows that any pattern fits, or only the trained ones, in the order of the patterns."""
+    chosen: dict[str, Row] = {}
     for pattern in patterns:
         fits = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
-        found = [row for row in file.rows if fits.fullmatch(row.name.lower())]
+        found = [row for row in rows if fits.fullmatch(row.name.lower()) and (row.trained or not trained)]
         if "*" not in pattern:
-            found = [_choose(file.rows, pattern, recipe)]
+            found = [_choose(rows, pattern, recipe)]
         elif all(row.quoted for row in found):
-            there = _there_are([row for row in file.rows if row.trained], recipe)
+            there = _there_are([row for row in rows if row.trained], recipe)
             raise SettingsError(f'{recipe}: no row to train fits "{shortened(pattern)}"; {there}')
-        chosen += [row.name for row in found]
+        chosen |= {row.name: row for row in found}
+    return list(chosen.values())
+
+
+def _with_needed(file: RecipeFile, some: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
+    """Some rows and those whose weights they need, in the recipe's order."""
     rows = {row.name: row for row in file.rows}
+    chosen = [row.name for row in some]
     for name in chosen:  # which grows meanwhile
         settings = override(merge(file.base, rows[name].set), overrides) if rows[name].trained else {}
         needed = rows[name].of or setting(settings, "training", "start", "row")

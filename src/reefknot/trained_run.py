@@ -40,10 +40,22 @@ def choose_device(name: str) -> str:
 
 def best_weights(run: RunFolder) -> dict[str, torch.Tensor]:
     """The weights that did best on the validation text."""
+    return run.checkpoints.load(_best(run)).model
+
+
+def _best(run: RunFolder) -> Path:
+    """Where these lie; a sentence where there are none."""
+    if run.result is not None and not (run.path / "best").exists():
+        if not run.vocabulary_path.exists():
+            raise DataError(f"{run.path} is the record of a run, without weights; name the folder it was trained in")
+        raise DataError(
+            f"{run.path} is finished, but its weights are gone: there is no checkpoint that best leads to; restore "
+            "best and checkpoints, or train it again with another --out"
+        )
     best = run.checkpoints.best()
     if best is None:
         raise DataError(f"{run.path} has no trained weights yet: finish its training first (reefknot train)")
-    return run.checkpoints.load(best).model
+    return best
 
 
 @dataclass(frozen=True)
@@ -162,9 +174,10 @@ def open_any(path: Path, device: str = "cpu") -> TrainedRun | TrainedVectors:
     experiment = settings_of(run)
     if isinstance(experiment, Experiment):
         return open_run(path, device)
+    best = _best(run)  # first: a record has no vocabulary either
     vocabulary = Vocabulary.load(run.vocabulary_path)
     model = experiment.build(vocabulary)
-    load_weights(model, best_weights(run))
+    load_weights(model, run.checkpoints.load(best).model)
     return TrainedVectors(run, experiment, vocabulary, model.to(choose_device(device)).eval())
 
 
@@ -172,10 +185,11 @@ def open_run(path: Path, device: str = "cpu") -> TrainedRun:
     """The language model or translator of a run with its best weights, ready to use."""
     run = RunFolder.open(path)
     experiment = model_settings(run)
+    best = _best(run)
     vocabulary = Vocabulary.load(run.vocabulary_path)
     source = None
     if experiment.corpus.pairs is not None and experiment.vocabulary.sides != "joint":
         source = Vocabulary.load(run.source_vocabulary_path)
     model = build_model(experiment, Sides(source or vocabulary, vocabulary))
-    load_weights(model, best_weights(run))
+    load_weights(model, run.checkpoints.load(best).model)
     return TrainedRun(run, experiment, vocabulary, model.to(choose_device(device)).eval(), source)

@@ -31,6 +31,18 @@ def test_three_words(cli: Cli, file: Path) -> None:
     assert cli("analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
 
 
+def test_a_zero_vector_and_no_other_word_are_told(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
+    told = "vectors: the vector of nil is zero, which has no direction\n"
+    for words in (("nil", "a", "b"), ("a", "NIL", "nil")):
+        outcome = cli("analogy", tmp_path / "v.txt", *words)
+        assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", told)
+    assert cli("analogy", tmp_path / "v.txt", "a", "nil", "b", "--json").json() == {"vectors": []}
+    (tmp_path / "v.txt").write_text("a 1 2\nb 2 1\n")
+    outcome = cli("analogy", tmp_path / "v.txt", "a", "b", "a")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", "vectors: there is no other word\n")
+
+
 def test_every_table_of_a_run(cli: Cli, runs: Runs) -> None:
     found = cli("analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
     assert list(found) == ["input", "output"]
@@ -64,7 +76,11 @@ def test_questions(cli: Cli, file: Path, tmp_path: Path) -> None:
         ("analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
         ("analogy {file} man king", 2, "give three words (there are 2)"),
         ("analogy {file} man king woman queen", 2, "give three words (there are 4)"),
-        ("analogy {file} man king woman --questions {file}", 2, "or --questions FILE"),
+        (
+            "analogy {file} man king woman --questions {file}",
+            2,
+            "both words and --questions FILE are given; leave one of them out",
+        ),
         ("analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),
         ("analogy {tied} green river zebra", 3, "not in the vocabulary of"),
         ("analogy {file} --questions nowhere", 3, "nowhere: cannot be read"),

@@ -71,6 +71,18 @@ def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     assert record["machine"]["matrix_flops"] == record["not_measured"] == {}
 
 
+def test_rows_by_a_pattern_come_without_those_that_they_start_from(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    path, resumed = tmp_path / "record.json", tmp_path / "resumed.toml"
+    again = '[[rows]]\nname = "tied again"\nset.training.start = { row = "tied" }\n'
+    resumed.write_text(recipe.read_text(encoding="utf-8") + again, encoding="utf-8")
+    quick = ("training.batch=2", "--seconds", "0", "--device", "cpu", "--json", path)
+    for patterns, rows in ((("*again",), ["tied again"]), (("UN*", "*D", "tied"), ["untied", "tied"])):
+        outcome = cli("bench", "steps", resumed, *(word for each in patterns for word in ("--row", each)), *quick)
+        assert outcome.code == 0, outcome.err
+        found = [row["row"] for row in json.loads(path.read_text())["rows"]]
+        assert list(dict.fromkeys(found)) == rows
+
+
 def test_steps_of_a_corpus_that_is_not_here(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     small = ("encoder.hidden_dim=4", "tables.words.dim=4", "training.batch=2", "training.steps=2")
@@ -170,6 +182,8 @@ def test_translation(cli: Cli, tmp_path: Path) -> None:
         (("steps",), "bench steps: name a recipe, such as press2017/table6"),
         (("steps", "demo", "--graph"), "bench steps takes no --graph; leave it out"),
         (("steps", "demo", "--row", "tide"), 'demo: no row "tide"'),
+        (("steps", "demo", "--row", "tide*"), 'demo: no row to train fits "tide*"; `reefknot ls demo` lists the'),
+        (("translation", "pappas2019/multi30k", "--row", "x*"), 'pappas2019/multi30k: no row to train fits "x*"; '),
         (("steps", "pappas2019/multi30k"), 'row "Baseline": a translator; use reefknot bench translation'),
         (("translation", "demo"), "a language model; use reefknot bench steps"),
         (("translation", "--graph"), "bench translation takes no --graph; leave it out"),

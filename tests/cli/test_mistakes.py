@@ -144,6 +144,25 @@ def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert "training is not finished" in outcome.err
 
 
+def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    """A record has none; a finished run may have lost them, with or without what leads to them."""
+    record, bare, dangling = tmp_path / "record", tmp_path / "bare", tmp_path / "dangling"
+    gone = ("best", "checkpoints")
+    shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*gone, "vocabulary.json"))
+    shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*gone))
+    shutil.copytree(runs.tied, dangling, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
+    sentences = {
+        record: "is the record of a run, without weights; name the folder it was trained in",
+        bare: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
+        dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
+    }
+    for folder, sentence in sentences.items():
+        for verb, *words in (("neighbors", "green"), ("analogy", "green", "river", "house"), ("score", "green")):
+            outcome = cli(verb, folder, *words)
+            assert (outcome.code, outcome.out) == (3, "")
+            assert re.search(f"{re.escape(str(folder))} {sentence}", outcome.err), outcome.err
+
+
 def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(runs.tied, damaged, symlinks=True)

@@ -64,6 +64,18 @@ def test_a_file(cli: Cli, tmp_path: Path) -> None:
     assert "file.vec: queeen (did you mean queen?)" in outcome.err
 
 
+def test_a_zero_vector_and_no_other_word_are_told(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
+    outcome = cli("neighbors", tmp_path / "v.txt", "nil", "a")
+    assert (outcome.code, outcome.out) == (0, "nil (vectors): none\na (vectors): b 0.80, nil 0.00\n")
+    assert outcome.err == "nil (vectors): the vector of nil is zero, which has no direction\n"
+    assert cli("neighbors", tmp_path / "v.txt", "nil", "--json").json() == {"vectors": {"nil": []}}
+    (tmp_path / "v.txt").write_text("a 1 2\n")
+    outcome = cli("neighbors", tmp_path / "v.txt", "a")
+    assert (outcome.code, outcome.out) == (0, "a (vectors): none\n")
+    assert outcome.err == "a (vectors): there is no other word\n"
+
+
 def test_a_run_of_skip_gram(cli: Cli, run: Path) -> None:
     found = cli("neighbors", run, "green", "-k", 3, "--json").json()
     assert list(found) == ["input", "output"]

@@ -86,6 +86,20 @@ def test_sets_by_name_in_any_case_and_by_file(cli: Cli, runs: Runs, data: Path, 
     assert "nan" not in outcome.out.lower()
 
 
+def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path) -> None:
+    words = ("a", *(f"w{number}" for number in range(12)))
+    angles = np.linspace(0, 1, len(words))
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    write_vectors(WordVectors(words, rows), tmp_path / "v.txt", "glove")
+    mine = tmp_path / "mine.tsv"
+    for pairs, why in ((3, "fewer than 10 pairs"), (12, "a perfect order, and so is every resample")):
+        mine.write_text("".join(f"a\tw{number}\t{-number}\n" for number in range(pairs)), encoding="utf-8")
+        said = cli("similarity", tmp_path / "v.txt", "--set", mine).out
+        assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in said
+        (found,) = cli("similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
+        assert (found["judgements"][0]["low"], found["judgements"][0]["high"]) == (None, None)
+
+
 def test_tables_against_one_another(cli: Cli, runs: Runs, file: Path) -> None:
     found = cli("similarity", "--between", runs.untied, runs.tied, "--json").json()
     sides = [(each["a"]["table"], each["b"]["table"]) for each in found]

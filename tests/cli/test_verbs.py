@@ -209,6 +209,34 @@ def test_report(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert cli("report", runs.tied, "-o", page).out == f"report: {page.resolve()}\n"
 
 
+def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    page, record = tmp_path / "page.html", tmp_path / "record"
+    chosen = ("--words", "Green, river", "--words", "house")
+    outcome = cli("report", runs.root, "-o", page, *chosen)
+    assert (outcome.code, outcome.err) == (0, "")
+    html = page.read_text(encoding="utf-8")
+    shown = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
+    assert shown == ["green", "river", "house"] * 2
+    near = cli("neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
+    assert f"<bdi>{near[0]}</bdi> <small>{near[1]:.2f}</small>" in html
+    # A row without weights, or without one of the words, keeps what its record has.
+    shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
+    outcome = cli("report", runs.tied, record, "-o", page, *chosen)
+    assert outcome.code == 0
+    told = f"untied shows words of its own: {record} is the record of a run, without weights; name the folder"
+    assert outcome.err.startswith(told)
+    page.unlink()
+    for words, code, sentence in (
+        (("--words", "green,grean"), 3, f"not in the vocabulary of {runs.tied}: grean (did you mean green?)"),
+        (("--words", ","), 2, "--words: names no word"),
+        (("--words", "a,b,c,d,e", "--words", "f,g,h,i"), 2, "--words: 9 words, and a picture has colours for 8"),
+    ):
+        outcome = cli("report", runs.root, "-o", page, *words)
+        assert (outcome.code, outcome.out) == (code, "")
+        assert sentence in outcome.err
+        assert not page.exists()
+
+
 def test_generate(cli: Cli, runs: Runs) -> None:
     options = ("--length", 12, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3)
     found = cli("generate", runs.tied, "--prompt", "green river", *options, "--json").json()

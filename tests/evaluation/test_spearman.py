@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from reefknot.evaluation.comparison import draw
-from reefknot.evaluation.spearman import _correlations, _Ranking, spearman, spearman_interval
+from reefknot.evaluation.spearman import FEWEST_RESAMPLED, _correlations, _Ranking, spearman, spearman_interval
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.floats(-1e6, 1e6)), min_size=3, max_size=40)
 
@@ -69,5 +69,24 @@ def test_an_interval_follows_its_seed_and_the_number_of_pairs() -> None:
     assert high - low == pytest.approx(2 * half, rel=0.25)
 
 
-def test_few_pairs_have_a_wide_interval_and_no_nan() -> None:
-    assert spearman_interval(np.arange(3.0), np.array([0.0, 2.0, 1.0]), resamples=200, seed=0) == (-1.0, 1.0)
+def test_few_pairs_have_no_interval() -> None:
+    y = np.random.default_rng(0).standard_normal(FEWEST_RESAMPLED)
+    x = np.arange(float(len(y)))
+    assert spearman_interval(x, y, resamples=200, seed=0) is not None
+    assert spearman(x[1:], y[1:]) is not None
+    assert spearman_interval(x[1:], y[1:], resamples=200, seed=0) is None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_perfect_order_has_no_interval(sign: int) -> None:
+    x = np.random.default_rng(0).standard_normal(50)
+    assert spearman(x, sign * x) == pytest.approx(sign)
+    assert spearman_interval(x, sign * x, resamples=200, seed=0) is None
+
+
+def test_a_resample_without_a_correlation_is_no_nan() -> None:
+    x = np.arange(float(FEWEST_RESAMPLED))
+    y = (x == 4).astype(np.float64)  # a third of the resamples have not the one that differs
+    interval = spearman_interval(x, y, resamples=200, seed=0)
+    assert interval is not None
+    assert -1.0 <= interval[0] < interval[1] <= 1.0

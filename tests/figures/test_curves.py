@@ -8,6 +8,7 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.figures.curves import Progress
+from reefknot.reports.results import Result
 
 from .conftest import Write
 
@@ -46,9 +47,62 @@ def test_the_picture_has_a_panel_for_each_size(write: Write) -> None:
     assert [text in drawing.svg for text in ("200 units", "1500 units", "epoch", "VD")] == [True] * 4
     assert drawing.svg == Progress().draw(measured).svg
     assert drawing.png.startswith(b"\x89PNG")
-    head, first, _ = Progress().lines(measured)
+    head, first, *_ = Progress().lines(measured)
     assert head.split() == ["row", "lowest", "epoch", "paper", "at", "a", "third", "epochs", "seeds"]
     assert first.split() == ["200", "91.0", "30", "110.0", "30", "1"]
+
+
+def runs_of(write: Write, units: int, lowest: dict[str, float], corpus: str = "ptb") -> list[Result]:
+    """Three seeds of each method, a little apart, whose second epoch is the best."""
+    kinds = {"VD": {}, "VD+AL": {"augmented": True}, "VD+RE": {"tied": True}}
+    return [
+        write(
+            RECIPE,
+            f"{method} {units} {corpus}, first session",
+            seed,
+            settings=settings(units, **kinds[method]),
+            curve=[900, 200, low + 0.1 * seed, 150],
+            corpus=corpus,
+        )
+        for method, low in lowest.items()
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_what_the_paper_finds_is_seen_or_not(write: Write) -> None:
+    runs = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
+    runs += runs_of(write, 1500, {"VD": 77, "VD+AL": 74, "VD+RE": 77})
+    told = Progress().lines(Progress().measure(runs))[7:]
+    assert told[0] == "The paper has no figures of first sessions: those of its small networks are of second ones."
+    assert [line.partition(", ptb): ")[2].partition(",")[0] for line in told[1:]] == [
+        "AL lowers the perplexity: seen",
+        "RE lowers the perplexity: seen",
+        "AL lowers it more than RE: seen",
+        "AL lowers the perplexity: seen",
+        "RE lowers the perplexity: not decided",
+        "RE lowers it more than AL: the contrary is seen",
+    ]
+    assert told[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227]")
+
+
+def test_what_no_run_tells_is_not_decided(write: Write) -> None:
+    runs = runs_of(write, 200, {"VD+AL": 91, "VD+RE": 92})
+    runs += runs_of(write, 200, {"VD": 93}, "wikitext-2")  # another text
+    measured = Progress().measure(runs)
+    told = Progress().lines(measured)[5:]
+    assert told[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: seen, 1.000 [")
+    assert told[1:] == [
+        "Small network (200 units, ptb): the rest is not decided, as these runs have not one row each of VD.",
+        "Large network (1500 units, ptb): not decided, as these runs have not one row each of VD, VD+AL, VD+RE.",
+    ]
+
+
+def test_a_record_from_before_curves_had_their_text_is_read(write: Write) -> None:
+    measured = Progress().measure(runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92}))
+    told = Progress().lines(measured)
+    for curve in measured["curves"]:
+        del curve["corpus"]
+    assert Progress().lines(measured) == told
 
 
 def test_runs_without_epochs_are_refused(write: Write) -> None:

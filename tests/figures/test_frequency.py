@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure as Canvas
 
 from reefknot.errors import DataError
-from reefknot.figures.frequency import ByPrevious, ByTarget
+from reefknot.figures.frequency import ByPrevious, ByPreviousBillionWord, ByTarget
 
 from .conftest import Write
 
@@ -41,15 +42,29 @@ def test_rows_by_band_over_seeds(write: Write) -> None:
     assert all(text in svg for text in ("ADP-T", "less that of SM", "10-99"))
 
 
+@pytest.mark.parametrize(
+    ("figure", "word"), [(ByTarget, "the word to predict"), (ByPreviousBillionWord, "the word before")]
+)
+def test_the_picture_says_which_word_and_which_text(write: Write, figure: type[ByTarget], word: str) -> None:
+    frequency = {"target": bands(9, 7, 3), "previous": bands(1, 2, 4)}
+    run = write("baevski2019/enwiki", "SM", corpus="enwiki-sample", frequency=frequency)
+    canvas = Canvas()
+    figure().draw(figure().measure([run])).draw(canvas)
+    (axes,) = canvas.axes
+    assert axes.get_title() == "enwiki-sample"
+    assert axes.get_xlabel() == f"training count of {word}, and share of tokens"
+
+
 def test_rows_with_other_tokens_are_named_and_left_out(write: Write) -> None:
     pieces = {"vocabulary": {"bpe": {"merges": 100}}}
     frequency = {"target": bands(1, 1, 1, tokens=150)}
-    runs = [write("baevski2019/table3", "BPE", settings=pieces, frequency=frequency)]
+    runs = [write("baevski2019/table3", "BPE", settings=pieces, corpus="another", frequency=frequency)]
     with pytest.raises(DataError, match="no losses by frequency"):
         ByTarget().measure(runs)
     runs.append(write("baevski2019/table3", "SM", frequency={"target": bands(9, 7, 3)}))
     found = ByTarget().measure(runs)
     assert [row["row"] for row in found["rows"]] == ["SM"]
     assert found["left_out"] == ["BPE"]
+    assert found["corpus"] == "ptb"
     assert ByTarget().lines(found)[-1] == "left out, as their tokens are others: BPE"
     assert "less that of" not in ByTarget().draw(found).svg

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from reefknot.figures.intervals import apart, over_bounded, over_correlations, over_seeds, told, verdict
+from reefknot.figures.intervals import apart, difference, over_bounded, over_correlations, over_seeds, told, verdict
 
 ONE, OTHER = [0.31, 0.28, 0.35, 0.30], [0.12, 0.18, 0.15]
 
@@ -22,6 +22,12 @@ def test_two_sets_of_runs_differ_as_welch_says() -> None:
     wanted = stats.ttest_ind(ONE, OTHER, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(wanted.low), pytest.approx(wanted.high))
     assert found.mean == pytest.approx(0.16)
+
+
+def test_a_difference_needs_no_more_than_two_intervals() -> None:
+    found = difference(over_seeds(ONE).json(), over_seeds(OTHER).json())
+    wanted = stats.ttest_ind(ONE, OTHER, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high, found.runs) == (pytest.approx(wanted.low), pytest.approx(wanted.high), 3)
 
 
 def test_one_run_has_no_interval_and_decides_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -52,6 +53,20 @@ def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Pa
         'no run of "VD-LSTM+REAL large"; this trains them: '
         "reefknot table inan2017/table4 --row 'VD-LSTM+REAL large' --data DIR"
     )
+
+
+def test_settings_that_are_not_the_recipes_are_told(write: Write, tmp_path: Path) -> None:
+    fewer, figure = "training.epochs: 100 -> 1", open_figure("inan2017/table4")
+    runs = [write(LARGE, "VD-LSTM large", seed, changed=[fewer]) for seed in (0, 1)]
+    (_, note) = choose(figure, [run.folder for run in runs]).notes
+    assert note == f"VD-LSTM large: not the recipe's settings ({fewer})"
+    real = write(LARGE, "VD-LSTM+REAL large", changed=[fewer, "corpus.tokens: null -> 9"])
+    notes = choose(figure, [tmp_path / "runs"]).notes
+    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({fewer}; corpus.tokens: not set -> 9)"]
+    record = json.loads((real.folder / "result.json").read_text())
+    (real.folder / "result.json").write_text(json.dumps(record | {"changed": [fewer]}))
+    notes = choose(figure, [tmp_path / "runs"]).notes
+    assert notes == [f"Every row: not the recipe's settings ({fewer})"]
 
 
 def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure as Canvas
 
 from reefknot.encoders.stacked import LSTM
+from reefknot.errors import DataError
 from reefknot.evaluation.updates import update_rule
 from reefknot.figures import updates as module
 from reefknot.figures.updates import UpdateRule, over_runs
@@ -29,9 +30,9 @@ COUNTS = [2000, 200, *[20] * 8, *[2] * 20]
 TEXT = np.random.default_rng(0).integers(0, WORDS, 200, dtype=np.int32)
 
 
-def model_of(seed: int, *, tied: bool) -> LanguageModel:
+def model_of(seed: int, *, tied: bool, frozen: bool = False) -> LanguageModel:
     torch.manual_seed(seed)
-    words = WordTable(WORDS, 4)
+    words = WordTable(WORDS, 4, frozen=frozen)
     return LanguageModel(Lookup(words), LSTM(4, 4), Softmax(Plain(words if tied else WordTable(WORDS, 4))))
 
 
@@ -40,7 +41,7 @@ def opened(folder: Path) -> SimpleNamespace:
     row, seed = folder.name.split("-")
     texts = SimpleNamespace(splits={"train": SimpleNamespace(ids=TEXT)})
     return SimpleNamespace(
-        model=model_of(int(seed), tied=row == "tied"),
+        model=model_of(int(seed), tied=row in ("tied", "frozen tied"), frozen=row.startswith("frozen")),
         experiment=SimpleNamespace(training=SimpleNamespace(batch=2, steps=5), corpus=SimpleNamespace(pairs=None)),
         vocabulary=SimpleNamespace(counts=COUNTS),
         dataset=lambda data: texts,
@@ -131,6 +132,28 @@ def test_measured_fractions_become_means_and_whole_numbers_stay() -> None:
 
     assert (joined["n"], joined["x"]["mean"], joined["of"][0]["y"]["mean"]) == (3, 2.0, 2.0)
     assert joined["of"][0]["high"] is None
+
+
+def run_of(row: str) -> Result:
+    return Result(Path(f"{row}-0"), "recipe", row, 0, None, (), {"kind": row}, {})
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.filterwarnings("error")
+def test_a_frozen_table_is_told_and_not_drawn() -> None:
+    measured = UpdateRule().measure([run_of("frozen"), run_of("untied")])
+    drawing = UpdateRule().draw(measured)
+    assert "frozen: input table" not in drawing.svg
+    assert all(title in drawing.svg for title in ("frozen: output table", "untied: input table"))
+    lines = UpdateRule().lines(measured)
+    assert lines[1] == "  input table: no step changes it, as it is frozen; it is left out of the picture"
+    assert lines[2].startswith("  output table: a step changes 100.0 % of the rows")
+
+
+@pytest.mark.usefixtures("runs")
+def test_frozen_tables_alone_are_refused() -> None:
+    with pytest.raises(DataError, match="no step changes a table of these runs"):
+        UpdateRule().measure([run_of("frozen tied")])
 
 
 def test_changes_are_drawn_on_a_logarithmic_axis_and_norms_are_not(runs: list[Result]) -> None:

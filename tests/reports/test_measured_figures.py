@@ -76,7 +76,7 @@ def test_what_is_told_of_a_record() -> None:
     assert "```text\nrow  lowest\nVD     92.8\n```\n\nRuns of demo stand in for them.\n\n" in text
     assert (
         "Runs of `inan2017/table1`; corpus ptb (334cb66fee55); seeds 0, 1; device NVIDIA H200; torch 2.13.0; "
-        "commit `fedcba987654`; not the recipe's settings training.epochs: 100 -> 3. Measured by `reefknot figure"
+        "commit `fedcba987654`. Measured by `reefknot figure"
     ) in text
     assert text.endswith("on EPYC, commit `0123456789ab`.\n")
 

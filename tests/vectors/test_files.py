@@ -106,13 +106,15 @@ def _w2v(*lines: str, header: str = "2 3") -> bytes:
         (_w2v("a 1 2 3", "b 4 1e99 5"), r"the vector of 'b' \(word 2\) holds NaN or a number too large"),
         (_w2v("a 1 2 3", header="999999999999 3"), "is cut off: its header promises 999,999,999,999 words of 3"),
         (_w2v("a 1 2 3", header="0 3"), "its header says 0 words of 3 numbers"),
-        (_w2v("a 1 2 3", "b 1 2", header=""), "line 2: 1 numbers after the word|line 1: 3 numbers after the word"),
+        (_w2v("a 1 2 3", "b 1 2", header=""), "line 2: 2 numbers after the word where 3"),
+        (_w2v("a 1", "b 1 2", "c 1 2", header=""), "line 1: 1 number after the word where 2"),
         (_w2v("a 1 2 3", "b 1 2 3", "c 1 2", header=""), "line 3: 2 numbers after the word where 3"),
-        (_w2v("a 1 2 3", "b 1  2 3", header=""), "line 2: "),
+        (_w2v("a 1 2 3", "b 1  2 3", header=""), "line 2: two spaces in a row"),
         (_w2v("nothing", "but", "words", header=""), "is no file of word vectors; the formats are: word2vec, "),
         (bytes(range(256)) * 8, "is no file of word vectors"),
         (b"\x1f\x8b\x08\x00rest", "is compressed; unpack it"),
         (b"PK\x03\x04rest", "is compressed"),
+        (b"BZh91AY&SYrest", "is compressed"),
         (b"2 3\n" + b"a " + np.ones(3, "<f4").tobytes(), "is cut off: its header promises 2 words of 3"),
         (
             b"2 3\n" + b"a " + np.ones(3, "<f4").tobytes() + b"b " + b"\x7f" * 11,
@@ -169,6 +171,61 @@ def test_words_with_spaces_of_a_foreign_text_are_read(tmp_path: Path) -> None:
     found = read_vectors(path)
     assert found.words[:3] == (". . .", "at name@domain.com", "the")
     assert found.vector("at name@domain.com").tolist() == [4, 5, 6]
+
+
+def test_the_width_is_that_of_the_numbers_though_most_words_have_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "glove.txt"
+    path.write_bytes(_w2v("x 1 2 9", "a b 1 2 3", "new york 3 4 5", ". . . 3 3 3", header=""))
+    found = read_vectors(path)
+    assert found.words == ("x", "a b", "new york", ". . .")
+    assert found.vectors_VD.tolist() == [[1, 2, 9], [1, 2, 3], [3, 4, 5], [3, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (("1 0.25 0.3", "a 0.1 0.2"), ("1", "a")),
+        (("1984 2 0 1", "2 1 1 1"), ("1984", "2")),
+        (("1984 2", "a 3", "b 4"), ("1984", "a", "b")),
+        (("BZhou 1 2", "b 1 2"), ("BZhou", "b")),
+    ],
+)
+def test_a_first_word_that_looks_like_something_else_is_a_word(
+    lines: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "v").write_bytes(_w2v(*lines, header=""))
+    assert read_vectors(tmp_path / "v").words == words
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_what_is_written_is_recognised_though_words_and_numbers_look_like_a_header(
+    format: str, dim: int, tmp_path: Path
+) -> None:
+    for words in (("1984", "a"), ("2", "a", "b"), ("1",), ("BZh", "b")):
+        vectors = WordVectors(words, np.ones((len(words), dim), np.float32))
+        write_vectors(vectors, tmp_path / "out", format)
+        assert _same(read_vectors(tmp_path / "out"), vectors)
+
+
+def test_what_would_be_taken_for_something_else_is_not_written(tmp_path: Path) -> None:
+    vectors = _vectors(("PK\x03\x04", "b"))
+    with pytest.raises(DataError, match=r"out is not written: .* the format glove .*PK.* something else; use safetens"):
+        write_vectors(vectors, tmp_path / "out", "glove")
+    assert not list(tmp_path.iterdir())
+    write_vectors(vectors, tmp_path / "out", "safetensors")
+    assert _same(read_vectors(tmp_path / "out"), vectors)
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+@pytest.mark.parametrize(("size", "dim"), [(1, 1), (1, 2), (2, 5)])
+def test_a_binary_file_is_none_of_text_however_small(size: int, dim: int, newline: bytes, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        rows = draw.standard_normal((size, dim)).astype("<f4")
+        pairs = [b"w%d " % number + row.tobytes() + newline for number, row in enumerate(rows)]
+        (tmp_path / "v.bin").write_bytes(b"%d %d\n" % (size, dim) + b"".join(pairs))
+        assert np.array_equal(read_vectors(tmp_path / "v.bin").vectors_VD, rows)
 
 
 def test_the_first_of_doubles_counts_and_they_are_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reefknot.cli.neighbors import listed, meaningful
 from reefknot.cli.options import AsJson, VectorSource, emit, open_tables
 
 if TYPE_CHECKING:
@@ -36,8 +37,11 @@ def analogy(
     from reefknot.errors import SettingsError
     from reefknot.evaluation.analogy import analogy as answer
     from reefknot.evaluation.analogy import read_questions, score_questions
+    from reefknot.vectors.lookup import Lookup
 
-    if (questions is None) == (not words) or (words and len(words) != 3):
+    if words and questions is not None:
+        raise SettingsError("both words and --questions FILE are given; leave one of them out")
+    if questions is None and len(words or []) != 3:
         raise SettingsError(f"give three words (there are {len(words or [])}), or --questions FILE")
     found: dict[str, Any]
     if questions is not None:
@@ -48,11 +52,12 @@ def analogy(
         return
     assert words is not None
     a, b, c = words
-    found = {name: answer(table, a, b, c, k, where=str(source)) for name, table in open_tables(source).items()}
-    lines = [
-        f"{name}: " + ", ".join(f"{word} {cosine:.2f}" for word, cosine in answers) for name, answers in found.items()
-    ]
-    emit(found, "\n".join(lines), as_json)
+    found = {}
+    for name, table in open_tables(source).items():
+        answers = answer(table, a, b, c, k, where=str(source))
+        rows = Lookup(table).require(words, str(source))
+        found[name] = meaningful(answers, table, [table.words[row] for row in rows], name)
+    emit(found, "\n".join(f"{name}: {listed(answers)}" for name, answers in found.items()), as_json)
 
 
 def _record(found: Accuracy) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def bench(
     what: Annotated[str, typer.Argument(help="What to measure: heads, encoders, steps, translation or skip-gram.")],
     recipe: Annotated[str | None, typer.Argument(help="steps, translation: a recipe; skip-gram: a corpus.")] = None,
     overrides: Overrides = None,
-    row: Annotated[list[str] | None, typer.Option(help="steps, translation: a row of it.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="steps, translation: a row, or several by *.")] = None,
     end: Annotated[
         list[str] | None, typer.Option(help="plain, adaptive, augmented, augmented-detached, mixture or drill.")
     ] = None,
@@ -233,8 +233,8 @@ def _bench_steps(
     from reefknot.errors import CorpusNotHere
     from reefknot.recipe import load_recipe
 
-    loaded = load_recipe(name, overrides, rows[0] if len(rows) == 1 else None)
-    chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if row.trained]
+    loaded = load_recipe(name, overrides, rows or None, alone=True)
+    chosen = [row for row in loaded.rows if row.trained]
     jobs: list[steps.Job] = []
     absent: dict[str, CorpusNotHere] = {}
     for row in chosen:
@@ -268,9 +268,8 @@ def _bench_translation(
     from reefknot.recipe import load_recipe
 
     rows = rows or ([] if name else [ROW])
-    loaded = load_recipe(name or RECIPE, overrides, rows[0] if len(rows) == 1 else None)
-    chosen = [loaded.row(each) for each in rows] or [row for row in loaded.rows if row.trained]
-    jobs = [job_of(loaded, row, data) for row in chosen]
+    loaded = load_recipe(name or RECIPE, overrides, rows or None, alone=True)
+    jobs = [job_of(loaded, row, data) for row in loaded.rows if row.trained]
     report.begin(facts(), recipe=loaded.name, overrides=list(overrides))
     for line in dict.fromkeys(job.told for job in jobs):
         report.line(line)

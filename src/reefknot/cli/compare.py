@@ -160,7 +160,7 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     Runs with other tokens are compared by words, where the same words were scored as themselves.
     """
     from reefknot.errors import SettingsError
-    from reefknot.evaluation.perplexity import word_losses
+    from reefknot.evaluation.perplexity import same_tokens, unfair, word_losses
     from reefknot.trained_run import open_texts
 
     scores = [_scores(system, split) for system in systems]
@@ -170,9 +170,9 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     opened = {run.path: open_texts(run, data) for run in runs}
     first = opened[runs[0].path]
     for path, texts in opened.items():
-        if reason := _unfair(first, texts, split):
+        if reason := unfair(first, texts, split):
             raise SettingsError(f"{runs[0].path} and {path}: no fair comparison: {reason}")
-    if all(_same_tokens(first, texts, split) for texts in opened.values()):
+    if all(same_tokens(first, texts, split) for texts in opened.values()):
         return "token", scores
     return "word", [
         [
@@ -194,35 +194,6 @@ def _scores(system: System, split: str) -> list[Any]:
             raise SettingsError(f"--split {split}: a run keeps scores of {' and '.join(sorted(scores))}")
         losses.append(scores[split].numpy())
     return losses
-
-
-def _same_tokens(a: Dataset, b: Dataset, split: str) -> bool:
-    """Whether the targets are the same; inputs may differ, as of a run that keeps spellings."""
-    from numpy import array_equal
-
-    return a.vocabulary.words == b.vocabulary.words and array_equal(a.splits[split].ids, b.splits[split].ids)
-
-
-def _unfair(a: Dataset, b: Dataset, split: str) -> str | None:
-    """Why losses on two texts cannot be paired, and what to do; None where they can be."""
-    from numpy import array_equal
-
-    from reefknot.evaluation.perplexity import word_losses
-
-    if a.hashes[split] != b.hashes[split]:
-        return f"their {split} texts differ; compare runs of one corpus"
-    if (a.vocabulary.eos is None) != (b.vocabulary.eos is None):
-        return "one scores the ends of lines, the other does not; compare runs with the same vocabulary.end_of_line"
-    unknown_a, unknown_b = (
-        word_losses(each.splits[split].ids == each.vocabulary.unk, each.splits[split], each.vocabulary) > 0
-        for each in (a, b)
-    )
-    if not array_equal(unknown_a, unknown_b):
-        return (
-            f"{unknown_a.sum():,} unknown words, scored as <unk>, against {unknown_b.sum():,}; "
-            "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
-        )
-    return None
 
 
 def _figures(found: Comparison) -> dict[str, Any]:

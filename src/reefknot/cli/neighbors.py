@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -11,7 +12,11 @@ from reefknot.cli.options import AsJson, VectorSource, emit, is_run, open_tables
 
 if TYPE_CHECKING:
     from reefknot.evaluation.neighbors import Neighbors
+    from reefknot.vectors.word_vectors import WordVectors
 
+    Found: TypeAlias = tuple[dict[str, WordVectors], dict[str, Neighbors]]
+
+Near = list[tuple[str, float]]
 EXAMPLES = """\b
 Examples:
   reefknot neighbors runs/demo/untied/seed0 file string
@@ -27,15 +32,30 @@ def neighbors(
     as_json: AsJson = False,
 ) -> None:
     """Nearest words by cosine: in the input table, and among the label vectors of the output."""
-    found = _of_model(source, words, k) if _has_model(source) else _of_vectors(source, words, k)
+    tables, all_near = _of_model(source, words, k) if _has_model(source) else _of_vectors(source, words, k)
+    found = {
+        end: {word: meaningful(near, tables[end], [word], f"{word} ({end})") for word, near in each.items()}
+        for end, each in all_near.items()
+    }
     asked = dict.fromkeys(word for near in found.values() for word in near)
-    lines = [
-        f"{word} ({end}): " + ", ".join(f"{near} {cosine:.2f}" for near, cosine in found[end][word])
-        for word in asked
-        for end in found
-        if word in found[end]
-    ]
+    lines = [f"{word} ({end}): {listed(found[end][word])}" for word in asked for end in found if word in found[end]]
     emit(found, "\n".join(lines), as_json)
+
+
+def meaningful(near: Near, vectors: WordVectors, words: Sequence[str], what: str) -> Near:
+    """Words near to what is made of `words`; none, and a remark on `what`, where a zero vector gives no direction."""
+    zero = [word for word in dict.fromkeys(words) if not vectors.vector(word).any()]
+    if zero:
+        typer.echo(f"{what}: the vector of {' and '.join(zero)} is zero, which has no direction", err=True)
+        return []
+    if not near:
+        typer.echo(f"{what}: there is no other word", err=True)
+    return near
+
+
+def listed(near: Near) -> str:
+    """Words with their cosines, for a person."""
+    return ", ".join(f"{word} {cosine:.2f}" for word, cosine in near) or "none"
 
 
 def _has_model(source: Path) -> bool:
@@ -47,18 +67,18 @@ def _has_model(source: Path) -> bool:
     return is_run(source) and isinstance(settings_of(RunFolder.open(source)), Experiment)
 
 
-def _of_vectors(source: Path, words: list[str], k: int) -> dict[str, Neighbors]:
+def _of_vectors(source: Path, words: list[str], k: int) -> Found:
     from reefknot.evaluation.neighbors import nearest_words
     from reefknot.vectors.lookup import Lookup
 
-    found = {}
-    for name, vectors in open_tables(source).items():
+    tables, found = open_tables(source), {}
+    for name, vectors in tables.items():
         rows = Lookup(vectors).require(words, str(source))
         found[name] = nearest_words(vectors, [vectors.words[row] for row in rows], k)
-    return found
+    return tables, found
 
 
-def _of_model(run: Path, words: list[str], k: int) -> dict[str, Neighbors]:
+def _of_model(run: Path, words: list[str], k: int) -> Found:
     import torch
 
     from reefknot.errors import DataError
@@ -80,7 +100,8 @@ def _of_model(run: Path, words: list[str], k: int) -> dict[str, Neighbors]:
         if len(tokens) > 1:
             raise DataError(f"{word} has no vector of its own in {run}: it is cut into {' '.join(tokens)}")
     words = [token for (token,) in cuts.values()]
-    return {
+    tables = trained.vectors()
+    return tables, {
         end: nearest(torch.from_numpy(vectors.vectors_VD), vocabulary, [word for word in words if word in vectors], k)
-        for end, vectors in trained.vectors().items()
+        for end, vectors in tables.items()
     }

@@ -124,7 +124,7 @@ def _judge(tables: list[tuple[Path, str, WordVectors]], benchmarks: list[Benchma
 
 
 def _told(found: Judgement) -> str:
-    from reefknot.evaluation.spearman import FEWEST_PAIRS
+    from reefknot.evaluation.spearman import FEWEST_PAIRS, FEWEST_RESAMPLED
 
     covered = f"{found.pairs:,} of {found.of:,} pairs"
     if found.rho is None:
@@ -132,6 +132,10 @@ def _told(found: Judgement) -> str:
             f"fewer than {FEWEST_PAIRS} pairs" if found.pairs < FEWEST_PAIRS else "all scores or all cosines are equal"
         )
         return f"undefined: {why} ({covered})"
+    if found.low is None:
+        few = found.pairs < FEWEST_RESAMPLED
+        why = f"fewer than {FEWEST_RESAMPLED} pairs" if few else "a perfect order, and so is every resample"
+        return f"{found.rho:6.3f}  (no interval: {why}), {covered}"
     return f"{found.rho:6.3f}  ({found.low:6.3f} to {found.high:6.3f}), {covered}"
 
 

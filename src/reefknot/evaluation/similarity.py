@@ -73,7 +73,8 @@ class Benchmark:
 class Judgement:
     """How word vectors do on a benchmark: Spearman's rho and its 95 % interval, over `pairs` of the `of` pairs.
 
-    All three are None where rho is undefined: fewer than 3 pairs, or all scores or all cosines are equal.
+    All three are None where rho is undefined: fewer than 3 pairs, or all scores or all cosines are equal. The interval
+    alone is None of fewer than 10 pairs, and where rho is 1 or -1.
     """
 
     name: str
@@ -136,7 +137,7 @@ def judge(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, 
     """Rank the pairs of a benchmark by the cosines of their vectors and compare with people's scores.
 
     Words are looked up as written, then lower-cased; pairs with an unknown word are left out and counted. The interval
-    is that of resampled pairs: it speaks of the choice of pairs, not of training again.
+    is that of resampled pairs, where there are enough: it speaks of the choice of pairs, not of training again.
     """
     find = Lookup(vectors).find
     found = [(find(one), find(other), score) for one, other, score in benchmark.pairs]

@@ -17,6 +17,8 @@ from reefknot.evaluation.comparison import draw
 
 FEWEST_PAIRS = 3
 """Two pairs have a rank correlation of 1 or -1 whatever they are."""
+FEWEST_RESAMPLED = 10
+"""Resamples of fewer pairs are few distinct ones, and say little of other pairs."""
 
 Floats = NDArray[np.float64]
 
@@ -30,8 +32,13 @@ def spearman(x_N: Floats, y_N: Floats) -> float | None:
 def spearman_interval(
     x_N: Floats, y_N: Floats, *, resamples: int, seed: int, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Quantiles of the correlation over resampled pairs; None where `spearman` is. Equal seeds give equal intervals."""
-    if spearman(x_N, y_N) is None:
+    """Quantiles of the correlation over resampled pairs. Equal seeds give equal intervals.
+
+    None where `spearman` is, of fewer than 10 pairs, and of pairs in one perfect order: so is every resample, which
+    would seem to leave no doubt.
+    """
+    rho = spearman(x_N, y_N)
+    if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # but for rounding, 1
         return None
     x, y = _Ranking.of(x_N), _Ranking.of(y_N)
     drawn = draw(len(x_N), resamples, np.random.default_rng(seed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,19 @@ from matplotlib.ticker import MaxNLocator
 
 from reefknot.errors import DataError
 from reefknot.figures.contract import Figure, Measured
-from reefknot.figures.intervals import over_seeds
+from reefknot.figures.intervals import difference, over_seeds, verdict
 from reefknot.reports.drawing import Drawing, style_of
 from reefknot.reports.results import Result, flatten
 from reefknot.reports.rows import group
 
 METHODS = ("VD", "VD+AL", "VD+RE", "VD+REAL")
+CORPUS = "ptb"
+_LOWERS = (("VD+AL", "VD", "AL lowers the perplexity"), ("VD+RE", "VD", "RE lowers the perplexity"))
+CLAIMS = {
+    ("Small", 200): (*_LOWERS, ("VD+AL", "VD+RE", "AL lowers it more than RE")),
+    ("Large", 1500): (*_LOWERS, ("VD+RE", "VD+AL", "RE lowers it more than AL")),
+}
+"""By network and its units: which method the paper finds lower than which other, and how it is told."""
 
 
 class Progress(Figure):
@@ -48,6 +55,7 @@ class Progress(Figure):
                     "row": name,
                     "method": _method(settings),
                     "size": settings.get("encoder.hidden_dim"),
+                    "corpus": record.corpus.name if record else None,
                     "seeds": [result.seed for result in results],
                     "epochs": epochs,
                     "perplexity": found,
@@ -81,17 +89,45 @@ class Progress(Figure):
         return Drawing(self.slug, 0.4 + 2.4 * len(sizes), told, draw, caption)
 
     def lines(self, measured: Measured) -> list[str]:
-        """The lowest point of each curve, and where it lies after a third of its epochs."""
+        """The lowest point of each curve, where it lies after a third of its epochs, and what the paper finds."""
         lines = [f"{'row':<36} {'lowest':>7} {'epoch':>6} {'paper':>6} {'at a third':>11} {'epochs':>7} {'seeds':>6}"]
         for curve in measured["curves"]:
             means = [point["mean"] for point in curve["perplexity"]]
-            best = min(range(len(means)), key=means.__getitem__)
+            best = means.index(_lowest(curve)["mean"])
             paper = f"{curve['paper']:.1f}" if curve["paper"] else ""
             lines.append(
                 f"{curve['row']:<36} {means[best]:>7.1f} {curve['epochs'][best]:>6g} {paper:>6} "
                 f"{means[len(means) // 3]:>11.1f} {curve['epochs'][-1]:>7g} {len(curve['seeds']):>6}"
             )
-        return lines
+        if any(not curve["paper"] and "first session" in curve["row"] for curve in measured["curves"]):
+            lines.append("The paper has no figures of first sessions: those of its small networks are of second ones.")
+        return [*lines, *_verdicts(measured["curves"])]
+
+
+def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the paper says of its two networks, by the lowest point of each curve."""
+    told = []
+    for (network, units), claims in CLAIMS.items():
+        # Records from before a curve had its text are of the paper's.
+        own = [each for each in curves if each["size"] == units and each.get("corpus", CORPUS) == CORPUS]
+        rows = {method: [_lowest(each) for each in own if each["method"] == method] for method in METHODS[:3]}
+        lacking = [method for method, points in rows.items() if len(points) != 1]
+        where = f"{network} network ({units} units, {CORPUS})"
+        told += [
+            verdict(difference(rows[other][0], rows[lower][0]).json(), f"{where}: {claim}")
+            for lower, other, claim in claims
+            if lower not in lacking and other not in lacking
+        ]
+        if lacking:
+            what = "not decided" if len(lacking) > 1 else "the rest is not decided"
+            told.append(f"{where}: {what}, as these runs have not one row each of {', '.join(lacking)}.")
+    return told
+
+
+def _lowest(curve: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The point with the lowest mean, the first of several."""
+    points: Sequence[Mapping[str, Any]] = curve["perplexity"]
+    return min(points, key=lambda point: float(point["mean"]))
 
 
 def _points(result: Result) -> dict[float, float]:

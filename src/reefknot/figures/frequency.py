@@ -33,7 +33,8 @@ class _LossByFrequency(Figure):
         cut words, or have other tokens than the first, are named and left out."""
         rows, left_out = [], []
         first: list[tuple[int, int | None, int]] = []
-        for name, results in group(runs).items():
+        systems = group(runs)
+        for name, results in systems.items():
             bands = [bands for result in results if result.record and (bands := self._bands(result.record))]
             if not bands:
                 continue
@@ -49,7 +50,7 @@ class _LossByFrequency(Figure):
         total = sum(tokens for _, _, tokens in first)
         return {
             "side": self.side,
-            "corpus": next(result.record.corpus.name for result in runs if result.record),
+            "corpus": next(each.record.corpus.name for each in systems[str(rows[0]["row"])] if each.record),
             "bands": [{"low": low, "high": high, "share": tokens / total} for low, high, tokens in first],
             "rows": rows,
             "left_out": left_out,
@@ -62,7 +63,7 @@ class _LossByFrequency(Figure):
         """The losses, and how far each row lies from the first: most of what sets ends apart is not seen otherwise."""
         labels = [f"{_ends(band)}\n{band['share']:.0%}" for band in measured["bands"]]
         losses = {row["row"]: row["nll"] for row in measured["rows"]}
-        panels = [Panel("", labels, losses, measured="loss, nats")]
+        panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
         if len(losses) > 1:
             reference, *_ = losses.values()
             gaps = {name: [_gap(*pair) for pair in zip(own, reference, strict=True)] for name, own in losses.items()}
@@ -70,7 +71,8 @@ class _LossByFrequency(Figure):
         caption = (
             f"Mean test loss by the training frequency of {self.word}, and its share of the text; lower is better."
         )
-        return bars(self.slug, panels, along="times seen in training, and share of tokens", caption=caption)
+        along = f"training count of {self.word}, and share of tokens"
+        return bars(self.slug, panels, along=along, caption=caption)
 
     def lines(self, measured: Measured) -> list[str]:
         """A line for each row, a column for each band."""

@@ -7,7 +7,7 @@ One run tells nothing of that: its mean has no interval, and a finding that rest
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, variance
 from typing import Any
@@ -61,17 +61,23 @@ def over_correlations(values: Sequence[float]) -> Estimate:
 
 
 def apart(ours: Sequence[float], others: Sequence[float]) -> Estimate:
-    """The difference of the means of two sets of runs that have nothing to do with each other (Welch's)."""
-    gap = fmean(ours) - fmean(others)
-    runs = min(len(ours), len(others))
+    """The difference of the means of two sets of runs that have nothing to do with each other."""
+    return difference(over_seeds(ours).json(), over_seeds(others).json())
+
+
+def difference(ours: Mapping[str, Any], others: Mapping[str, Any]) -> Estimate:
+    """The same of two means over seeds (Welch's); their intervals hold the variances."""
+    gap, runs = ours["mean"] - others["mean"], min(ours["runs"], others["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)
-    parts = [variance(values) / len(values) for values in (ours, others)]
+    freedoms = [each["runs"] - 1 for each in (ours, others)]
+    parts = [
+        ((each["high"] - each["mean"]) / _quantile(freedom)) ** 2
+        for each, freedom in zip((ours, others), freedoms, strict=True)
+    ]
     if not sum(parts):
         return Estimate(gap, gap, gap, runs)
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (ours, others), strict=True)
-    )
+    freedom = sum(parts) ** 2 / sum(part**2 / own for part, own in zip(parts, freedoms, strict=True))
     half = _quantile(freedom) * math.sqrt(sum(parts))
     return Estimate(gap, gap - half, gap + half, runs)
 

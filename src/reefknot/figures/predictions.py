@@ -19,6 +19,7 @@ from reefknot.figures.contract import Figure, Measured
 from reefknot.reports.drawing import COLOURS, Drawing
 from reefknot.reports.results import Result
 from reefknot.reports.rows import group
+from reefknot.reports.scoring import cuts_words
 from reefknot.runs.folder import RunFolder
 from reefknot.text.dataset import Dataset
 from reefknot.trained_run import open_run, open_texts
@@ -95,7 +96,8 @@ class NextWords(Figure):
         """By context and row, probabilities as means over seeds: the ten likeliest words, and the one that comes."""
         lines = {result.folder: _lines(result, data) for result in runs}
         found: dict[str, list[list[Mapping[str, float]]]] = {}
-        for name, results in group(runs).items():
+        systems = group(runs)
+        for name, results in systems.items():
             for result in results:
                 trained = open_run(result.folder, device)
                 words = [
@@ -104,7 +106,8 @@ class NextWords(Figure):
                 guesses = [predict(trained.model, each, trained.vocabulary, len(trained.vocabulary)) for each in words]
                 found.setdefault(name, []).append([dict(each.words) for each in guesses])
         return {
-            "seeds": {name: [result.seed for result in results] for name, results in group(runs).items()},
+            "seeds": {name: [result.seed for result in results] for name, results in systems.items()},
+            "pieces": [name for name, results in systems.items() if cuts_words(results[0])],
             "contexts": [
                 {
                     "end": context.end,
@@ -149,7 +152,11 @@ class NextWords(Figure):
             for name, own in context["rows"].items():
                 if own["rank"] is not None:
                     told = f"rank {own['rank']:,} in {name}, probability {own['probability']:.4f}"
-                    lines.append(f"{context['next']}: {told}")
+                elif name in measured.get("pieces", ()):
+                    told = f"no rank in {name}, whose tokens are pieces of words"
+                else:
+                    told = f"no rank in {name}, to which it is unknown"
+                lines.append(f"{context['next']}: {told}")
             lines.append("")
         return [*lines, "Our probabilities are means over seeds."]
 

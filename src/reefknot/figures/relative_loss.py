@@ -15,6 +15,7 @@ import numpy as np
 from reefknot.errors import DataError
 from reefknot.evaluation.comparison import blocks
 from reefknot.evaluation.frequency import FIGURE_3, Pair, compare_by_target
+from reefknot.evaluation.perplexity import same_tokens, unfair
 from reefknot.figures.contract import Figure, Measured
 from reefknot.figures.intervals import told
 from reefknot.figures.pictures import Panel, bars
@@ -22,6 +23,7 @@ from reefknot.reports.drawing import Drawing
 from reefknot.reports.results import Result, flatten
 from reefknot.reports.rows import group
 from reefknot.runs.folder import RunFolder
+from reefknot.text.dataset import Dataset
 from reefknot.trained_run import open_texts
 
 PAPER = {
@@ -48,7 +50,10 @@ class RelativeLoss(Figure):
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """For each baseline the bands, the mean over types and its interval; several seeds of a row are averaged."""
+        """For each baseline the bands, the mean over types and its interval; several seeds of a row are averaged.
+
+        Baselines that were scored on other tokens than DRILL, or in other streams, are named and left out.
+        """
         systems = group(runs)
         ours = [name for name, results in systems.items() if _labels(results[0]) == "drill"]
         if not ours:
@@ -56,8 +61,20 @@ class RelativeLoss(Figure):
         drill = max(ours, key=lambda name: _depth(systems[name][0]))
         baselines = {name: results for name, results in systems.items() if _labels(results[0]) in BASELINES}
         if not baselines:
-            raise DataError("no baseline (plain, bilinear or dual labels) is among these runs; name one beside DRILL's")
-        texts = open_texts(RunFolder.open(systems[drill][0].folder), data)
+            raise DataError(
+                "no baseline is among these runs (plain labels that are tied to the input's table, bilinear or dual "
+                "ones); name one beside DRILL's"
+            )
+        first, *seeds = systems[drill]
+        texts = open_texts(RunFolder.open(first.folder), data)
+        left_out = {
+            name: f"no fair comparison with {drill}: {reason}"
+            for name, results in baselines.items()
+            if (reason := _unfair(first, texts, [*seeds, *results], data))
+        }
+        baselines = {name: results for name, results in baselines.items() if name not in left_out}
+        if not baselines:
+            raise DataError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
         losses = {name: [_losses(result) for result in systems[name]] for name in (drill, *baselines)}
         boundaries = blocks(len(losses[drill][0]))
         compared = []
@@ -80,7 +97,12 @@ class RelativeLoss(Figure):
                     ],
                 }
             )
-        return {"drill": drill, "seeds": [result.seed for result in systems[drill]], "compared": compared}
+        return {
+            "drill": drill,
+            "seeds": [result.seed for result in systems[drill]],
+            "compared": compared,
+            "left_out": left_out,
+        }
 
     def draw(self, measured: Measured) -> Drawing:
         """The bands side by side, the paper's figures marked."""
@@ -108,7 +130,7 @@ class RelativeLoss(Figure):
                 shown = "" if paper is None else f"{paper:+.1f}".replace("-", "−")
                 ends = _ends(band["low"], band["high"])
                 lines.append(f"  {ends:>12} {band['types']:>7,}  {told(band['relative'], 1):<26} {shown}".rstrip())
-        return lines
+        return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
 
 def _labels(result: Result) -> str | None:
@@ -127,6 +149,27 @@ def _losses(result: Result) -> Any:
     if not path.is_file():
         raise DataError(f"{path}: is not here; the losses of every token are in run folders, not in records of them")
     return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
+
+
+def _unfair(first: Result, texts: Dataset, others: Sequence[Result], data: Path | None) -> str | None:
+    """Why the losses of runs cannot stand beside those of the first one, token by token; None where they can."""
+    corpus, streams = RunFolder.open(first.folder).config.get("corpus"), _streams(first)
+    for result in others:
+        run = RunFolder.open(result.folder)
+        if _streams(result) != streams:
+            return f"{_streams(result)} streams against {streams}; train both with one evaluation.streams"
+        if run.config.get("corpus") == corpus:
+            continue
+        own = open_texts(run, data)
+        if reason := unfair(texts, own, "test"):
+            return reason
+        if not same_tokens(texts, own, "test"):
+            return "their tokens are others; name runs with one vocabulary"
+    return None
+
+
+def _streams(result: Result) -> Any:
+    return flatten(result.settings).get("evaluation.streams")
 
 
 def _estimate(mean: float, interval: tuple[float, float] | None) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from reefknot.figures.contract import Figure
 from reefknot.recipes import find_recipe
 from reefknot.recipes.file import read_file
 from reefknot.reports.results import Result, collect, differing, distinguishing, flatten
+from reefknot.reports.rows import TableRow, group
+from reefknot.reports.table import changed_settings
 
 RUNS = Path("runs")
 """Where `reefknot train` and `table` put runs unless they are told otherwise."""
@@ -54,7 +56,8 @@ def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
     unused = Counter(result.recipe or str(result.folder) for result in finished if result.folder not in taken)
     counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
     left_out = [f"left out, {reason}: {counts}"] if named and unused else []
-    return _with_weights(figure, Chosen(chosen.runs, [*chosen.notes, *left_out, *unfinished]))
+    changed = changed_settings([TableRow(name, results=results) for name, results in group(chosen.runs).items()])
+    return _with_weights(figure, Chosen(chosen.runs, [*chosen.notes, *changed, *left_out, *unfinished]))
 
 
 def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -> Chosen:

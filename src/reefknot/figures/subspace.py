@@ -153,16 +153,15 @@ def _draw(axes: Any, points: Sequence[dict[str, Any]], described: dict[float, st
     means = dict(zip(at, mean, strict=True))
     for value, words in described.items():
         if value in means:
-            # Beside the point, on the side where the curve is not.
-            above = means[value] < 0.5
+            # On the side of the point where a curve that falls is not.
+            last = value == max(at)
             axes.annotate(
                 f"paper: {words}",
                 (value, means[value]),
-                xytext=(0, 22 if above else -22),
+                xytext=(-10, -3) if last else (6, 5),
                 textcoords="offset points",
-                ha="left" if value < max(at) / 2 else "right",
-                va="bottom" if above else "top",
+                ha="right" if last else "left",
+                va="top" if last else "bottom",
                 color="#888888",
                 fontsize=8,
-                arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.8},
             )

@@ -53,6 +53,8 @@ class UpdateRule(Figure):
                 norms.append({"row": row, "tables": found})
             else:
                 models.append({"row": row, **over_runs([_rule(result, data, device) for result in results])})
+        if not norms and not any(_moved(sides) for model in models for sides in model["tables"].values()):
+            raise DataError("no step changes a table of these runs, all of which are frozen; name runs that train one")
         return {"models": models, "norms": norms}
 
     def draw(self, measured: Measured) -> Drawing:
@@ -66,6 +68,7 @@ class UpdateRule(Figure):
             )
             for model in measured["models"]
             for table, sides in model["tables"].items()
+            if _moved(sides)
         ]
         if measured["norms"]:
             series = {
@@ -129,6 +132,9 @@ def _told_of(model: Mapping[str, Any]) -> list[str]:
     words, types = model["words_in"]["mean"], model["types"]
     lines = [f"{model['row']}: steps of {words:.0f} distinct words of {types:,}, {model['windows']} windows"]
     for table, sides in model["tables"].items():
+        if not _moved(sides):
+            lines.append(f"  {_called(table)}: no step changes it, as it is frozen; it is left out of the picture")
+            continue
         whole = {side: 100 * found["changed"]["mean"] for side, found in sides.items()}
         lines.append(
             f"  {_called(table)}: a step changes {whole['both']:.1f} % of the rows; "
@@ -141,6 +147,11 @@ def _told_of(model: Mapping[str, Any]) -> list[str]:
                 f"{way_out['mean']['mean']:>10.2e} {100 * way_in['changed']['mean']:>14.1f} %"
             )
     return [*lines, *_told_of_current(model["current"])]
+
+
+def _moved(sides: Mapping[str, Any]) -> bool:
+    """Whether a step changes any row of a table: none of a frozen one."""
+    return bool(sides["both"]["changed"]["mean"])
 
 
 def _told_of_current(current: Mapping[str, Any]) -> list[str]:

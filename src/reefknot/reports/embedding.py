@@ -7,8 +7,8 @@ Shapes: W words, K places that a label may take, B boxes in the way; a box is le
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from reefknot.reports.drawing import Plot, style_of, svg
 from reefknot.reports.records import Embedding, Judgement, Neighbors, Record
+from reefknot.reports.results import Result
 from reefknot.reports.rows import TableRow
 from reefknot.reports.scoring import cuts_words
 from reefknot.text.bpe import readable
@@ -78,16 +79,34 @@ def learned(rows: Sequence[TableRow]) -> list[Learned]:
     """One entry for each row that has anything to show."""
     found = []
     for n, row in enumerate(rows):
-        records = (record for record in row.records if _has_any(record))
-        if (record := next(records, None)) is not None:
-            show = readable if cuts_words(row.results[0]) else str
-            found.append(_learned(f"ends-{n}", row.name, record, show))
+        if (shown := shown_of(row)) and shown.record:
+            show = readable if cuts_words(shown) else str
+            found.append(_learned(f"ends-{n}", row.name, shown.record, show))
     return found
+
+
+def shown_of(row: TableRow) -> Result | None:
+    """The run whose ends a row shows: the first finished one that has anything to show."""
+    return next((result for result in row.results if result.record and _has_any(result.record)), None)
 
 
 def _has_any(record: Record) -> bool:
     near = record.neighbors
     return bool(near.input or near.labels or record.similarity or record.embedding.words)
+
+
+def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Any]]) -> TableRow:
+    """A row that shows neighbours and a picture of other words than its record has: `look` gives both for a run."""
+    shown = shown_of(row)
+    if shown is None or shown.record is None:
+        return row
+    found = look(shown)
+    looked = {
+        "neighbors": Neighbors.model_validate(found["neighbors"]),
+        "embedding": Embedding.model_validate(found["embedding"]),
+    }
+    other = replace(shown, record=shown.record.model_copy(update=looked))
+    return replace(row, results=tuple(other if result is shown else result for result in row.results))
 
 
 def _learned(name: str, row: str, record: Record, show: Callable[[str], str]) -> Learned:

@@ -130,7 +130,6 @@ def _origin(record: Mapping[str, Any]) -> str:
         "device": [run.get("device") for run in runs],
         "torch": [run.get("torch") for run in runs],
         "commit": [f"`{run['commit'][:12]}`" for run in runs],
-        "not the recipe's settings": [change for run in runs for change in run.get("changed", ())],
     }
     told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
     machine = ", ".join(environment.get("gpus") or [environment.get("cpu") or "a CPU"])

@@ -131,7 +131,7 @@ def build(rows: Sequence[TableRow]) -> Table:
         columns,
         best,
         decides,
-        (*footnotes, *_explained(rows, columns), *_notes(rows)),
+        (*footnotes, *_explained(rows, columns), *changed_settings(rows)),
     )
 
 
@@ -274,7 +274,7 @@ def _coverage(rows: Sequence[TableRow]) -> list[str]:
     ]
 
 
-def _notes(rows: Sequence[TableRow]) -> list[str]:
+def changed_settings(rows: Sequence[TableRow]) -> list[str]:
     """Settings that are not the recipe's, with the rows that have them; no names where all rows have the same."""
     holders: dict[tuple[str, ...], list[str]] = {}
     ran = [row for row in rows if row.records]

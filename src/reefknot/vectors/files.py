@@ -7,7 +7,8 @@
     safetensors       any word, and counts
 
 Reading keeps the first of a word's vectors where a file has several, and shows bytes that are no UTF-8 as \\xNN; both
-are told. Writing refuses a word that the format could not give back, and names those that could.
+are told. Writing refuses a word that the format could not give back, and names those that could; what was written is
+recognised without its format being named.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ _KNOWN = {
     "safetensors": Format(read_safetensors, write_safetensors, None),
 }
 FORMATS = tuple(_KNOWN)
+_COMPRESSED = re.compile(rb"\x1f\x8b|PK\x03\x04|BZh[1-9]1AY&SY|\xfd7zXZ")
 
 
 def read_vectors(
@@ -91,7 +93,7 @@ def _read(path: Path, format: str, name: str, only: Collection[str] | None = Non
 
 
 def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: Say = silent) -> None:
-    """Replace `path` by word vectors. Success means that they were read back and are the same.
+    """Replace `path` by word vectors. Success means that they were recognised and read back, and are the same.
 
     Counts are kept by safetensors alone: the other formats have no place for them.
     """
@@ -111,6 +113,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: S
                 pass
             for each in [*prepared.iterdir(), prepared] if prepared.is_dir() else [prepared]:
                 durable.sync(each)
+        _check_recognised(prepared, vectors, path, format)
         _check_same(vectors, _read(prepared, format, f"{path}, being checked", say=say), path)
         with durable.writing(path):
             _commit(prepared, path)
@@ -133,15 +136,19 @@ def find_format(path: Path) -> str:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     if not start:
         raise DataError(f"{path} is empty")
-    if start.startswith((b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")):
+    if _COMPRESSED.match(start):
         raise DataError(f"{path} is compressed; unpack it and name the file inside")
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < size:
         return "safetensors"
-    start = start.removeprefix(BOM)
-    header = HEADER.match(start)
-    if header:
-        return "word2vec" if is_text(start[header.end() :], int(header[2])) else "word2vec-binary"
-    pieces = start.partition(b"\n")[0].split()
+    first, _, rest = start.removeprefix(BOM).partition(b"\n")
+    if header := HEADER.fullmatch(first):
+        dim = int(header[2])
+        if not is_text(rest, dim):
+            return "word2vec-binary"
+        # A word that is a number looks like a header with its vector of one number; the others have one number too.
+        pieces_below = {len(line.split()) for line in rest.splitlines()[:1000] if line.strip()}
+        return "glove" if dim != 1 and pieces_below == {2} else "word2vec"
+    pieces = first.split()
     if len(pieces) > 1 and is_number(pieces[-1]):
         return "glove"
     raise DataError(f"{path} is no file of word vectors; the formats are: {', '.join(FORMATS)}")
@@ -267,6 +274,18 @@ def _commit(prepared: Path, path: Path) -> None:
             durable.remove(old)
         else:
             durable.commit(old, path)
+
+
+def _check_recognised(prepared: Path, vectors: WordVectors, path: Path, format: str) -> None:
+    try:
+        found = find_format(prepared)
+    except DataError:
+        found = None
+    if found != format:
+        raise DataError(
+            f"{path} is not written: a file of the format {format} that begins with the word "
+            f"{shown(vectors.words[0])} and its vector would be taken for something else; use safetensors"
+        )
 
 
 def _check_same(wanted: WordVectors, found: WordVectors, path: Path) -> None:

@@ -2,7 +2,8 @@
 
 word2vec (Mikolov et al. 2013) writes a header, `V D`, before them; GloVe (Pennington et al. 2014) does not. Numbers are
 parsed a block at a time by numpy, not one by one. A word of another program's file may hold spaces (GloVe's 840B file
-has some): the last D pieces of a line are the numbers, whatever comes before them is the word.
+has some): the last D pieces of a line are the numbers, whatever comes before them is the word. Where no header says D,
+it is the length of the run of numbers that most lines end with.
 
 Shapes: V words, B of a block, D width.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +28,7 @@ HEADER = re.compile(rb"(\d{1,18}) (\d{1,9})[ \t]*\r?\n?")
 NUMBER = "%.9g"
 """Nine digits are enough for a float32 to come back as it was."""
 _BLANKS = b" \t\r\n"
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_SEEN = 1_000  # lines that the width of a file without a header is taken from
 
 
 def read_word2vec(path: Path) -> Iterator[Block]:
@@ -50,9 +52,7 @@ def read_glove(path: Path) -> Iterator[Block]:
     """The words of a file without a header. Its width is that of most of its first lines."""
     with path.open("rb") as stream:
         skip_bom(stream)
-        lines = [line.rstrip(_BLANKS) for line in stream.readlines(BLOCK)]
-        spaces = Counter(line.count(b" ") for line in lines if line)
-        dim = min(spaces, key=lambda number: (-spaces[number], number), default=0)
+        dim = _width(stream.readlines(BLOCK))
         if not dim:
             raise DataError(f"{path} holds no word vectors: no line with a word and numbers")
         stream.seek(0)
@@ -67,7 +67,8 @@ def write_word2vec(vectors: WordVectors, path: Path) -> Iterator[int]:
 
 def write_glove(vectors: WordVectors, path: Path) -> Iterator[int]:
     """Write the words without a header, likewise."""
-    yield from _write(vectors, path, "")
+    # A number and another one, without a point, would be a header.
+    yield from _write(vectors, path, "", "%#.9g" if vectors.dim == 1 else NUMBER)
 
 
 def read_header(stream: BinaryIO, path: Path) -> tuple[int, int]:
@@ -112,10 +113,25 @@ def is_number(piece: bytes) -> bool:
 
 
 def is_text(data: bytes, dim: int) -> bool:
-    """Whether what follows a header is text, not binary: a line of a word and numbers, or at least nothing that no
-    text would hold. (A word may hold anything, and a line of text may be wrong.)"""
+    """Whether what follows a header is text, not binary: a line of a word and numbers, or, as a line may be wrong, at
+    least numbers for the most part behind the first words. (A word may hold anything.)"""
     pieces = data.partition(b"\n")[0].rstrip(_BLANKS).rsplit(b" ", dim)[1:]
-    return (len(pieces) == dim and all(map(is_number, pieces))) or not _CONTROL.search(data[: max(1000, 8 * dim)])
+    if len(pieces) == dim and all(map(is_number, pieces)):
+        return True
+    pieces = [piece for line in data[:10_000].splitlines() for piece in line.split()[1:]]
+    return 2 * sum(map(is_number, pieces)) > len(pieces)
+
+
+def _width(lines: Iterable[bytes]) -> int:
+    """How many numbers most of the first lines end with, as many as the first where two are equally frequent; 0 where
+    none ends with a number."""
+    runs = Counter(run for line in islice(lines, _SEEN) if (run := _numbers_at_end(line.rstrip(_BLANKS))))
+    return runs.most_common(1)[0][0] if runs else 0
+
+
+def _numbers_at_end(line: bytes) -> int:
+    """The run of numbers that a line ends with; the first piece is a word, whatever it is."""
+    return sum(1 for _ in takewhile(is_number, reversed(line.split(b" ")[1:])))
 
 
 def _blocks(stream: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator[Block]:
@@ -146,10 +162,11 @@ def _blocks(stream: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator
 
 
 def _misfit(line: bytes, dim: int, path: Path, number: int) -> DataError:
-    have = len(line.split()) - 1
-    return DataError(
-        f"{path}, line {number:,}: {have:,} numbers after the word where {dim:,} are expected; mend the line"
-    )
+    have = _numbers_at_end(line)
+    told = f"{have:,} number{'s' * (have != 1)} after the word where {dim:,} are expected"
+    if b"  " in line:
+        told = "two spaces in a row where a number is expected"
+    return DataError(f"{path}, line {number:,}: {told}; mend the line")
 
 
 def _first_fault(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
@@ -166,8 +183,8 @@ def _first_fault(lines: list[bytes], dim: int, path: Path, first_line: int) -> D
     return DataError(f"{path}: cannot be parsed between its lines {first_line:,} and {first_line + len(lines):,}")
 
 
-def _write(vectors: WordVectors, path: Path, header: str) -> Iterator[int]:
-    line = " ".join([NUMBER] * vectors.dim)
+def _write(vectors: WordVectors, path: Path, header: str, number: str = NUMBER) -> Iterator[int]:
+    line = " ".join([number] * vectors.dim)
     with path.open("wb") as stream:
         stream.write(header.encode())
         for rows in slices(len(vectors), vectors.dim, bytes_per_number=16):

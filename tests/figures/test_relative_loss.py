@@ -1,0 +1,90 @@
+"""Figure 3 of Pappas & Henderson: which runs may stand beside DRILL, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reefknot.errors import DataError
+from reefknot.figures import relative_loss
+from reefknot.figures.relative_loss import RelativeLoss
+from reefknot.reports.results import Result
+from reefknot.runs.folder import RunFolder
+from reefknot.text.corpora import CorpusSettings
+from reefknot.text.dataset import Dataset, open_dataset
+from reefknot.text.vocabulary import VocabularySettings
+
+from .conftest import Write
+
+Score = Callable[..., Result]
+
+LINES = ["green river house bird", "green river tree", "green house", "green river house stone"]
+
+
+@pytest.fixture
+def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score:
+    """A finished run with random losses on a text, cut into tokens as its settings say."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for name in ("train", "valid", "test"):
+        (text / f"{name}.txt").write_text("\n".join(LINES * 40) + "\n", encoding="utf-8")
+
+    def open_texts(run: RunFolder, data: Path | None) -> Dataset:
+        settings = run.config["settings"]
+        corpus = CorpusSettings(name=str(text), **settings.get("corpus", {}))
+        return open_dataset(corpus, VocabularySettings(**settings.get("vocabulary", {})), cache=tmp_path / "cache")
+
+    def scored(row: str, kind: str, table: str = "words", seed: int = 0, **settings: Any) -> Result:
+        ends = {"input": {"table": "words"}, "output": {"labels": {"kind": kind, "table": table, "depth": 2}}}
+        result = write("ends", row, seed, settings=ends | settings)
+        run = RunFolder.open(result.folder)
+        texts = open_texts(run, None)
+        (result.folder / "config.json").write_text(json.dumps(run.config | {"corpus": texts.fingerprint}))
+        draw = torch.Generator().manual_seed(len(row))
+        RunFolder.open(result.folder).write_scores({"test": torch.rand(texts.splits["test"].tokens, generator=draw)})
+        return result
+
+    monkeypatch.setattr(relative_loss, "open_texts", open_texts)
+    return scored
+
+
+def test_baselines_with_other_tokens_are_named_and_left_out(scored: Score) -> None:
+    runs = [
+        scored("DRILL", "drill"),
+        scored("tied", "plain"),
+        scored("BPE", "plain", vocabulary={"bpe": {"merges": 4}}),
+        scored("fewer words", "bilinear", vocabulary={"max_size": 5}),
+        scored("less text", "dual", corpus={"tokens": 10}),
+    ]
+    measured = RelativeLoss().measure(runs)
+    assert [each["row"] for each in measured["compared"]] == ["tied"]
+    assert [line for line in RelativeLoss().lines(measured) if line.startswith("left out: ")] == [
+        "left out: BPE: no fair comparison with DRILL: their tokens are others; name runs with one vocabulary",
+        "left out: fewer words: no fair comparison with DRILL: 0 unknown words, scored as <unk>, against 120; compare "
+        "runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)",
+        "left out: less text: no fair comparison with DRILL: 0 unknown words, scored as <unk>, against 40; compare "
+        "runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)",
+    ]
+
+
+def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
+    runs = [scored("DRILL", "drill"), scored("fewer words", "plain", vocabulary={"max_size": 5})]
+    with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: 0 unknown words, scored as"):
+        RelativeLoss().measure(runs)
+
+
+def test_other_streams_leave_other_context(scored: Score) -> None:
+    runs = [scored(row, row, evaluation={"streams": streams}) for row, streams in (("drill", 1), ("plain", 7))]
+    with pytest.raises(DataError, match="7 streams against 1; train both with one"):
+        RelativeLoss().measure(runs)
+
+
+def test_what_a_baseline_must_be_is_said(scored: Score) -> None:
+    runs = [scored("DRILL", "drill"), scored("untied", "plain", table="classes")]
+    with pytest.raises(DataError, match=r"plain labels that are tied to the input's table, bilinear or dual ones"):
+        RelativeLoss().measure(runs)

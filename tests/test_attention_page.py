@@ -12,7 +12,7 @@ import torch
 
 from pages import ROOT, Page, experiments
 from reefknot.benchmarks.advise import COVERED, ENDS
-from reefknot.evaluation.ways import known, options
+from reefknot.evaluation.ways import known
 from reefknot.parts import SCHEDULES, WINDOWS
 from reefknot.recipe import Experiment, build_model, load_recipe
 from reefknot.training.update import OVERFLOWS
@@ -96,7 +96,8 @@ def test_windows_that_are_left_out(tmp_path: Path) -> None:
 def test_rows_with_context_are_named_as_they_are_saved() -> None:
     (way,) = set(re.findall(r'`by = "(.+?)"`', PAGE.text))
     assert f"{known(way)}.json" in PAGE.text
-    assert options(way) in PAGE.text
+    context, stride = re.findall(r"\d+", way)
+    assert f"--context {context} --stride {stride}" in PAGE.text
 
 
 def test_numbers_of_the_code() -> None:

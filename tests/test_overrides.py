@@ -96,6 +96,10 @@ def test_a_kind_alone_keeps_what_the_new_part_has_too(overrides: list[str], chan
         (["evaluation.search={beam=4}", "evaluation.search.longest=3"], {"beam": 4, "longest": 3}),
         (["evaluation.search.longest=3", "evaluation.search={beam=4}"], {"beam": 4, "longest": 3}),
         (["evaluation.search.beam=4"], {"beam": 4, "length_penalty": 0.6}),
+        (["evaluation={search={longest=3}}", "evaluation.search={beam=4}"], {"beam": 4}),
+        (["evaluation.search={beam=4}", "evaluation={search={longest=3}}"], {"beam": 4}),
+        (["evaluation.search={longest=3}", "evaluation.search={beam=4}"], {"beam": 4}),
+        (["evaluation.search.beam=4", "evaluation={search={beam=3}}"], {"beam": 4}),
     ],
 )
 def test_a_table_in_braces_is_the_whole_of_it(overrides: list[str], search: dict[str, Any]) -> None:

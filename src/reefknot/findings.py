@@ -210,7 +210,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     told = [f"test perplexity {shown(test['perplexity'])}{streams}"]
     if "translation" in result:
         told.insert(0, f"test BLEU {result['translation']['test']['bleu']:.2f}")
-    elif test["words"] != test["tokens"]:
+    if test["words"] != test["tokens"]:
         told.append(f"{shown(test['word_perplexity'])} per word")
     if "train" in result:
         told.append(f"train {shown(result['train']['perplexity'])}")

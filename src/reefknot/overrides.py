@@ -34,14 +34,13 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def override(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Settings with overrides, which are one change whatever their order: what a table in braces replaces goes, kinds
-    come, then what is set of them."""
+    """Settings with overrides, which are one change whatever their order: a part of a table is set after the whole of
+    it, and a table in braces replaces what either the settings or an override had in its place. Of two of one name the
+    last counts."""
     changes: dict[str, Any] = {}
-    parsed = [parse_override(text) for text in overrides]
-    for names, value in parsed:
+    for names, value in sorted(map(parse_override, overrides), key=lambda parsed: len(parsed[0])):
         if isinstance(value, Mapping):
-            settings = _emptied(settings, names)
-    for names, value in parsed:
+            settings, changes = _emptied(settings, names), _emptied(changes, names)
         if names[-1] == "kind" and len(names) > 1:
             settings = merge(settings, _nest(names[:-1], _of_kind(settings, names[:-1], value)))
         else:

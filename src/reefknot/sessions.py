@@ -126,6 +126,7 @@ class LanguageModelSession(Session):
             world=world,
             display=display,
             name=name,
+            pieces=self.dataset.vocabulary.bpe is not None,
             trackers=trackers(asked, run),
         )
         progress = trainer.train()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from reefknot.encoders.contract import State
 from reefknot.encoders.encoder_decoder import EncoderDecoder, SourceBlock, TargetBlock
+from reefknot.encoders.transformer import Room
 from reefknot.errors import SettingsError
 from reefknot.inputs.lookup import Lookup
 from reefknot.models.translator import Translator
@@ -57,6 +59,15 @@ def test_the_stacks_are_torchs(norm: str) -> None:
     close(gradients(found.output, inputs), gradients(expected, inputs))
     close(encoder.attention(x_BTD, state), looked)
     assert found.raw is found.output
+
+
+def test_the_room_of_a_memory_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = build()
+    state = encoder.read(*source()) | encoder.memory(STREAMS, steps=vectors().shape[1])
+    expected = encoder.attention(vectors(), encoder.read(*source()))
+    monkeypatch.setattr(Room, "after", asked := Mock(wraps=Room.after))
+    close(encoder.attention(vectors(), state), expected)
+    assert asked.call_count == 1
 
 
 def test_they_have_torchs_number_of_parameters() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.reports.measured_steps import measured_steps
+from reefknot.reports.measured_steps import measured_steps, with_steps
 from reefknot.reports.results import collect
-from reefknot.reports.rows import Steps, TableRow, times_first
+from reefknot.reports.rows import Steps, TableRow, join, times_first
 from reefknot.reports.table import to_markdown
+
+from .conftest import result, write_run
 
 
 def write(
@@ -22,6 +24,7 @@ def write(
     modes = ("plain loop", "eager", "captured")
     record = {
         "bench": "steps",
+        "machine": {"device": "H200"},
         "environment": {"commit": "0123456789abcdef", "command": "reefknot bench steps", "dirty": None},
         "recipe": "pappas2019/table3",
         "overrides": [],
@@ -35,15 +38,50 @@ def write(
 def test_the_fastest_step_counts(tmp_path: Path) -> None:
     assert measured_steps(tmp_path) == {}
     write(tmp_path)
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied"): Steps(8.0, 5.0)}
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", "H200"): Steps(8.0, 5.0)}
     write(tmp_path, seconds=(40.0, 50.0, None))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied"): Steps(50.0, 0.8)}, "what is slower says so"
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", "H200"): Steps(50.0, 0.8)}, (
+        "what is slower says so"
+    )
 
 
 def test_of_several_records_the_least_is_taken(tmp_path: Path) -> None:
     for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
         write(tmp_path, name, (40.0, 20.0, captured))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied"): Steps(10.0, 4.0)}
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", "H200"): Steps(10.0, 4.0)}
+
+
+def test_every_device_counts_by_itself(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, "cpu", (900.0, 600.0, None), machine={"device": "Xeon"})
+    assert measured_steps(tmp_path) == {
+        ("pappas2019/table3", "tied", "H200"): Steps(8.0, 5.0),
+        ("pappas2019/table3", "tied", "Xeon"): Steps(600.0, 1.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (("A100", "A100"), {"Small": 2.0, "Small + WT": None, "not run": 4.0}),
+        (("A100", "Xeon"), {"Small": None, "Small + WT": None, "not run": 4.0}),
+        (("H200", "H200"), {"Small": None, "Small + WT": None, "not run": None}),
+        ((), {"Small": 3.0, "Small + WT": 5.0, "not run": None}),
+    ],
+)
+def test_steps_of_another_device_say_nothing_of_runs(
+    tmp_path: Path, devices: tuple[str, ...], expected: dict[str, float | None]
+) -> None:
+    """Where nothing was trained, the Xeon has measured more rows."""
+    for seed, device in enumerate(devices):
+        write_run(tmp_path, "Small", seed, result("Small", seed, training={"device": device}))
+    rows = join([TableRow(name) for name in expected], collect([tmp_path]) if devices else [])
+    found = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
+    found |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
+    measured = {("a/b", name, device): Steps(1.0, times) for (name, device), times in found.items()}
+    measured |= {("other", "Small", device): Steps(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
+    shown = with_steps("a/b", rows, measured)
+    assert {row.name: row.steps and row.steps.times_plain for row in shown} == expected
 
 
 @pytest.mark.parametrize(

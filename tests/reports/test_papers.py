@@ -88,10 +88,11 @@ def test_steps_are_held_against_plain_torch(root: Path) -> None:
     ]
     made = {"commit": "0123456789abcdef", "command": "reefknot bench steps press2017/table6"}
     record = {"bench": "steps", "recipe": PRESS.name, "overrides": [], "environment": made, "rows": steps}
-    (folder / "gpu.json").write_text(json.dumps(record))
-    update(root, [PRESS])
-    for page in ("PAPERS.md", "README.md"):
-        assert "| 13 | 11.6 | 4.5 | 1 |" in (root / page).read_text()
+    for device, told in (("NVIDIA H200", "| 13 | 11.6 | 4.5 | 1 |"), ("NVIDIA A100", "| 13 | 11.6 | 1 |")):
+        (folder / "gpu.json").write_text(json.dumps(record | {"machine": {"device": device}}))
+        update(root, [PRESS])
+        for page in ("PAPERS.md", "README.md"):
+            assert told in (root / page).read_text()
 
 
 def test_what_a_figure_shows_leads_to_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +186,15 @@ def test_a_record_that_cannot_be_traced_is_refused(root: Path, values: dict[str,
 
 def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
     run = root / "results" / "press2017" / "table6" / "small-wt" / "seed0"
-    write_evaluation(run, "dynamic", test=90.0)
+    command = "reefknot evaluate RUN --dynamic --save --search --search-tokens 2000"
+    write_evaluation(run, "dynamic", test=90.0, command=command)
     adapting = TableRow("Small + WT, adapting", {"test": 88.0}, recipe="", of="Small + WT", by="dynamic")
     update(root, [replace(PRESS, rows=[*PRESS.rows, adapting])])
     for name in ("PAPERS.md", "README.md"):
         text = (root / name).read_text()
         assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in text
         assert "commit `0123456789ab`, `fedcba98fedc`" in text
-        assert "and `reefknot evaluate RUN --dynamic --search --save` scores them by dynamic evaluation" in text
+        assert f"runs them, and `{command}` scores them by dynamic evaluation; each record" in text
     write_evaluation(run, "dynamic", test=90.0, command=None)
     with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
         update(root, [PRESS])
@@ -276,6 +278,12 @@ def test_a_record_names_no_folder_of_the_machine_it_came_from() -> None:
     found = json.loads(without_places(text))
     assert found["command"] == 'reefknot train a/b --row "x y" --data DIR --out RUN --start=RUN training.seed=1'
     assert found["origin"] == "/home/me/data"  # what the text was is no command
+
+
+@pytest.mark.parametrize("run", ["runs/a/seed0", "~/runs/a", "/runs/a", "RUN"])
+def test_a_record_of_an_evaluation_names_any_run(run: str) -> None:
+    text = json.dumps({"command": f"reefknot evaluate {run} --cache --save"})
+    assert json.loads(without_places(text))["command"] == "reefknot evaluate RUN --cache --save"
 
 
 @pytest.mark.parametrize("option", ["--json ", "--json=", "--output ", "-o "])

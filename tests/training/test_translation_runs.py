@@ -20,7 +20,6 @@ from reefknot.recipe import load_recipe
 from reefknot.runs.checkpoints import Checkpoints
 from reefknot.text.pair_batches import PairBatches
 from reefknot.trained_run import open_run
-from reefknot.training.display import Silent
 from reefknot.training.distributed import World
 
 ARTICLES, NOUNS = ("a", "the", "one", "this", "that"), ("dog", "cat", "man", "tree", "bird")
@@ -92,10 +91,10 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def train(recipe: Path) -> Callable[..., Any]:
+def train(recipe: Path, heard: Any) -> Callable[..., Any]:
     def run(out: Path, row: str, *overrides: str, device: str = "cpu") -> Any:
         loaded, world = load_recipe(str(recipe), overrides, row), World(device=torch.device(device))
-        return experiments.train(loaded, loaded.row(row), out, world=world, display=Silent())
+        return experiments.train(loaded, loaded.row(row), out, world=world, display=heard)
 
     return run
 
@@ -137,6 +136,16 @@ def test_fifty_pairs_are_learned_by_heart(tmp_path: Path, train: Callable[..., A
     assert written == references
     own = sacrebleu.corpus_bleu(written, [references], tokenize="none")
     assert own.score == pytest.approx(result["translation"]["test"]["bleu"])
+
+
+@pytest.mark.parametrize(("cut", "per"), [((), ""), (("vocabulary.bpe.merges=5",), " per piece")])
+def test_lines_say_what_perplexities_are_of(
+    tmp_path: Path, train: Callable[..., Any], heard: Any, cut: tuple[str, ...], per: str
+) -> None:
+    train(tmp_path / "run", "transformer", "training.epochs=1", *cut)
+    (validated,) = (line for line in heard.lines if "valid perplexity" in line)
+    assert re.fullmatch(rf"transformer  epoch 1/1  valid perplexity [\d.]+{per}  \(best\)", validated)
+    assert ("test perplexity" in heard.lines[-1], " per word" in heard.lines[-1]) == (True, bool(per))
 
 
 @pytest.mark.parametrize("row", ["transformer", "gru", "separate"])

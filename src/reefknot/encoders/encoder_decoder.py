@@ -110,21 +110,20 @@ class EncoderDecoder(SourceEncoder):
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         """After `read` alone, a window by itself; with a memory, what follows it, and the longer memory."""
-        x_BTD, memory = self._decode(x_BTD, state, len(self.target_blocks))
+        x_BTD, memory = self._decode(x_BTD, state, Room.after(state, x_BTD), len(self.target_blocks))
         x_BTD = self.target_norm(x_BTD)
         return Encoded(x_BTD, x_BTD, state | memory)
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
         last = len(self.target_blocks) - 1
         room = Room.after(state, x_BTD)
-        x_BTD, _ = self._decode(x_BTD, state, last)
+        x_BTD, _ = self._decode(x_BTD, state, room, last)
         block = self.target_blocks[last]
         assert isinstance(block, TargetBlock)
         return block.weights(x_BTD, *_context(state, last), room)
 
-    def _decode(self, x_BTD: Tensor, state: State, blocks: int) -> tuple[Tensor, State]:
+    def _decode(self, x_BTD: Tensor, state: State, room: Room | None, blocks: int) -> tuple[Tensor, State]:
         """What the first blocks make of the target steps that follow `state`, and their longer memory, if any."""
-        room = Room.after(state, x_BTD)
         x_BTD = self._enter(x_BTD, state, room)
         memory: State = {} if room is None else {"known": room.known}
         for number in range(blocks):

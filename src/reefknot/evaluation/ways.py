@@ -33,11 +33,3 @@ def in_words(way: str) -> str:
             return f"windows of {context:,} + {stride:,} tokens" if context else f"blocks of {stride:,} tokens"
         return f"blocks of whole lines of at most {complete:,} tokens" if complete else "single lines"
     return WAYS.get(way, way)
-
-
-def options(way: str) -> str:
-    """What `reefknot evaluate` is to be told. Where there are settings to tune, papers have tuned them."""
-    if found := WINDOWS.fullmatch(way):
-        context, stride, _ = found.groups()
-        return f"--context {context} --stride {stride}" if stride else f"--windows {way}"
-    return "--mc N" if way == "mc" else f"--{way} --search"

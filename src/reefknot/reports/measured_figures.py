@@ -93,7 +93,7 @@ def without_places(text: str) -> str:
 def _general(command: str) -> str:
     command = re.sub(r"--data[ =]\S+", "--data DIR", command)
     command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
-    return re.sub(r"(?<=[ =])/\S+", "RUN", command)
+    return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
 
 
 def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:

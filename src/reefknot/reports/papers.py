@@ -20,11 +20,11 @@ from typing import Any
 
 from reefknot.durable import write_text
 from reefknot.errors import DataError
-from reefknot.evaluation.ways import in_words, options
+from reefknot.evaluation.ways import in_words
 from reefknot.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
 from reefknot.reports.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
 from reefknot.reports.measured_figures import to_markdown as figures_to_markdown
-from reefknot.reports.measured_steps import measured_steps
+from reefknot.reports.measured_steps import measured_steps, with_steps
 from reefknot.reports.records import Evaluation, Record
 from reefknot.reports.results import Result, collect, flatten
 from reefknot.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
@@ -218,7 +218,7 @@ def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
     tables = []
     for recipe in recipes:
         own = [result for result in results if result.recipe == recipe.name]
-        rows = [replace(row, steps=steps.get((recipe.name, row.own_name))) for row in join(recipe.rows, own)]
+        rows = with_steps(recipe.name, join(recipe.rows, own), steps)
         tables.append(Recipe(recipe.name, recipe.title, rows))
     return tables
 
@@ -341,10 +341,8 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [line for record in records if record.test for line in record.test.definition.splitlines()]
     context = next((line for line in scored if line.startswith("context: ")), "")
-    ways = dict.fromkeys(row.by for row in table.rows if row.by and row.models)
-    evaluated = "".join(
-        f", and `reefknot evaluate RUN {options(by)} --save` scores them by {in_words(by)}" for by in ways
-    )
+    ways = dict.fromkeys((row.by, each.command) for row in table.rows if row.by for each in row.evaluations)
+    evaluated = "".join(f", and `{scoring}` scores them by {in_words(by)}" for by, scoring in ways if scoring)
     counted = dict.fromkeys(
         each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
     )

@@ -50,9 +50,13 @@ class Trainer:
         world: World | None = None,
         display: Display | None = None,
         name: str = "",
+        pieces: bool = False,
         trackers: Sequence[Callable[[Metric], None]] = (),
     ) -> None:
-        """`batches` are this process's share; `validate` returns the mean loss per token on the validation text."""
+        """`batches` are this process's share; `validate` returns the mean loss per token on the validation text.
+
+        `pieces`: tokens are pieces of words, and lines say that perplexities are.
+        """
         if settings.batching == "streams" and batches.batch % settings.accumulate:
             raise SettingsError(
                 f"training.accumulate = {settings.accumulate} does not divide the {batches.batch} streams of a process"
@@ -63,6 +67,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run.path, settings.keep)
         self.display = display or Silent()
         self.name = name
+        self._per = " per piece" if pieces else ""
         self.trackers = trackers
         self.batches = batches
         self.timetable = Timetable(settings, batches)
@@ -150,7 +155,7 @@ class Trainer:
     def _score_start(self) -> None:
         """Weights that come trained are the best so far: a second session can end no worse than it began."""
         nll, _ = self._score(epoch=0)
-        self.display.say(f"{self.name}  begins at valid perplexity {perplexity(nll):,.2f}")
+        self.display.say(f"{self.name}  begins at valid perplexity {perplexity(nll):,.2f}{self._per}")
         self._save()
         if self.world.first:
             self.checkpoints.mark_best(self.state.progress.step)
@@ -175,7 +180,7 @@ class Trainer:
         nll, best = self._score(self.timetable.passes(progress))
         self.display.say(
             f"{self.name}  {self.timetable.place_of_all(progress)}  "
-            f"valid perplexity {perplexity(nll):,.2f}{'  (best)' if best else ''}"
+            f"valid perplexity {perplexity(nll):,.2f}{self._per}{'  (best)' if best else ''}"
         )
         if nll > math.log(words := self.model.output.vocab_size):
             self.display.say(
@@ -308,7 +313,7 @@ class Trainer:
         progress.logged, progress.logged_tokens = {}, 0
         self._write_metric(line)
         done = self.timetable.done(progress)
-        facts = [self.timetable.place_of_all(progress), f"perplexity {perplexity(nll):,.1f}", *speed.told()]
+        facts = [self.timetable.place_of_all(progress), f"perplexity {perplexity(nll):,.1f}{self._per}", *speed.told()]
         self.display.update(progress_line(self.name, facts, done, self._sitting.left(done)))
 
     def _write_metric(self, line: Metric) -> None:

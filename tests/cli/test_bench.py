@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from reefknot.benchmarks import steps
+from reefknot.errors import ReefknotError
 
 from .conftest import Outcome
 
@@ -69,6 +73,22 @@ def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     assert record["rows"][0]["flops"] > 0
     assert record["rows"][0]["ends_share"] > record["rows"][0]["input_share"] > 0
     assert record["machine"]["matrix_flops"] == record["not_measured"] == {}
+
+
+def test_a_record_of_steps_says_what_was_not_reached(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> Iterator[list[steps.Row]]:
+        yield next(measure_all(*given))
+        raise ReefknotError("stopped")
+
+    measure_all, path = steps.measure_all, tmp_path / "record.json"
+    monkeypatch.setattr(steps, "measure_all", stopped)
+    asked = ("--row", "untied", "--row", "tied", "--seconds", "0", "--device", "cpu", "--json", path)
+    assert "stopped" in cli("bench", "steps", recipe, *asked).err
+    record = json.loads(path.read_text())
+    assert {row["row"] for row in record["rows"]} == {"untied"}
+    assert record["not_measured"] == {"tied": "not reached"}
 
 
 def test_rows_by_a_pattern_come_without_those_that_they_start_from(cli: Cli, recipe: Path, tmp_path: Path) -> None:

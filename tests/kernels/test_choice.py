@@ -205,3 +205,23 @@ def test_what_the_environment_may_not_say(monkeypatch: pytest.MonkeyPatch, name:
     monkeypatch.setenv(name, value)
     with pytest.raises(ArgumentError, match=r"^REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: "):
         choice._from_environment()
+
+
+@pytest.mark.parametrize(
+    ("switch", "expected"),
+    [
+        ("torch.backends.cuda.matmul.allow_tf32 = True", True),
+        ("torch.set_float32_matmul_precision('high')", True),
+        ("torch.backends.cuda.matmul.allow_tf32 = False", False),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
+        ("torch.backends.cuda.matmul.fp32_precision = 'ieee'", False),
+        ("torch.backends.fp32_precision = 'tf32'", True),
+    ],
+)
+def test_tf32_is_read_from_whichever_switch_was_set(switch: str, expected: bool) -> None:
+    if "fp32_precision" in switch and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has the older switch alone")
+    # A process of its own: the newer switches cannot all be put back.
+    script = f"import torch; from reefknot.kernels.choice import rounds_to_tf32\n{switch}\nprint(rounds_to_tf32())"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(expected)

@@ -249,16 +249,15 @@ def test_a_layer_without_a_mask_is_left_to_cudnn_but_where_it_was_measured_slowe
     assert not chosen(torch.bfloat16)  # no GPU
     monkeypatch.setattr(recurrence, "_has_kernels", lambda *given: True)
     assert chosen(torch.bfloat16)
+    assert chosen(torch.bfloat16, units=400)
+    assert not chosen(torch.bfloat16, units=399)
     assert not chosen(torch.bfloat16, units=1151)
     with torch.no_grad():
         assert not chosen(torch.bfloat16)
     assert not chosen(torch.float32)
     assert not chosen(torch.float16)
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    try:
-        assert chosen(torch.float32)
-        assert not chosen(torch.float64)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    monkeypatch.setattr(recurrence, "rounds_to_tf32", lambda: True)
+    assert chosen(torch.float32)
+    assert not chosen(torch.float64)
     with using("triton"), torch.no_grad():
         assert chosen(torch.float32, units=1151)

@@ -248,7 +248,9 @@ def _bench_steps(
     told = [f"{rate / 1e12:,.3g} TFLOP/s in large {precision} products" for precision, rate in rates.items()]
     missing = {name: str(reason) for name, reason in absent.items()}
     machine = facts() | {"matrix_flops": rates}
-    report.begin(machine, told, recipe=loaded.name, overrides=list(overrides), not_measured=missing)
+    # So that the record of a run which is stopped tells what it did not come to.
+    left = missing | {row.name: "not reached" for row in chosen if row.name not in missing}
+    report.begin(machine, told, recipe=loaded.name, overrides=list(overrides), not_measured=left)
     for line in dict.fromkeys(job.text.told for job in jobs):
         report.line(line)
     for reason in dict.fromkeys(missing.values()):
@@ -257,6 +259,7 @@ def _bench_steps(
     for found in measure_all(jobs, report.place, rates, seconds, report.progress):
         report.line(f"\n{found[0].row}: {_update(found[0])}")
         _print_measured([_step_cells(row) for row in found if row.ms is not None], found)
+        del left[found[0].row]
         report.add(row.record() for row in found)
 
 

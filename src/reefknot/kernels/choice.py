@@ -1,5 +1,5 @@
-"""Which implementation of the per-row primitive runs, and how much memory it may take; and whether an LSTM with a mask
-on its state has a kernel."""
+"""Which implementation of the per-row primitive runs, and how much memory it may take; and whether the recurrence of an
+LSTM has a kernel."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ _CHOSEN = threading.local()
 
 @contextmanager
 def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
-    """Within it, every output end computes its losses so: an implementation, and MiB of working memory. An LSTM with a
-    mask on its state has a kernel or a loop in plain torch; `reference` and `chunked` mean the loop."""
+    """Within it, every output end computes its losses so: an implementation, and MiB of working memory. A recurrence of
+    ours has a kernel or a loop in plain torch; `reference` and `chunked` mean the loop, or torch's own layer where that
+    will do."""
     before, _CHOSEN.choice = current(), Choice(impl, memory)
     try:
         yield
@@ -90,11 +91,19 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
 
 
 def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a kernel that has only a plain loop beside it runs: where `using` says so, or the device suits it."""
+    """Whether the kernel of a recurrence runs: where `using` says so, or the device suits it."""
     if current().impl == "triton":
         _check_triton(device, dtype)
         return True
     return current().impl == "auto" and _kernels_run_on(device)
+
+
+def rounds_to_tf32() -> bool:
+    """Whether products of float32 numbers on a GPU may be TF32's, whichever of torch's switches says so."""
+    matmul = torch.backends.cuda.matmul
+    # Of torch 2.9 and newer: there the older switch cannot be read once this one has been set.
+    precision: str | None = getattr(matmul, "fp32_precision", None)
+    return matmul.allow_tf32 if precision is None else precision == "tf32"
 
 
 @cache

@@ -4,9 +4,9 @@
                                                 h_t = sigmoid(o) tanh(c_t)
 
 The mask is the same at every step. cuDNN has no such mask, so on a GPU two kernels of our own walk through the window,
-one for each direction (`triton_recurrence`); everywhere else, and to compare with, a loop in plain torch. A layer
-without a mask may be left to either (`outruns_cudnn`). Where a layer
-reads the masked states of the one below (Inan et al. 2017), the kernels walk through all layers at once.
+one for each direction (`triton_recurrence`); everywhere else, and to compare with, a loop in plain torch. Where a layer
+reads the masked states of the one below (Inan et al. 2017), the kernels walk through all layers at once. A layer
+without a mask may be left to cuDNN or to them (`outruns_cudnn`).
 
 Shapes: L layers, T steps, B rows of the batch, H units, P of them with padding, G = 4H gates in torch's order i, f, g,
 o; M masks, 1 or one per gate.
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import current, say_once, triton_chosen
+from reefknot.kernels.choice import current, rounds_to_tf32, say_once, triton_chosen
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import at_least_float32, wide, widened
 
@@ -45,22 +45,23 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
 
 
 def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
-    """Whether `lstm_scan` trains a layer without a mask, which cuDNN can do too, in less time.
+    """Whether `lstm_scan` is to train a layer without a mask, which cuDNN can do too.
 
-    Measured on an H200 with layers of 1150, 1150 and 400 units (`reefknot bench encoders`): 0.6 to 0.7 of cuDNN's time
-    where products are bfloat16's or TF32's, 1.0 to 1.4 where they are float32's. Nobody has measured a pass without
-    gradients. `using("triton")` asks for it anywhere.
+    On an H200 a variational LSTM with layers of 1150, 1150 and 400 units took 0.6 to 0.7 of the time of cuDNN's without
+    masks where products are bfloat16's or TF32's, 1.0 to 1.4 where they are float32's (`reefknot bench encoders`).
+    Without a mask the kernels do no more. Narrower layers, wider ones and passes without gradients have not been
+    measured one layer at a time. `using("triton")` asks for it anywhere.
     """
-    dtype = compute_dtype(x_BTD, w_GH)
-    if current().impl != "triton":
-        narrow = dtype == torch.bfloat16 or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
-        if not (narrow and torch.is_grad_enabled() and w_GH.shape[1] <= _WIDEST):
-            return False
-    return _has_kernels(x_BTD.transpose(0, 1), w_GH, dtype)
+    dtype, units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]
+    if not _has_kernels(x_BTD.transpose(0, 1), w_GH, dtype):
+        return False
+    narrow = dtype == torch.bfloat16 or (dtype == torch.float32 and rounds_to_tf32())
+    measured = _NARROWEST <= units <= _WIDEST and torch.is_grad_enabled()
+    return current().impl == "triton" or (narrow and measured)
 
 
-_WIDEST = 1150
-"""Units of the widest layer that was measured."""
+_NARROWEST, _WIDEST = 400, 1150
+"""Units of the layers that were measured."""
 
 
 def lstm_stack_scan(

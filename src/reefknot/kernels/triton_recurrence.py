@@ -21,6 +21,7 @@ import triton
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels.choice import rounds_to_tf32
 from reefknot.kernels.triton_recurrence_kernels import backward_kernel, forward_kernel
 
 
@@ -43,7 +44,7 @@ class Plan:
     def choose(cls, rows: int, units: int, dtype: torch.dtype, device: torch.device, layers: int = 1) -> Plan | None:
         """For a batch of so many rows; None where a device has too few multiprocessors, for one layer or for several at
         once, or too little memory on each."""
-        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+        precision = "tf32" if rounds_to_tf32() else "tf32x3"
         if device.type != "cuda":
             # The interpreter: small tiles, so that small shapes have several, and the smallest are held.
             return cls(16, 16, 32, 4, 1, "ieee", triton.cdiv(rows, 16), 16 if units <= 16 else 0)

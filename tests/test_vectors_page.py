@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from cli.conftest import run_command
 from pages import ROOT, Page, code, experiments
 from reefknot.evaluation.pairwise_similarity import EXACT_BELOW, SAMPLES
 from reefknot.evaluation.pca import EXAMPLES
@@ -24,6 +26,7 @@ from reefknot.recipes.file import read_file
 from reefknot.skip_gram_experiment import SkipGramExperiment, VectorEvaluation
 from reefknot.training.skip_gram import SkipGramTraining
 from reefknot.vectors.files import FORMATS
+from skip_gram_recipe import write_judgements, write_recipe
 
 PAGE = Page("docs/vectors.md")
 (FIRST,) = PAGE.snippets("First word vectors")
@@ -78,10 +81,22 @@ def test_constants_are_those_of_the_code() -> None:
     assert "Fewer than ten pairs have no interval" in PAGE.sections["People's judgements"]
 
 
-def test_the_report_has_benchmarks_only_of_runs_that_were_judged() -> None:
-    section = " ".join(PAGE.sections["The report"].split())
-    assert "a picture of eight words" in section
-    assert "where it was trained with `evaluation.similarity`, the benchmarks" in section
+def test_the_report_has_benchmarks_only_of_runs_that_were_judged(
+    tmp_path: Path, made_text: Callable[[int], Path]
+) -> None:
+    recipe, data = write_recipe(tmp_path, made_text(600)), write_judgements(tmp_path)
+    judged = []
+    for similarity in ("true", "false"):
+        run, page = tmp_path / similarity, tmp_path / f"{similarity}.html"
+        settings = ("training.epochs=1", f"evaluation.similarity={similarity}")
+        train = ("train", recipe, "--row", "tied", "--out", run, "--device", "cpu", "--data", data, *settings)
+        for command in (train, ("report", run, "-o", page)):
+            outcome = run_command(*command)
+            assert outcome.code == 0, outcome.err
+        html = page.read_text(encoding="utf-8")
+        assert "<h2>Results</h2>" in html
+        judged.append(("<h3>Word similarity</h3>" in html, "60 of 999" in html))
+    assert judged == [(True, True), (False, False)]
 
 
 def test_benchmarks_are_those_of_the_code() -> None:

@@ -107,7 +107,7 @@ def write_findings(
         **_heading(model, dataset, experiment, course),
         **{split: each.summary() for split, each in scores.items()},
         "best": {"step": progress.best_step, "epoch": progress.best_epoch},
-        **_averaged(run),
+        **({"averaged": averaged} if (averaged := run.checkpoints.averaged()) else {}),
         "start": run.config.get("start"),
         "training": _training(experiment, course),
         **own,
@@ -151,13 +151,6 @@ def _heading(
         "paper_similarity": row.paper_similarity,
         "changed": course.changed,
     }
-
-
-def _averaged(run: RunFolder) -> dict[str, Any]:
-    """The steps whose mean was scored in the place of the best, if that was asked for."""
-    best = run.checkpoints.best()
-    means = run.checkpoints.load(best).values.get("mean_of") if best else None
-    return {"averaged": means} if means else {}
 
 
 def _of_language_model(model: LanguageModel, dataset: Dataset, experiment: Experiment, scored: Score) -> dict[str, Any]:

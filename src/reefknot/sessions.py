@@ -134,6 +134,12 @@ class LanguageModelSession(Session):
             return None
         if (number := experiment.evaluation.average) is not None:
             run.checkpoints.average(number)
+            if (found := len(run.checkpoints.averaged())) < number:
+                display.say(
+                    f"{name}  evaluation.average = {number}, but training has left {found} "
+                    f"checkpoint{'s' * (found > 1)}: the mean is of {found}; a smaller training.save_every or "
+                    "training.validate_every leaves more"
+                )
         display.update(f"{name}  scoring the best weights")
         # Processes that each hold a part of the model: what the first one scores alone is a whole one.
         sharded = settings.shard and world.size > 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reefknot.vectors.files import write_vectors
+from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
 
 from .conftest import Outcome, Runs
@@ -41,6 +42,19 @@ def test_a_zero_vector_and_no_other_word_are_told(cli: Cli, tmp_path: Path) -> N
     (tmp_path / "v.txt").write_text("a 1 2\nb 2 1\n")
     outcome = cli("analogy", tmp_path / "v.txt", "a", "b", "a")
     assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", "vectors: there is no other word\n")
+
+
+def test_words_are_looked_up_as_written_once(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    require = Lookup.require
+
+    def watched(lookup: Lookup, words: Sequence[str], where: str) -> list[int]:
+        asked.append(list(words))
+        return require(lookup, words, where)
+
+    monkeypatch.setattr(Lookup, "require", watched)
+    assert cli("analogy", file, "Man", "king", "WOMAN", "-k", 1).out == "vectors: queen 0.79\n"
+    assert asked.count(["Man", "king", "WOMAN"]) == 1
 
 
 def test_every_table_of_a_run(cli: Cli, runs: Runs) -> None:

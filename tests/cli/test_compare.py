@@ -90,7 +90,7 @@ def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Pat
     lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
-    assert f"note: {lines} was scored with other context (lines) than {runs.tied} (one stream)" in outcome.err
+    assert f"note: {runs.tied} and {lines}: scored with other context, one stream and lines\n" in outcome.err
     assert "note" not in cli("compare", lines, lines).err
 
 
@@ -131,7 +131,7 @@ def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, t
     other = copy_run(runs.tied, tmp_path / "other", evaluation={"streams": 7})
     outcome = cli("compare", runs.untied, other)
     assert outcome.code == 2
-    assert f"{other} was scored in 7 streams, {runs.untied} in 1: no fair comparison" in outcome.err
+    assert f"{runs.untied} and {other}: no fair comparison: scored in 1 and in 7 streams; train both" in outcome.err
 
 
 def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:

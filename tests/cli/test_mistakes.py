@@ -84,6 +84,7 @@ MISTAKES = [
     ("params {recipe} tables.spare.kind=word tables.spare.dim=3", 2, "no end uses tables.spare"),
     ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables. .there: words."),
     ("validate nowhere", 2, "no recipe 'nowhere'"),
+    ("validate demo a.b=1", 2, "^reefknot: a.b=1 is no recipe; .*, use `reefknot params RECIPE --row ROW a.b=1`\n$"),
     ("ls nothing", 2, "no family 'nothing'; there are: recipes.*; and no recipe 'nothing'"),
     ("trian", 2, "No such command 'trian'"),
     ("ls --jsno", 2, "(?i)no such option.*--jsno"),

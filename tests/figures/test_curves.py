@@ -58,7 +58,7 @@ def runs_of(write: Write, units: int, lowest: dict[str, float], corpus: str = "p
     return [
         write(
             RECIPE,
-            f"{method} {units} {corpus}, first session",
+            f"{method} {units} {corpus}",
             seed,
             settings=settings(units, **kinds[method]),
             curve=[900, 200, low + 0.1 * seed, 150],
@@ -82,18 +82,21 @@ def test_what_the_paper_finds_is_seen_or_not(write: Write) -> None:
         "RE lowers the perplexity: not decided",
         "RE lowers it more than AL: the contrary is seen",
     ]
-    assert told[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227]")
+    assert told[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227] ")
+    assert all(line.endswith("] of validation perplexity.") for line in told[1:])
 
 
 def test_what_no_run_tells_is_not_decided(write: Write) -> None:
     runs = runs_of(write, 200, {"VD+AL": 91, "VD+RE": 92})
     runs += runs_of(write, 200, {"VD": 93}, "wikitext-2")  # another text
+    runs += [write(RECIPE, f"VD {n}", settings=settings(1500), curve=[900, 80]) for n in (1, 2)]
     measured = Progress().measure(runs)
-    told = Progress().lines(measured)[5:]
+    told = Progress().lines(measured)[7:]
     assert told[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: seen, 1.000 [")
     assert told[1:] == [
-        "Small network (200 units, ptb): the rest is not decided, as these runs have not one row each of VD.",
-        "Large network (1500 units, ptb): not decided, as these runs have not one row each of VD, VD+AL, VD+RE.",
+        "Small network (200 units, ptb): the rest is not decided: one row each of VD (here 0) is needed.",
+        "Large network (1500 units, ptb): not decided: one row each of VD (here 2), VD+AL (here 0), VD+RE (here 0) "
+        "is needed.",
     ]
 
 

@@ -39,9 +39,9 @@ def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sco
         corpus = CorpusSettings(name=str(text), **settings.get("corpus", {}))
         return open_dataset(corpus, VocabularySettings(**settings.get("vocabulary", {})), cache=tmp_path / "cache")
 
-    def scored(row: str, kind: str, table: str = "words", seed: int = 0, **settings: Any) -> Result:
+    def scored(row: str, kind: str, table: str = "words", found: Any = None, **settings: Any) -> Result:
         ends = {"input": {"table": "words"}, "output": {"labels": {"kind": kind, "table": table, "depth": 2}}}
-        result = write("ends", row, seed, settings=ends | settings)
+        result = write("ends", row, settings=ends | settings, **(found or {}))
         run = RunFolder.open(result.folder)
         texts = open_texts(run, None)
         (result.folder / "config.json").write_text(json.dumps(run.config | {"corpus": texts.fingerprint}))
@@ -80,8 +80,17 @@ def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
 
 def test_other_streams_leave_other_context(scored: Score) -> None:
     runs = [scored(row, row, evaluation={"streams": streams}) for row, streams in (("drill", 1), ("plain", 7))]
-    with pytest.raises(DataError, match="7 streams against 1; train both with one"):
+    with pytest.raises(DataError, match="drill: scored in 1 and in 7 streams; train both with one"):
         RelativeLoss().measure(runs)
+
+
+def test_other_windows_leave_other_context(scored: Score) -> None:
+    found = {"test": {"perplexity": 9.0, "nll": 2.2, "windows": "lines"}}
+    runs = [scored("DRILL", "drill"), scored("lines", "plain", found=found)]
+    with pytest.raises(DataError, match=r"context, one stream and lines; train both with one evaluation\.windows"):
+        RelativeLoss().measure(runs)
+    runs.append(scored("tied", "bilinear"))
+    assert list(RelativeLoss().measure(runs)["left_out"]) == ["lines"]
 
 
 def test_what_a_baseline_must_be_is_said(scored: Score) -> None:

@@ -276,12 +276,18 @@ def test_where_figures_came_from_names_the_signature(rows: list[TableRow]) -> No
     told = papers._origin(papers.Recipe("pappas2019/multi30k", "Ours", rows), records)
     assert f"; BLEU by sacrebleu, `{SIGNATURE}`.\n" in told
     assert "Ours: at the epoch with the best validation perplexity" in told
-    folder = rows[0].results[0].folder / "config.json"
-    config = json.loads(folder.read_text())
-    config["settings"]["evaluation"] = {"average": 10}
-    folder.write_text(json.dumps(config))
-    (row,) = join([], [load(folder.parent)])
-    assert "Ours: the mean of the last 10 checkpoints" in papers._origin(papers.Recipe("a", "b", [row]), row.records)
+
+
+def test_reports_tell_how_many_checkpoints_were_averaged(tmp_path: Path) -> None:
+    """Not how many were asked for: training may have left fewer."""
+    for seed, number in enumerate((10, 1, 10)):
+        averaged = [f"step_{step:08d}" for step in range(number)]
+        write_translator(tmp_path, "TWWT", 39.0, seed, averaged=averaged)
+    (row,) = join([], collect([tmp_path]))
+    told = papers._origin(papers.Recipe("a", "b", [row]), row.records)
+    assert "Ours: the last checkpoint or the mean of the last 10 checkpoints; ±" in told
+    page = render([row], "Translators")
+    assert re.findall(r"<td>mean of (\d+)</td>", page) == ["10", "1", "10"]
 
 
 def test_a_sweep_is_judged_by_the_validation_s_bleu(tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def test_the_mean_of_the_last_steps_is_the_best(five: Checkpoints, tmp_path: Pat
     assert names(path) == ["MANIFEST.json", "model.safetensors", "state.json", "state.safetensors"]
 
 
+def test_what_the_best_is_a_mean_of_is_known(five: Checkpoints, tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "empty").averaged() == five.averaged() == []
+    five.average(2)
+    assert five.averaged() == ["step_00000004", "step_00000005"]
+
+
 def test_fewer_steps_than_asked_for_are_all(five: Checkpoints) -> None:
     assert torch.equal(five.load(five.average(100)).model["words.weight"], mean_of(1, 2, 3, 4, 5))
 

@@ -167,6 +167,22 @@ def test_a_stop_in_the_middle_of_an_epoch(
     assert all(torch.equal(best.model[name], again.model[name]) for name in best.model)
 
 
+@pytest.mark.parametrize(
+    ("every", "number"), [((), 2), (("training.save_every=1000", "training.validate_every=1000"), 1)]
+)
+def test_a_mean_of_fewer_checkpoints_than_asked_for_says_so(
+    tmp_path: Path, train: Callable[..., Any], heard: Any, every: tuple[str, ...], number: int
+) -> None:
+    """No epoch ends with a validation, and so with a checkpoint, where validations are counted in updates."""
+    result = train(tmp_path / "run", "transformer", "evaluation.average=2", *every)
+    assert len(result["averaged"]) == number
+    told = [line for line in heard.lines if "evaluation.average" in line]
+    assert told == [
+        "transformer  evaluation.average = 2, but training has left 1 checkpoint: the mean is of 1; a smaller "
+        "training.save_every or training.validate_every leaves more"
+    ] * (number < 2)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("row", ["transformer", "gru"])
 def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -> None:

@@ -86,7 +86,7 @@ def test_safetensors_holds_any_word_and_counts(tmp_path: Path) -> None:
 
 
 def _w2v(*lines: str, header: str = "2 3") -> bytes:
-    return "\n".join([*([header] if header else []), *lines, ""]).encode()
+    return "\n".join([*([header] if header else []), *lines, ""]).encode(errors="surrogateescape")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,13 @@ def _w2v(*lines: str, header: str = "2 3") -> bytes:
         (_w2v("a 1 2 3", "b 4 x 6"), "line 3: 'x' where one of 3 numbers"),
         (_w2v("a 1 x 3", "b 4 5 6"), "line 2: 'x' where one of 3 numbers"),
         (_w2v("a 1 2", "b 4 5 6"), "line 2: 2 numbers after the word where 3"),
+        (_w2v("a x y z", "b 4 5 6"), "line 2: 'x' where one of 3 numbers"),
+        (_w2v("café x.12345678 y.12345678 z", "b 4 5 6"), "line 2: 'x.12345678' where one of 3 numbers"),
+        (_w2v("caf\udce9 1 x 3", "b 4 5 6"), "line 2: 'x' where one of 3 numbers"),
+        (_w2v("a 1", "b 2", "c 3", header="3 2"), "line 2: 1 number after the word where 2 are expected"),
+        (_w2v("a x", "", "b y", header="2 2"), "line 2: 0 numbers after the word where 2 are expected"),
+        (_w2v(*(f"w{n} 1" for n in range(1500)), header="1500 2"), "line 2: 1 number after the word where 2"),
+        (_w2v(header="3 2"), "is cut off: its header promises 3 words of 2 numbers"),
         (_w2v("a 1 2 1_0", "b 4 5 6"), "line 2: '1_0' where one of 3 numbers"),
         (_w2v("a 1 2 3", "b 4 5 nan"), r"the vector of 'b' \(word 2\) holds NaN"),
         (_w2v("a 1 2 3", "b 4 -inf 5"), r"the vector of 'b' \(word 2\) holds NaN or a number too large"),
@@ -187,6 +194,7 @@ def test_the_width_is_that_of_the_numbers_though_most_words_have_spaces(tmp_path
         (("1 0.25 0.3", "a 0.1 0.2"), ("1", "a")),
         (("1984 2 0 1", "2 1 1 1"), ("1984", "2")),
         (("1984 2", "a 3", "b 4"), ("1984", "a", "b")),
+        (("2 0.5", "a 3", "b 4"), ("2", "a", "b")),
         (("BZhou 1 2", "b 1 2"), ("BZhou", "b")),
     ],
 )
@@ -195,6 +203,14 @@ def test_a_first_word_that_looks_like_something_else_is_a_word(
 ) -> None:
     (tmp_path / "v").write_bytes(_w2v(*lines, header=""))
     assert read_vectors(tmp_path / "v").words == words
+
+
+def test_the_first_lines_that_tell_the_width_tell_a_header_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "v").write_bytes(_w2v("a 3", "new york 4", header="3 2"))
+    with pytest.raises(DataError, match="line 2: 1 number after the word where 2"):
+        read_vectors(tmp_path / "v")
+    monkeypatch.setattr(text_files, "_SEEN", 1)
+    assert read_vectors(tmp_path / "v").words == ("3", "a", "new york")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -226,6 +242,16 @@ def test_a_binary_file_is_none_of_text_however_small(size: int, dim: int, newlin
         pairs = [b"w%d " % number + row.tobytes() + newline for number, row in enumerate(rows)]
         (tmp_path / "v.bin").write_bytes(b"%d %d\n" % (size, dim) + b"".join(pairs))
         assert np.array_equal(read_vectors(tmp_path / "v.bin").vectors_VD, rows)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(b"printed?", b"letters>"), (b"7\n]H\xabQ4^", b"1 2 3 4?"), (b"0\n\x1a\xbd....", b"1\n2\n3\n4?")]
+)
+def test_a_binary_file_may_look_like_text(numbers: tuple[bytes, bytes], tmp_path: Path) -> None:
+    (tmp_path / "v.bin").write_bytes(b"2 2\na %bb %b" % numbers)
+    found = read_vectors(tmp_path / "v.bin")
+    assert found.words == ("a", "b")
+    assert found.vectors_VD.tobytes() == b"".join(numbers)
 
 
 def test_the_first_of_doubles_counts_and_they_are_told(tmp_path: Path) -> None:

@@ -51,12 +51,10 @@ def analogy(
         emit(found, "\n".join(_told(name, figures) for name, figures in scores.items()), as_json)
         return
     assert words is not None
-    a, b, c = words
     found = {}
     for name, table in open_tables(source).items():
-        answers = answer(table, a, b, c, k, where=str(source))
-        rows = Lookup(table).require(words, str(source))
-        found[name] = meaningful(answers, table, [table.words[row] for row in rows], name)
+        a, b, c = (table.words[row] for row in Lookup(table).require(words, str(source)))
+        found[name] = meaningful(answer(table, a, b, c, k), table, (a, b, c), name)
     emit(found, "\n".join(f"{name}: {listed(answers)}" for name, answers in found.items()), as_json)
 
 

@@ -83,8 +83,7 @@ def _compare_losses(
     from reefknot.evaluation.frequency import Pair
     from reefknot.trained_run import open_texts
 
-    _refuse_other_streams(systems)
-    _note_other_windows(systems, split)
+    _check_contexts(systems, split)
     of, (scores_a, *scores_b) = _pair(systems, split, data)
     if of == "word" and (bands or by == "documents"):
         advice = "leave out --bands" if bands else "use --by blocks"
@@ -129,28 +128,18 @@ def _translate(systems: list[System]) -> bool:
     return True in kinds
 
 
-def _refuse_other_streams(systems: list[System]) -> None:
-    """More streams leave less context, and so make a loss higher."""
+def _check_contexts(systems: list[System], split: str) -> None:
+    """Other streams are refused. Whether other windows help is a fair question, but not one to ask unawares."""
     from reefknot.errors import SettingsError
-    from reefknot.reports.results import flatten
+    from reefknot.evaluation.perplexity import other_streams, other_windows
 
     first, *others = [run for system in systems for run in system.runs]
     for run in others:
-        here, there = (flatten(each.config).get("settings.evaluation.streams") for each in (run, first))
-        if here != there:
-            raise SettingsError(
-                f"{run.path} was scored in {here} streams, {first.path} in {there}: no fair comparison; "
-                "train both with one evaluation.streams"
-            )
-
-
-def _note_other_windows(systems: list[System], split: str) -> None:
-    """Whether more context helps is a fair question, but not one to ask unawares."""
-    first, *others = [run for system in systems for run in system.runs]
+        if reason := other_streams(first, run):
+            raise SettingsError(f"{first.path} and {run.path}: no fair comparison: {reason}")
     for run in others:
-        here, there = ((each.result or {}).get(split, {}).get("windows", "one stream") for each in (run, first))
-        if here != there:
-            typer.echo(f"note: {run.path} was scored with other context ({here}) than {first.path} ({there})", err=True)
+        if told := other_windows(first, run, split):
+            typer.echo(f"note: {first.path} and {run.path}: {told}", err=True)
             return
 
 
@@ -160,7 +149,7 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     Runs with other tokens are compared by words, where the same words were scored as themselves.
     """
     from reefknot.errors import SettingsError
-    from reefknot.evaluation.perplexity import same_tokens, unfair, word_losses
+    from reefknot.evaluation.perplexity import same_tokens, why_unfair, word_losses
     from reefknot.trained_run import open_texts
 
     scores = [_scores(system, split) for system in systems]
@@ -170,7 +159,7 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     opened = {run.path: open_texts(run, data) for run in runs}
     first = opened[runs[0].path]
     for path, texts in opened.items():
-        if reason := unfair(first, texts, split):
+        if reason := why_unfair(first, texts, split):
             raise SettingsError(f"{runs[0].path} and {path}: no fair comparison: {reason}")
     if all(same_tokens(first, texts, split) for texts in opened.values()):
         return "token", scores

@@ -50,11 +50,9 @@ class Accuracy:
         return self.right / self.asked if self.asked else None
 
 
-def analogy(
-    vectors: WordVectors, a: str, b: str, c: str, k: int, *, where: str = "these vectors"
-) -> list[tuple[str, float]]:
-    """The k best answers to "a is to b as c is to what", with their cosines, best first. `where` names the vectors."""
-    ids_Q3 = np.array([Lookup(vectors).require([a, b, c], where)], dtype=np.int64)
+def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[str, float]]:
+    """The k best answers to "a is to b as c is to what", with their cosines, best first."""
+    ids_Q3 = np.array([Lookup(vectors).require([a, b, c], "these vectors")], dtype=np.int64)
     ((_, cosines_QV),) = _cosines(vectors, ids_Q3)
     order = np.argsort(-cosines_QV[0], kind="stable")[:k]
     return [(vectors.words[index], float(cosines_QV[0, index])) for index in order if cosines_QV[0, index] > -np.inf]

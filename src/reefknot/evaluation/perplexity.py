@@ -25,6 +25,7 @@ from reefknot.evaluation.units import perplexity, shown
 from reefknot.evaluation.windows import Spans, Windows
 from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel, evaluating
+from reefknot.runs.folder import RunFolder
 from reefknot.text.dataset import Dataset, Split
 from reefknot.text.pair_dataset import PairSplit
 from reefknot.text.vocabulary import Vocabulary
@@ -222,7 +223,7 @@ def same_tokens(a: Dataset, b: Dataset, split: str) -> bool:
     return a.vocabulary.words == b.vocabulary.words and np.array_equal(a.splits[split].ids, b.splits[split].ids)
 
 
-def unfair(a: Dataset, b: Dataset, split: str) -> str | None:
+def why_unfair(a: Dataset, b: Dataset, split: str) -> str | None:
     """Why losses on two texts cannot be paired, and what to do; None where they can be."""
     if a.hashes[split] != b.hashes[split]:
         return f"their {split} texts differ; compare runs of one corpus"
@@ -238,6 +239,19 @@ def unfair(a: Dataset, b: Dataset, split: str) -> str | None:
             "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
         )
     return None
+
+
+def other_streams(a: RunFolder, b: RunFolder) -> str | None:
+    """Why the losses of two runs cannot be paired, where it is that they were read in more streams or fewer: more leave
+    less context, and so make a loss higher."""
+    here, there = (run.config.get("settings", {}).get("evaluation", {}).get("streams", 1) for run in (a, b))
+    return f"scored in {here} and in {there} streams; train both with one evaluation.streams" if here != there else None
+
+
+def other_windows(a: RunFolder, b: RunFolder, split: str) -> str | None:
+    """How the context of their losses differs, where that is by the windows that were computed afresh."""
+    here, there = ((run.result or {}).get(split, {}).get("windows", "one stream") for run in (a, b))
+    return f"scored with other context, {here} and {there}" if here != there else None
 
 
 def _fold(ids_T: Tensor, streams: int, filler: int) -> Tensor:

@@ -19,12 +19,16 @@ from reefknot.reports.rows import group
 
 METHODS = ("VD", "VD+AL", "VD+RE", "VD+REAL")
 CORPUS = "ptb"
+SMALL, LARGE = 200, 1500
+"""Units of the paper's networks."""
 _LOWERS = (("VD+AL", "VD", "AL lowers the perplexity"), ("VD+RE", "VD", "RE lowers the perplexity"))
 CLAIMS = {
-    ("Small", 200): (*_LOWERS, ("VD+AL", "VD+RE", "AL lowers it more than RE")),
-    ("Large", 1500): (*_LOWERS, ("VD+RE", "VD+AL", "RE lowers it more than AL")),
+    ("Small", SMALL): (*_LOWERS, ("VD+AL", "VD+RE", "AL lowers it more than RE")),
+    ("Large", LARGE): (*_LOWERS, ("VD+RE", "VD+AL", "RE lowers it more than AL")),
 }
 """By network and its units: which method the paper finds lower than which other, and how it is told."""
+
+UNIT = "of validation perplexity"
 
 
 class Progress(Figure):
@@ -99,7 +103,7 @@ class Progress(Figure):
                 f"{curve['row']:<36} {means[best]:>7.1f} {curve['epochs'][best]:>6g} {paper:>6} "
                 f"{means[len(means) // 3]:>11.1f} {curve['epochs'][-1]:>7g} {len(curve['seeds']):>6}"
             )
-        if any(not curve["paper"] and "first session" in curve["row"] for curve in measured["curves"]):
+        if any(not curve["paper"] and curve["size"] == SMALL for curve in measured["curves"]):
             lines.append("The paper has no figures of first sessions: those of its small networks are of second ones.")
         return [*lines, *_verdicts(measured["curves"])]
 
@@ -111,16 +115,17 @@ def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
         # Records from before a curve had its text are of the paper's.
         own = [each for each in curves if each["size"] == units and each.get("corpus", CORPUS) == CORPUS]
         rows = {method: [_lowest(each) for each in own if each["method"] == method] for method in METHODS[:3]}
-        lacking = [method for method, points in rows.items() if len(points) != 1]
+        lacking = {method: len(points) for method, points in rows.items() if len(points) != 1}
         where = f"{network} network ({units} units, {CORPUS})"
         told += [
-            verdict(difference(rows[other][0], rows[lower][0]).json(), f"{where}: {claim}")
+            verdict(difference(rows[other][0], rows[lower][0]).json(), f"{where}: {claim}", unit=UNIT)
             for lower, other, claim in claims
             if lower not in lacking and other not in lacking
         ]
         if lacking:
             what = "not decided" if len(lacking) > 1 else "the rest is not decided"
-            told.append(f"{where}: {what}, as these runs have not one row each of {', '.join(lacking)}.")
+            found = ", ".join(f"{method} (here {number})" for method, number in lacking.items())
+            told.append(f"{where}: {what}: one row each of {found} is needed.")
     return told
 
 

@@ -92,10 +92,12 @@ def told(estimate: dict[str, Any], digits: int = 2) -> str:
     return f"{mean} [{', '.join(ends)}]".replace("-", "−") if ends else mean.replace("-", "−")
 
 
-def verdict(estimate: dict[str, Any], claim: str, low: float = 0.0, high: float = math.inf) -> str:
+def verdict(
+    estimate: dict[str, Any], claim: str, low: float = 0.0, high: float = math.inf, unit: str | None = None
+) -> str:
     """Whether what a paper finds between two ends, a difference above zero unless they are given, is seen here: a
     sentence that begins with the claim."""
-    figure = told(estimate, 3)
+    figure = told(estimate, 3) + (f" {unit}" if unit else "")
     if estimate["low"] is None:
         return f"{claim}: {figure}; one run has no interval, so that nothing is decided."
     if low < estimate["low"] and estimate["high"] < high:

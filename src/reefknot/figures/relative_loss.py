@@ -15,7 +15,7 @@ import numpy as np
 from reefknot.errors import DataError
 from reefknot.evaluation.comparison import blocks
 from reefknot.evaluation.frequency import FIGURE_3, Pair, compare_by_target
-from reefknot.evaluation.perplexity import same_tokens, unfair
+from reefknot.evaluation.perplexity import other_streams, other_windows, same_tokens, why_unfair
 from reefknot.figures.contract import Figure, Measured
 from reefknot.figures.intervals import told
 from reefknot.figures.pictures import Panel, bars
@@ -52,7 +52,7 @@ class RelativeLoss(Figure):
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """For each baseline the bands, the mean over types and its interval; several seeds of a row are averaged.
 
-        Baselines that were scored on other tokens than DRILL, or in other streams, are named and left out.
+        Baselines that were scored on other tokens than DRILL, or in other streams or windows, are named and left out.
         """
         systems = group(runs)
         ours = [name for name, results in systems.items() if _labels(results[0]) == "drill"]
@@ -70,7 +70,7 @@ class RelativeLoss(Figure):
         left_out = {
             name: f"no fair comparison with {drill}: {reason}"
             for name, results in baselines.items()
-            if (reason := _unfair(first, texts, [*seeds, *results], data))
+            if (reason := _why_unfair(first, texts, [*seeds, *results], data))
         }
         baselines = {name: results for name, results in baselines.items() if name not in left_out}
         if not baselines:
@@ -151,25 +151,22 @@ def _losses(result: Result) -> Any:
     return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
 
 
-def _unfair(first: Result, texts: Dataset, others: Sequence[Result], data: Path | None) -> str | None:
+def _why_unfair(first: Result, texts: Dataset, others: Sequence[Result], data: Path | None) -> str | None:
     """Why the losses of runs cannot stand beside those of the first one, token by token; None where they can."""
-    corpus, streams = RunFolder.open(first.folder).config.get("corpus"), _streams(first)
-    for result in others:
-        run = RunFolder.open(result.folder)
-        if _streams(result) != streams:
-            return f"{_streams(result)} streams against {streams}; train both with one evaluation.streams"
-        if run.config.get("corpus") == corpus:
+    ours = RunFolder.open(first.folder)
+    for run in (RunFolder.open(result.folder) for result in others):
+        if reason := other_streams(ours, run):
+            return reason
+        if reason := other_windows(ours, run, "test"):
+            return f"{reason}; train both with one evaluation.windows"
+        if run.config.get("corpus") == ours.config.get("corpus"):
             continue
         own = open_texts(run, data)
-        if reason := unfair(texts, own, "test"):
+        if reason := why_unfair(texts, own, "test"):
             return reason
         if not same_tokens(texts, own, "test"):
             return "their tokens are others; name runs with one vocabulary"
     return None
-
-
-def _streams(result: Result) -> Any:
-    return flatten(result.settings).get("evaluation.streams")
 
 
 def _estimate(mean: float, interval: tuple[float, float] | None) -> dict[str, Any]:

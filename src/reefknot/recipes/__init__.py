@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from contextlib import suppress
 from difflib import get_close_matches
@@ -28,6 +29,12 @@ def find_recipe(name: str) -> tuple[Path, str]:
     with suppress(OSError):  # a name that is too long to be a file's
         if path.is_file():
             return path, path.stem
+    if "=" in name:
+        setting = shlex.quote(name[:200])
+        raise SettingsError(
+            f"{setting} is no recipe; a setting comes after the recipe of `train`, `table` or `params`, and `validate` "
+            f"takes none: to check a row with it, use `reefknot params RECIPE --row ROW {setting}`"
+        )
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"shipped are: {', '.join(sorted(known))}"
     raise SettingsError(f"no recipe {name[:200]!r}: neither a shipped one nor a file; {hint}")

@@ -26,7 +26,7 @@ from reefknot.reports.measured_figures import PICTURES, Shown, refuse_other_code
 from reefknot.reports.measured_figures import to_markdown as figures_to_markdown
 from reefknot.reports.measured_steps import measured_steps, with_steps
 from reefknot.reports.records import Evaluation, Record
-from reefknot.reports.results import Result, collect, flatten
+from reefknot.reports.results import Result, collect
 from reefknot.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
 from reefknot.reports.table import to_markdown
 from reefknot.runs.folder import folder_name
@@ -348,15 +348,18 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     )
     context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
     moment, pace = ("update", "tokens/s") if any(result.by_updates for result in results) else ("epoch", "s/epoch")
-    averaged = flatten(results[0].settings).get("evaluation.average")
-    weights = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
-    if averaged:
-        weights = f"the mean of the last {averaged} checkpoints"
+    best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
+    weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
     return (
-        f"{'; '.join(told)}. Ours: {weights}; ± is the standard deviation "
+        f"{'; '.join(told)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
         f"over seeds; {pace} is training alone, whatever else ran on the device{f'; {context}' * bool(context)}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
+
+
+def _mean_of(number: int) -> str:
+    """Checkpoints that were averaged, which may be fewer than were asked for."""
+    return f"the mean of the last {number} checkpoints" if number > 1 else "the last checkpoint"
 
 
 def _between_marks(page: Path, block: str) -> str:

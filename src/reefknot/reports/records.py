@@ -201,6 +201,8 @@ class Record(Stored):
     test: Score | None = None
     protocol: Protocol | None = None
     best: Best | None = None
+    averaged: tuple[str, ...] = ()
+    """The checkpoints whose mean was scored in the place of the best; none where that was not asked for."""
     changed: tuple[str, ...] = ()
     """Settings that differ from the recipe's row, which then is not the paper's any more."""
     training: Training = Training()

@@ -207,6 +207,13 @@ class Checkpoints:
             raise DataError(f"{link} points at {link.readlink()}, which is no checkpoint of this run")
         return path
 
+    def averaged(self) -> list[str]:
+        """The steps whose mean is marked as the best; none where it is a step itself."""
+        if (best := self.best()) is None:
+            return []
+        values = durable.decode_object(_read(best, VALUES, _read_manifest(best)), best / VALUES)
+        return list(values.get("mean_of", []))
+
     def _newest_first(self) -> list[Path]:
         """Where training can go on from: steps and pauses."""
         folders = (*self.folder.glob("step_*"), *self.folder.glob("pause_*"))

@@ -48,6 +48,12 @@ def read_binary(path: Path) -> Iterator[Block]:
             raise DataError(f"{path} goes on after the {size:,} words that its header promises; mend the header")
 
 
+def is_whole(data: bytes, size: int, dim: int) -> bool:
+    """Whether what follows a header is as many words with vectors as it promises, and nothing else."""
+    words, _, end = _cut(data, dim * _FLOAT.itemsize, size)
+    return len(words) == size and not data[end:].strip(b"\n")
+
+
 def _cut(data: bytes, width: int, most: int) -> tuple[list[bytes], list[bytes], int]:
     """Words and vectors that `data` holds whole, at most so many, and where what is left begins."""
     words: list[bytes] = []

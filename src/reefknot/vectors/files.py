@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,16 @@ from reefknot import durable
 from reefknot.errors import DataError, SettingsError
 from reefknot.text.cache import cache_folder, file_hash
 from reefknot.text.prepared import Say, reported, silent
-from reefknot.vectors.binary_files import read_binary, write_binary
+from reefknot.vectors.binary_files import is_whole, read_binary, write_binary
 from reefknot.vectors.contract import Block
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector
 from reefknot.vectors.safetensors_files import read_safetensors, write_safetensors
 from reefknot.vectors.text_files import (
     BOM,
     HEADER,
+    has_header,
     is_number,
+    is_printable,
     is_text,
     read_glove,
     read_word2vec,
@@ -130,24 +133,28 @@ def find_format(path: Path) -> str:
         raise DataError(f"{path} is a folder without word vectors: there is no {VECTORS} in it")
     try:
         with path.open("rb") as stream:
-            start = stream.read(1 << 20)
-        size = path.stat().st_size
+            return _format_of(stream, path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _format_of(stream: BinaryIO, path: Path) -> str:
+    start = stream.read(1 << 20)
     if not start:
         raise DataError(f"{path} is empty")
     if _COMPRESSED.match(start):
         raise DataError(f"{path} is compressed; unpack it and name the file inside")
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < size:
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < os.fstat(stream.fileno()).st_size:
         return "safetensors"
     first, _, rest = start.removeprefix(BOM).partition(b"\n")
     if header := HEADER.fullmatch(first):
-        dim = int(header[2])
-        if not is_text(rest, dim):
+        size, dim = int(header[1]), int(header[2])
+        printable, whole = is_printable(rest), is_whole(rest, size, dim)
+        # Text may be damaged and binary may be cut off; a small file may be both whole and printable.
+        if not (is_text(rest, dim) if printable == whole else printable):
             return "word2vec-binary"
-        # A word that is a number looks like a header with its vector of one number; the others have one number too.
-        pieces_below = {len(line.split()) for line in rest.splitlines()[:1000] if line.strip()}
-        return "glove" if dim != 1 and pieces_below == {2} else "word2vec"
+        stream.seek(0)
+        return "word2vec" if has_header(stream, size, dim) else "glove"
     pieces = first.split()
     if len(pieces) > 1 and is_number(pieces[-1]):
         return "glove"

@@ -10,6 +10,7 @@ Shapes: V words, B of a block, D width.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,8 @@ HEADER = re.compile(rb"(\d{1,18}) (\d{1,9})[ \t]*\r?\n?")
 NUMBER = "%.9g"
 """Nine digits are enough for a float32 to come back as it was."""
 _BLANKS = b" \t\r\n"
-_SEEN = 1_000  # lines that the width of a file without a header is taken from
+_SEEN = 1_000  # lines that tell the width of a file without a header, and whether it has one
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_word2vec(path: Path) -> Iterator[Block]:
@@ -120,6 +122,26 @@ def is_text(data: bytes, dim: int) -> bool:
         return True
     pieces = [piece for line in data[:10_000].splitlines() for piece in line.split()[1:]]
     return 2 * sum(map(is_number, pieces)) > len(pieces)
+
+
+def is_printable(data: bytes) -> bool:
+    """Whether these bytes, which may end within a character, are UTF-8 that a person can read."""
+    try:
+        codecs.utf_8_decode(data)
+    except UnicodeDecodeError:
+        return False
+    return not _CONTROL.search(data)
+
+
+def has_header(lines: Iterable[bytes], size: int, dim: int) -> bool:
+    """Whether the first line of a text, `size dim`, is a header: it may be a word that is a number, with a vector of
+    one number as the lines below have. What promises as many words as there are lines below is a header all the same.
+    """
+    below = filter(bytes.strip, islice(lines, 1, None))
+    seen = list(islice(below, _SEEN))
+    if dim == 1 or {len(line.split()) for line in seen} != {2}:
+        return True
+    return size == len(seen) + sum(1 for _ in below)
 
 
 def _width(lines: Iterable[bytes]) -> int:

@@ -120,8 +120,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_a_table_shows_it_only_where_it_was_measured() -> None:
     rows = [TableRow("tied", steps=Steps(8.72, 4.72)), TableRow("untied")]
     text = to_markdown(rows)
-    assert "| row | test | x plain torch |" in text
-    assert "| tied | not run | 4.7 |\n| untied | not run |  |" in text
+    assert "| row | test | s/epoch alone | x plain torch |" in text
+    assert "| tied | not run | 8.72 | 4.7 |\n| untied | not run |  |  |" in text
+    assert "s/epoch alone: our fastest training step with the device to itself" in text
     assert "x plain torch: the time of a training step as people write it" in text
     assert "x plain torch" not in to_markdown(rows[1:])
 

@@ -13,7 +13,8 @@ from reefknot.reports.scoring import cuts_words
 BLEU = {"valid": "valid BLEU", "test": "test BLEU"}
 """Groups of columns of translations, and the titles of ours in them, by split."""
 AS_PAPER = "as paper counts"
-TIMES_PLAIN = "x plain torch"
+ALONE, TIMES_PLAIN = "s/epoch alone", "x plain torch"
+"""Of training steps that were measured by themselves, while runs may have had company."""
 ENDS = ("input", "output", "tied")
 """Whose vectors are judged; a cell has those of both ends, or of the table that they share."""
 
@@ -168,6 +169,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("time", "updates", _updates),
     ("time", "seconds", _seconds),
     ("time", "s/epoch", _seconds_per_epoch),
+    ("time", ALONE, lambda row: _duration(row.steps.epoch_seconds) if row.steps else ""),
     ("time", TIMES_PLAIN, lambda row: f"{row.steps.times_plain:.1f}" if row.steps else ""),
     ("time", "paper hours", lambda row: f"{row.paper['hours']:g}" if "hours" in row.paper else ""),
     ("cost", "tokens/s", _speed),

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reefknot.evaluation.similarity import PRESS
-from reefknot.reports.cells import AS_PAPER, BLEU, COLUMNS, ENDS, TIMES_PLAIN
+from reefknot.reports.cells import ALONE, AS_PAPER, BLEU, COLUMNS, ENDS, TIMES_PLAIN
 from reefknot.reports.rows import (
     TableRow,
     contenders,
@@ -175,7 +175,9 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     told = {each.group for each in columns if any(each.cells)}
     titles = {("validation", "valid"), ("ratio", "times first"), *((each, each) for each in (BLEU["valid"], *PRESS))}
     kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
-    once = [each for each in kept if not timed or (each.group, each.title) != ("time", "s/epoch")]
+    # A table of seconds has them already, and one of updates has no epochs.
+    idle = {"s/epoch", ALONE} if timed else {ALONE} if any(row.updates for row in rows) else set()
+    once = [each for each in kept if each.group != "time" or each.title not in idle]
     return tuple(sorted(once, key=lambda each: _GROUPS.index(each.group)))
 
 
@@ -248,6 +250,11 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
     if any(column.group == "pace" for column in columns) and any(row.steps and not row.ran for row in rows):
         notes.append(
             "s/epoch: of a row that was not trained, our fastest training step by reefknot bench steps, as often as an "
+            "epoch has it"
+        )
+    if ALONE in titles:
+        notes.append(
+            f"{ALONE}: our fastest training step with the device to itself, by reefknot bench steps, as often as an "
             "epoch has it"
         )
     if TIMES_PLAIN in titles:

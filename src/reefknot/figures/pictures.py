@@ -54,9 +54,10 @@ _MARK: dict[str, Any] = {"marker": "D", "linestyle": "none", "markersize": 5, "f
 
 
 def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
-    width = 0.8 / len(series)
-    for n, each in enumerate(series):
-        shift = (n - (len(series) - 1) / 2) * width
+    own = [each for each in series if each in panel.ours or each in panel.papers]
+    width = 0.8 / len(own)
+    for place, each in enumerate(own):
+        n, shift = series.index(each), (place - (len(own) - 1) / 2) * width
         for at, found in enumerate(panel.ours.get(each, ())):
             if found is not None:
                 axes.bar(at + shift, found["mean"], width=0.92 * width, color=_colour(n))

@@ -182,10 +182,10 @@ class Trainer:
             f"{self.name}  {self.timetable.place_of_all(progress)}  "
             f"valid perplexity {perplexity(nll):,.2f}{self._per}{'  (best)' if best else ''}"
         )
-        if nll > math.log(words := self.model.output.vocab_size):
+        if nll > math.log(classes := self.model.output.vocab_size):
             self.display.say(
-                f"{self.name}  warning: worse than {words:,}, which is the perplexity of taking all words for equally "
-                "likely; a smaller learning rate may help"
+                f"{self.name}  warning: worse than {classes:,}, which is the perplexity of taking all "
+                f"{'pieces' if self._per else 'words'} for equally likely; a smaller learning rate may help"
             )
         self._average_or_stop(nll, due)
         return best

@@ -131,7 +131,7 @@ def _translate(systems: list[System]) -> bool:
 def _check_contexts(systems: list[System], split: str) -> None:
     """Other streams are refused. Whether other windows help is a fair question, but not one to ask unawares."""
     from reefknot.errors import SettingsError
-    from reefknot.evaluation.perplexity import other_streams, other_windows
+    from reefknot.evaluation.fairness import other_streams, other_windows
 
     first, *others = [run for system in systems for run in system.runs]
     for run in others:
@@ -149,7 +149,8 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     Runs with other tokens are compared by words, where the same words were scored as themselves.
     """
     from reefknot.errors import SettingsError
-    from reefknot.evaluation.perplexity import same_tokens, why_unfair, word_losses
+    from reefknot.evaluation.fairness import same_tokens, why_unfair
+    from reefknot.evaluation.perplexity import word_losses
     from reefknot.trained_run import open_texts
 
     scores = [_scores(system, split) for system in systems]

@@ -61,7 +61,7 @@ def scan(
     input_mask: Tensor | None = None,
     state_mask: Tensor | None = None,
 ) -> tuple[Tensor, LayerState]:
-    """The same with these weights, in cuDNN's order, by a recurrence of our own."""
+    """One LSTM layer over a window by our own recurrence, with these weights, in cuDNN's order; masks as above."""
     input_GD, recurrent_GH, bias_G, other_G = weights
     x_TBG = _input_share(x_BTD, input_GD, bias_G + other_G, input_mask)
     mask = None if state_mask is None else state_mask.squeeze(-2)

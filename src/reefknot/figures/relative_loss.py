@@ -14,8 +14,8 @@ import numpy as np
 
 from reefknot.errors import DataError
 from reefknot.evaluation.comparison import blocks
+from reefknot.evaluation.fairness import other_streams, other_windows, same_tokens, why_unfair
 from reefknot.evaluation.frequency import FIGURE_3, Pair, compare_by_target
-from reefknot.evaluation.perplexity import other_streams, other_windows, same_tokens, why_unfair
 from reefknot.figures.contract import Figure, Measured
 from reefknot.figures.intervals import told
 from reefknot.figures.pictures import Panel, bars

@@ -248,6 +248,25 @@ def test_bfloat16_sees_the_weights_as_they_change(opened: Open, model_for: Build
     assert "bfloat16" in found.definition
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ends(), ids=lambda case: case.name)
+def test_a_replayed_segment_is_one_that_was_launched(
+    case: Case, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of the text is read by replays of one graph, and it is scored as by segments that run as they are."""
+    model = case.build().cuda()
+    before = weights(model)
+    statistics = gradient_statistics(model, ids_split(220), precision=precision)
+    settings = DynamicSettings(eta=0.02, epsilon=0.001, segment=4)
+    found = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)
+    assert unharmed(model, before)
+    monkeypatch.setattr(dynamic, "Replayed", lambda step, captured: step)
+    launched = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)
+    np.testing.assert_allclose(found.nll, launched.nll, rtol=1e-4 if precision == "float32" else 2e-2)
+    assert np.abs(launched.nll - score(model, ids_split(63, seed=1), WORDS).nll).max() > 0.05, "nothing was learned"
+
+
 def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))

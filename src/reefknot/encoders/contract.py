@@ -94,6 +94,12 @@ def detach(state: State) -> State:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
+def overwrite(into: State, state: State) -> None:
+    """Leave a state where the next replay of a captured step finds it."""
+    for name, tensor in state.items():
+        into[name].copy_(tensor)
+
+
 def check_sizes(who: str, **sizes: int) -> None:
     """Refuse an impossible size: a recipe is checked against the annotations, a call from Python is not."""
     for name, size in sizes.items():

@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.encoders.contract import Encoded, State
+from reefknot.encoders.contract import Encoded, State, overwrite
 from reefknot.errors import ArgumentError
 from reefknot.evaluation.generation import candidates
+from reefknot.evaluation.replay import apart
 from reefknot.models.language_model import evaluating
 from reefknot.models.translator import PAD, Translator
 from reefknot.outputs.contract import send
@@ -59,27 +60,12 @@ def decoding(model: Translator | Decoder, fixed: bool | None = None) -> Iterator
     if isinstance(model, Decoder):
         yield model
         return
-    with torch.no_grad(), evaluating(model), _apart(next(model.parameters()).device):
+    with torch.no_grad(), evaluating(model), apart(next(model.parameters()).device):
         decoder = Decoder(model, fixed)
         try:
             yield decoder
         finally:
             decoder.close()
-
-
-@contextmanager
-def _apart(device: torch.device) -> Iterator[None]:
-    """On a stream of its own, where a GPU can capture."""
-    if device.type != "cuda":
-        yield
-        return
-    around, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(around)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        around.wait_stream(stream)
 
 
 class Decoder:
@@ -235,7 +221,7 @@ class Graph:
 
     def load(self, state: State) -> None:
         """Go on from another state."""
-        _copy(self.state, state)
+        overwrite(self.state, state)
 
     def replay(self, given_2R: Ints) -> Best:
         self.given.copy_(torch.from_numpy(given_2R).pin_memory(), non_blocking=True)
@@ -272,13 +258,8 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream(first.device)):
             best, after, _ = step(state, given_2R[0], given_2R[1], same)
-            _copy(state, {name: each for name, each in after.items() if name not in same})
+            overwrite(state, {name: each for name, each in after.items() if name not in same})
         return Graph(graph, state, given_2R, best)
-
-
-def _copy(into: State, state: State) -> None:
-    for name, tensor in state.items():
-        into[name].copy_(tensor)
 
 
 def _filled(number: int) -> int:

@@ -27,16 +27,18 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from reefknot.encoders.contract import detach
+from reefknot.encoders.contract import overwrite
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.evaluation.grid import Grid, Point, Progress, search, unheard
 from reefknot.evaluation.perplexity import Score, autocast, one_stream, score, score_otherwise
+from reefknot.evaluation.replay import Replayed, apart
 from reefknot.models.language_model import LanguageModel
 from reefknot.outputs.contract import send
 from reefknot.settings import Count, NonNegative, Positive, Settings
@@ -242,29 +244,43 @@ def _adapt(
     precision: str,
     progress: Progress = unheard,
 ) -> Tensor:
-    """The loss of every token by a model that learns as it reads, nll_T; nothing in between waits for the device."""
+    """The loss of every token by a model that learns as it reads, nll_T; nothing in between waits for the device.
+
+    A segment finds on the device where it begins, so that on a GPU all but the first and the last, which may be
+    shorter, are replays of one graph.
+    """
     device = next(model.parameters()).device
+    captured = device.type == "cuda" and not (model.input.waits or model.encoder.waits or model.output.waits)
     x_1T, y_1T = (each.to(device) for each in stream)
-    tokens = x_1T.shape[1]
+    tokens, length = x_1T.shape[1], settings.segment
     state = model.initial_state(1)
-    pieces = []
-    with adapting(model) as (parameters, trained):
+    start = torch.zeros((), dtype=torch.int64, device=device)
+    nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
+    with apart(device), adapting(model) as (parameters, trained):
         rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
         pull = [(rates.decay * each).clamp(max=1.0) for each in statistics.rates()]
         step = [rates.eta / (each + rates.epsilon) for each in statistics.ms]
-        for number, start in enumerate(range(0, tokens, settings.segment)):
-            here = slice(start, start + settings.segment)
+
+        def read(length: int) -> None:
+            here_S = start + torch.arange(length, device=device)
             with autocast(device, precision):
-                logp_1S, state = model.target_log_probs(x_1T[:, here], y_1T[:, here], state)
-            state = detach(state)
+                logp_1S, after = model.target_log_probs(x_1T[:, here_S], y_1T[:, here_S], state)
             gradients = _gradients(-logp_1S.mean(), parameters)
-            pieces.append(-logp_1S.detach()[0])
             with torch.no_grad():
+                nll_T.index_copy_(0, here_S, -logp_1S[0].double())
                 torch._foreach_lerp_(parameters, trained, pull)
                 torch._foreach_addcmul_(parameters, gradients, step, value=-1.0)
+                overwrite(state, after)
+                start.add_(length)
+
+        segment = Replayed(partial(read, length), captured=captured)
+        for number in range(tokens // length):
+            segment()
             if number % _TOLD_EVERY == 0:
-                progress("scoring and learning", start / tokens)
-    return torch.cat(pieces)
+                progress("scoring and learning", number * length / tokens)
+        if rest := tokens % length:
+            read(rest)
+    return nll_T
 
 
 def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:

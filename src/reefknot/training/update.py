@@ -25,7 +25,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reefknot.encoders.contract import State, join_streams, select_streams
+from reefknot.encoders.contract import State, join_streams, overwrite, select_streams
 from reefknot.errors import SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.models.language_model import LanguageModel, evaluating
@@ -309,7 +309,7 @@ class Graphs:
         with torch.cuda.stream(self._stream):
             if hidden is not self._hidden:
                 self._hidden = self._hidden or {name: torch.empty_like(each) for name, each in hidden.items()}
-                _copy(self._hidden, hidden)
+                overwrite(self._hidden, hidden)
             self._run(pieces, count)
         around.wait_stream(self._stream)
         return self._hidden
@@ -320,7 +320,7 @@ class Graphs:
             if len(self._seen) <= GRAPHS:
                 self._seen.add(shapes)
             pieces = [piece.to(self._device) for piece in pieces]
-            _copy(self._hidden, self._function(pieces, self._hidden, send(count, self._device)))
+            overwrite(self._hidden, self._function(pieces, self._hidden, send(count, self._device)))
             return
         if shapes not in self._graphs:
             self._graphs[shapes] = self._captured(pieces, count)
@@ -333,7 +333,7 @@ class Graphs:
         static, number = [piece.to(self._device) for piece in pieces], send(count, self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            _copy(self._hidden, self._function(static, self._hidden, number))
+            overwrite(self._hidden, self._function(static, self._hidden, number))
         return graph, _tensors(static, number)
 
 
@@ -350,11 +350,6 @@ def _places(y_N: Tensor) -> Tensor | None:
         return None
     part = -(-len(y_N) // PARTS)
     return there_N.argsort(descending=True, stable=True)[: -(-int(there_N.sum()) // part) * part]
-
-
-def _copy(into: State, state: State) -> None:
-    for name, tensor in state.items():
-        into[name].copy_(tensor)
 
 
 def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -258,7 +258,7 @@ def test_a_replayed_segment_is_one_that_was_launched(
     model = case.build().cuda()
     before = weights(model)
     statistics = gradient_statistics(model, ids_split(220), precision=precision)
-    settings = DynamicSettings(eta=0.02, epsilon=0.001, segment=4)
+    settings = DynamicSettings(eta=0.005, epsilon=0.002, segment=4)
     found = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)
     assert unharmed(model, before)
     monkeypatch.setattr(dynamic, "Replayed", lambda step, captured: step)

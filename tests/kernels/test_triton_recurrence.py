@@ -175,7 +175,9 @@ def test_a_weight_dropped_lstm_is_the_one_that_torch_runs() -> None:
             loss = encoded.output.square().sum() + sum(part.sum() for part in encoded.state.values())
         found[impl] = (encoded.raw, *encoded.state.values(), *torch.autograd.grad(loss, [x_BTD, *encoder.parameters()]))
     assert "_ScanBackward" in names(loss.grad_fn)
-    torch.testing.assert_close(found["triton"], found["reference"], atol=1e-5, rtol=1e-5)
+    # On a GPU both round to TF32, each in its own order.
+    within = 1e-5 if INTERPRETED else 1e-3
+    torch.testing.assert_close(found["triton"], found["reference"], atol=within, rtol=within)
 
 
 def names(node: Any) -> set[str]:

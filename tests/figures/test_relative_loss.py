@@ -72,6 +72,29 @@ def test_baselines_with_other_tokens_are_named_and_left_out(scored: Score) -> No
     ]
 
 
+def test_one_type_without_loss_decides_a_mean_but_not_a_band(scored: Score) -> None:
+    """The baseline is certain of one rare word: DRILL's mean over types is worse by far, its whole loss is not."""
+    runs = [scored("DRILL", "drill"), scored("tied", "plain")]
+    texts = relative_loss.open_texts(RunFolder.open(runs[0].folder), None)
+    targets = torch.from_numpy(texts.splits["test"].ids.astype("int64"))
+    certain = targets == texts.vocabulary.words.index("bird")
+    ours, theirs = torch.where(certain, 0.01, 0.9), torch.where(certain, 1e-6, 1.0)
+    for run, losses in zip(runs, (ours, theirs), strict=True):
+        RunFolder.open(run.folder).write_scores({"test": losses})
+    measured = RelativeLoss().measure(runs)
+    counts = dict(zip(texts.vocabulary.words, texts.vocabulary.counts, strict=True))
+    (band,) = [band for band in measured["compared"][0]["bands"] if band["low"] <= counts["bird"] <= band["high"]]
+    inside = torch.tensor([band["low"] <= counts[texts.vocabulary.words[target]] <= band["high"] for target in targets])
+    assert band["tokens"] == int(inside.sum())
+    assert band["relative"]["mean"] > 100_000
+    expected = 100 * float(ours[inside].double().sum() / theirs[inside].double().sum() - 1)
+    assert band["whole"]["mean"] == pytest.approx(expected, rel=1e-5)
+    assert expected < 0
+    # The text repeats itself, so that every part of it says the same.
+    assert (band["whole"]["low"], band["whole"]["high"]) == pytest.approx((expected, expected))
+    RelativeLoss().draw(measured)
+
+
 def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
     runs = [scored("DRILL", "drill"), scored("fewer words", "plain", vocabulary={"max_size": 5})]
     with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: 0 unknown words, scored as"):

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, StrMethodFormatter
 
 from reefknot.reports.drawing import COLOURS, Drawing
 
@@ -30,6 +30,8 @@ class Panel:
     """What the bars measure."""
     logarithmic: bool = False
     """For bars that span powers of ten, none of them below zero; one of zero is not seen."""
+    linear_to: float | None = None
+    """Where few bars are far longer than the others: logarithmic beyond this, on either side of zero."""
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
@@ -72,6 +74,9 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     else:
+        if panel.linear_to is not None:
+            axes.set_yscale("symlog", linthresh=panel.linear_to)
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.axhline(0, color="#888888", linewidth=0.8)
     crowded = len(panel.labels) * max(len(line) for label in panel.labels for line in label.split("\n")) > 60
     axes.set_xticks(

@@ -17,6 +17,9 @@ from reefknot.reports.table import to_markdown
 
 from .conftest import result, write_run
 
+OWN: frozenset[str] = frozenset()
+"""No setting but the recipe's own."""
+
 
 def write(
     folder: Path, name: str = "gpu", seconds: tuple[float | None, ...] = (40.0, 12.0, 8.0), **changes: Any
@@ -38,9 +41,9 @@ def write(
 def test_the_fastest_step_counts(tmp_path: Path) -> None:
     assert measured_steps(tmp_path) == {}
     write(tmp_path)
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", "H200"): Steps(8.0, 5.0)}
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", OWN)): Steps(8.0, 5.0)}
     write(tmp_path, seconds=(40.0, 50.0, None))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", "H200"): Steps(50.0, 0.8)}, (
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", OWN)): Steps(50.0, 0.8)}, (
         "what is slower says so"
     )
 
@@ -48,15 +51,15 @@ def test_the_fastest_step_counts(tmp_path: Path) -> None:
 def test_of_several_records_the_least_is_taken(tmp_path: Path) -> None:
     for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
         write(tmp_path, name, (40.0, 20.0, captured))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", "H200"): Steps(10.0, 4.0)}
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", OWN)): Steps(10.0, 4.0)}
 
 
 def test_every_device_counts_by_itself(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, "cpu", (900.0, 600.0, None), machine={"device": "Xeon"})
     assert measured_steps(tmp_path) == {
-        ("pappas2019/table3", "tied", "H200"): Steps(8.0, 5.0),
-        ("pappas2019/table3", "tied", "Xeon"): Steps(600.0, 1.5),
+        ("pappas2019/table3", "tied", ("H200", OWN)): Steps(8.0, 5.0),
+        ("pappas2019/table3", "tied", ("Xeon", OWN)): Steps(600.0, 1.5),
     }
 
 
@@ -78,16 +81,43 @@ def test_steps_of_another_device_say_nothing_of_runs(
     rows = join([TableRow(name) for name in expected], collect([tmp_path]) if devices else [])
     found = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
     found |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
-    measured = {("a/b", name, device): Steps(1.0, times) for (name, device), times in found.items()}
-    measured |= {("other", "Small", device): Steps(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
+    measured = {("a/b", name, (device, OWN)): Steps(1.0, times) for (name, device), times in found.items()}
+    measured |= {("other", "Small", (device, OWN)): Steps(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
     shown = with_steps("a/b", rows, measured)
     assert {row.name: row.steps and row.steps.times_plain for row in shown} == expected
+
+
+def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
+    """However long these were trained; what nobody has trained has the recipe's settings or those of the other rows."""
+    performance, runs = tmp_path / "performance", tmp_path / "runs"
+    performance.mkdir()
+    own, narrow = ([{"row": "Small", "epoch_seconds": each} for each in times] for times in ((40.0, 8.0), (44.0, 4.0)))
+    write(performance, recipe="a/b", rows=own)
+    write(performance, "narrow", recipe="a/b", rows=narrow, overrides=["training.precision=bfloat16"])
+    measured = measured_steps(performance)
+    rows = [TableRow("Small"), TableRow("Small + WT")]
+    assert [row.steps for row in with_steps("a/b", rows, measured)] == [Steps(8.0, 5.0), None]
+    precision = 'training.precision: "float32" -> "bfloat16"'
+    for seed, (changed, expected) in enumerate(
+        [
+            ((), Steps(8.0, 5.0)),
+            (("training.epochs: 60 -> 25",), Steps(8.0, 5.0)),
+            (("training.epochs: 60 -> 25", precision), Steps(4.0, 11.0)),
+            ((precision, "training.batch: 20 -> 8"), None),
+        ]
+    ):
+        folder = runs / str(seed)
+        for name in ("Small", "Small + WT"):
+            write_run(folder / name, name, seed, result(name, seed, changed=changed, training={"device": "H200"}))
+        shown = with_steps("a/b", join(rows, collect([folder])), measured)
+        assert [row.steps for row in shown] == [expected, None]
+        untrained = with_steps("a/b", join(rows, collect([folder / "Small + WT"])), measured)
+        assert [row.steps for row in untrained] == [expected, None], "as the rows that were trained"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"overrides": ["training.batch=8"]},
         {"bench": "encoders"},
         {"seconds": (None, 12.0, 8.0)},
         {"seconds": (40.0, None, None)},

@@ -155,3 +155,20 @@ def test_band_labels() -> None:
 def test_reports_do_not_import_torch() -> None:
     code = "import sys, reefknot.reports.page, reefknot.reports.papers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_pause_does_not_change_the_seconds_of_an_epoch(tmp_path: Path) -> None:
+    """The clock goes on where a machine sleeps: one epoch of 13 is long, and the first one is slow. Lines within an
+    epoch do not count for one."""
+    folder = write_run(tmp_path, "Small", 0, result("Small", 0))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    for line in trained:
+        epoch = line["epoch"]
+        line["wall"]["seconds"] = (
+            20.0 * (epoch > 1) + 5.0 * epoch + 3_600.0 * (epoch > 6) - (line["step"] % 2323 < 1600)
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load(folder).seconds_per_epoch == 5.0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line not in trained[:3]))
+    assert load(folder).seconds_per_epoch == 150.2 / 13, "where an epoch is missing, the mean of what the record has"

@@ -6,6 +6,7 @@ of it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,48 +15,63 @@ from pathlib import Path
 from reefknot.durable import read_json
 from reefknot.errors import DataError
 from reefknot.reports.measured_figures import refuse_untraceable
+from reefknot.reports.records import Record
 from reefknot.reports.rows import Steps, TableRow
 
-Measured = Mapping[tuple[str, str, str], Steps]
+Circumstances = tuple[str, frozenset[str]]
+"""A device, and the settings that were not the recipe's, as `key=value`."""
+Measured = Mapping[tuple[str, str, Circumstances], Steps]
+_LENGTH = ("training.epochs", "training.updates")
+"""No setting of a step."""
 
 
 def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> list[TableRow]:
-    """A recipe's rows, each with its steps on the device that its runs had, and none where these had several.
+    """A recipe's rows, each with its steps as its runs had them: on their device, with their settings; none where these
+    had several.
 
-    Where a row has no runs it is the device of most runs of the recipe, and where that has none either, of most of its
-    measured rows: a table holds its rows against each other.
+    Where a row has no runs they are those of most runs of the recipe, and where that has none either, of most of the
+    rows that were measured with the recipe's own settings: a table holds its rows against each other.
     """
     rows = list(rows)
-    trained = Counter(record.training.device for row in rows for record in row.records)
-    usual = (trained or Counter(device for name, _, device in measured if name == recipe)).most_common(1)
+    trained = Counter(_circumstances(record) for row in rows for record in row.records)
+    alone = Counter(each for name, _, each in measured if name == recipe and not each[1])
+    usual = (trained or alone).most_common(1)
     found = []
     for row in rows:
-        devices = {record.training.device for record in row.records} or {device for device, _ in usual}
-        steps = [measured.get((recipe, row.own_name, device)) for device in devices]
+        all_of = {_circumstances(record) for record in row.records} or {each for each, _ in usual}
+        steps = [measured.get((recipe, row.own_name, each)) for each in all_of]
         found.append(replace(row, steps=steps[0] if len(steps) == 1 else None))
     return found
 
 
-def measured_steps(folder: Path) -> dict[tuple[str, str, str], Steps]:
-    """By recipe, row and device: our fastest step, and the time of one as people write it over that, in the same run.
+def _circumstances(record: Record) -> Circumstances:
+    told = (re.fullmatch(r"(?P<key>[\w.]+): .* -> (?P<value>.*)", text, re.DOTALL) for text in record.changed)
+    changes = {each["key"]: each["value"].strip('"') for each in told if each}
+    return record.training.device, _of_a_step(f"{key}={value}" for key, value in changes.items())
 
-    A record with other settings than the recipe's is left out; of several of one row on one device, the one where we
-    gain least is taken.
-    """
-    found: dict[tuple[str, str, str], Steps] = {}
+
+def _of_a_step(changes: Iterable[str]) -> frozenset[str]:
+    return frozenset(each for each in changes if each.partition("=")[0] not in _LENGTH)
+
+
+def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
+    """By recipe, row and circumstances: our fastest step, and the time of one as people write it over that, in the same
+    run; of several records of one row, the one where we gain least."""
+    found: dict[tuple[str, str, Circumstances], Steps] = {}
     for path in sorted(folder.glob("*.json")):
         record = read_json(path)
         if not isinstance(record, dict) or "rows" not in record:
             raise DataError(f"{path}: no record of a bench; `reefknot bench WHAT --json {path}` writes one")
-        if record.get("bench") != "steps" or record.get("overrides"):
+        if record.get("bench") != "steps":
             continue
         refuse_untraceable(path, record["environment"])
+        circumstances = record["machine"]["device"], _of_a_step(record["overrides"])
         seconds: dict[str, list[float | None]] = {}
         for row in record["rows"]:  # as people write it comes first
             seconds.setdefault(row["row"], []).append(row["epoch_seconds"])
         for name, (plain, *others) in seconds.items():
             if plain and (measured := [each for each in others if each]):
-                ours, key = min(measured), (record["recipe"], name, record["machine"]["device"])
+                ours, key = min(measured), (record["recipe"], name, circumstances)
                 steps = Steps(ours, plain / ours)
                 found[key] = min(steps, found.get(key, steps), key=lambda each: each.times_plain)
     return found

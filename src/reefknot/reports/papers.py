@@ -347,12 +347,13 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
         each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
     )
     context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
-    moment, pace = ("update", "tokens/s") if any(result.by_updates for result in results) else ("epoch", "s/epoch")
+    by_updates = any(result.by_updates for result in results)
+    moment, pace = ("update", "tokens/s is") if by_updates else ("epoch", "s/epoch is that of the median epoch,")
     best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
     weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
     return (
         f"{'; '.join(told)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
-        f"over seeds; {pace} is training alone, whatever else ran on the device{f'; {context}' * bool(context)}.\n\n"
+        f"over seeds; {pace} training alone, whatever else ran on the device{f'; {context}' * bool(context)}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
 

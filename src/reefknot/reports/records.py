@@ -242,6 +242,13 @@ class Evaluation(Stored):
         return raw | ({"translation": translated} if translated else {})
 
 
+class Wall(Stored):
+    """What the clock says of a line."""
+
+    seconds: float | None = None
+    """Of a line of training, those since training began."""
+
+
 class Metric(Stored):
     """One line of `metrics.jsonl`."""
 
@@ -252,6 +259,7 @@ class Metric(Stored):
     perplexity: float | None = None
     tokens: float = 1.0
     """What a line of training is the mean over; of skip-gram, the words read so far."""
+    wall: Wall = Wall()
 
     @model_validator(mode="before")
     @classmethod

@@ -6,9 +6,11 @@ records under `results/`, which have no weights, serve as well as whole runs. No
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,9 +64,15 @@ class Result:
 
     @property
     def seconds_per_epoch(self) -> float | None:
-        """Of training alone, without validation."""
-        whole = self.record and self.epochs and not self.by_updates
-        return self.record.training.seconds / self.epochs if self.record and whole else None
+        """Of training alone, without validation: those of the median epoch, which a pause or a slow start does not
+        change; where metrics do not tell, of the mean one."""
+        if not self.record or not self.epochs or self.by_updates:
+            return None
+        until = {math.ceil(metric.epoch): metric.wall.seconds for metric in self.metrics if metric.kind == "train"}
+        clock = [0.0, *(seconds for _, seconds in sorted(until.items()) if seconds is not None)]
+        if len(clock) != self.epochs + 1:
+            return self.record.training.seconds / self.epochs
+        return statistics.median(after - before for before, after in pairwise(clock))
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_a_type_without_loss_has_no_relative_difference() -> None:
     assert (band.types, band.relative) == (2, 50.0)
     split = Split("test", np.array([0, 0], dtype=np.int32), words=2, lines=1, bytes=4, unknown=0)
     (band,) = compare_by_target(pair_of([0.0], [1.0]), split, vocabulary)
-    assert (band.types, band.relative) == (1, 0.0)
+    assert (band.types, band.relative) == (1, None)
 
 
 def test_systems_add_up_to_the_whole(opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel]) -> None:

@@ -95,6 +95,17 @@ def test_one_type_without_loss_decides_a_mean_but_not_a_band(scored: Score) -> N
     RelativeLoss().draw(measured)
 
 
+def test_a_baseline_without_loss_has_no_relative_difference(scored: Score) -> None:
+    runs = [scored("DRILL", "drill"), scored("tied", "plain")]
+    run = RunFolder.open(runs[1].folder)
+    run.write_scores({"test": torch.zeros_like(torch.as_tensor(run.read_scores()["test"]))})
+    measured = RelativeLoss().measure(runs)
+    assert {(band["whole"], band["relative"]) for band in measured["compared"][0]["bands"]} == {(None, None)}
+    lines = RelativeLoss().lines(measured)
+    assert not any("0.0" in line for line in lines)
+    RelativeLoss().draw(measured)
+
+
 def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
     runs = [scored("DRILL", "drill"), scored("fewer words", "plain", vocabulary={"max_size": 5})]
     with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: 0 unknown words, scored as"):

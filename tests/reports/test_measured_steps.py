@@ -91,13 +91,16 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
     """However long these were trained; what nobody has trained has the recipe's settings or those of the other rows."""
     performance, runs = tmp_path / "performance", tmp_path / "runs"
     performance.mkdir()
-    own, narrow = ([{"row": "Small", "epoch_seconds": each} for each in times] for times in ((40.0, 8.0), (44.0, 4.0)))
+    own, fast = ([{"row": "Small", "epoch_seconds": each} for each in times] for times in ((40.0, 8.0), (44.0, 4.0)))
     write(performance, recipe="a/b", rows=own)
-    write(performance, "narrow", recipe="a/b", rows=narrow, overrides=["training.precision=bfloat16"])
+    precision = 'training.precision: "float32" -> "bfloat16"'
+    overrides = ["training.precision='bfloat16'", "training.epochs=1"]
+    told = {"Small": [precision, "training.epochs: 60 -> 1"]}
+    write(performance, "fast", recipe="a/b", rows=fast, overrides=overrides, changed=told)
+    write(performance, "untold", recipe="a/b", rows=fast, overrides=["training.batch=8"])
     measured = measured_steps(performance)
     rows = [TableRow("Small"), TableRow("Small + WT")]
     assert [row.steps for row in with_steps("a/b", rows, measured)] == [Steps(8.0, 5.0), None]
-    precision = 'training.precision: "float32" -> "bfloat16"'
     for seed, (changed, expected) in enumerate(
         [
             ((), Steps(8.0, 5.0)),
@@ -118,6 +121,7 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
+        {"overrides": ["training.batch=8"]},
         {"bench": "encoders"},
         {"seconds": (None, 12.0, 8.0)},
         {"seconds": (40.0, None, None)},

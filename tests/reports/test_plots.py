@@ -200,20 +200,6 @@ def test_the_first_epochs_of_many_are_cut_off(tmp_path: Path) -> None:
     assert 54 < max(ticks) < 70
 
 
-def test_bars() -> None:
-    labels = ["1–49", "50–99", "100+"]
-    heights = {"DRILL <b>": [-3.0, 0.5, 1.0], "mixture": [-2.0, 0.0, 0.5]}
-    words = {"along": "times seen", "measured": "% of the loss", "caption": "Relative loss by band."}
-    plot = plots.bars("bands", labels, heights, **words)
-    assert plot == plots.bars("bands", labels, heights, **words)
-    assert plot.caption == "Relative loss by band."
-    assert {*labels, *heights, "times seen", "% of the loss"} <= set(drawn_text(plot))
-    alone = plots.bars("bands", labels, {"DRILL": [-3.0, 0.5, 1.0]}, **words)
-    assert "DRILL" not in drawn_text(alone)  # the caption says what one series is
-    for colour, count in (("#0e83c4", 3), ("#d5641c", 0)):
-        assert len(re.findall(f"fill: {colour}", alone.svg)) == count
-
-
 def test_rows_left_out_are_named_by_the_sign_of_their_footnote(tmp_path: Path) -> None:
     marked = mark(mixed_rows(tmp_path, unknown=0))[0]
     (sizes,) = plots.sizes(marked)

@@ -170,5 +170,9 @@ def test_a_pause_does_not_change_the_seconds_of_an_epoch(tmp_path: Path) -> None
         )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert load(folder).seconds_per_epoch == 5.0
+    pairs = [{"kind": "train", "step": n, "epoch": n, "loss": 1.0, "wall": {"seconds": 7.0 * n}} for n in range(1, 14)]
+    skip_gram = write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0))
+    (skip_gram / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in pairs))
+    assert load(skip_gram).seconds_per_epoch == 7.0
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line not in trained[:3]))
     assert load(folder).seconds_per_epoch == 150.2 / 13, "where an epoch is missing, the mean of what the record has"

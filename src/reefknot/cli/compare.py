@@ -216,7 +216,7 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
         "  loss per token by how often the target was seen in training",
         "  by type: 100 (B - A) / A of each type's loss, the mean over the types of the band",
         f"{head} {'types':>6} {'by type':>9}",
-        *(f"{_line(_seen(each), each)} {each.types:>6,} {each.relative:>+8.2f}%" for each in targets),
+        *(f"{_line(_seen(each), each)} {each.types:>6,} {_percent(each.relative)}".rstrip() for each in targets),
         *(_line(name, each).rstrip() for name, each in symbols.items()),
         "  loss per token by how often the token before was seen",
         head.rstrip(),
@@ -230,24 +230,20 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
     return kinds, lines
 
 
-def _draw(path: Path, told: list[dict[str, Any]]) -> None:
-    """Figure 3 of Pappas & Henderson (2019): a bar for each band of training counts and each B."""
-    from reefknot.durable import write_text
-    from reefknot.reports.plots import bars
+def _percent(number: float | None) -> str:
+    return "" if number is None else f"{number:>+8.2f}%"
 
-    labels = [_ends(band["low"], band["high"]) for band in told[0]["bands"]["target"]]
-    heights = {each["b"]: [band["relative"] for band in each["bands"]["target"]] for each in told}
-    plot = bars(
-        "bands",
-        labels,
-        heights,
-        along="times seen in training",
-        measured="loss against A, %",
-        caption=f"Loss of each word type against {told[0]['a']}, mean over the types of a band; lower is better.",
-    )
+
+def _draw(path: Path, told: list[dict[str, Any]]) -> None:
+    """After Figure 3 of Pappas & Henderson (2019): a bar for each band of training counts and each B."""
+    from reefknot.durable import write_text
+    from reefknot.evaluation.frequency import TypeComparison
+    from reefknot.figures.relative_loss import CAPTION, described, drawn
+
+    compared = {each["b"]: [described(TypeComparison(**band)) for band in each["bands"]["target"]] for each in told}
+    caption = f"Loss against {told[0]['a']}, A; lower is better. {CAPTION}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Inside a page it needs no namespace; a file of its own does.
-    write_text(path, str(plot.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+    write_text(path, drawn("bands", compared, caption, "loss against A, %").file)
 
 
 def _seen(band: BandComparison) -> str:

@@ -36,7 +36,7 @@ class Encoder(nn.Module):
     """Whether it reads a source before the first step, as a translator's does: then it is a `SourceEncoder`."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """What the first window of a text begins with."""
+        """What the first window of a text begins with; what is carried from there on has the same names and shapes."""
         raise NotImplementedError
 
     def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:

@@ -74,8 +74,7 @@ class Decoder:
     def __init__(self, model: Translator, fixed: bool | None) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        waits = model.input.waits or model.encoder.waits or model.output.waits
-        replays = self.device.type == "cuda" and not waits
+        replays = self.device.type == "cuda" and not model.waits
         self.fixed = replays if fixed is None else fixed
         self.graphs = Graphs() if self.fixed and replays else None
         """None: steps run as they are."""

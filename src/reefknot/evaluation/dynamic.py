@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -204,7 +204,7 @@ def search_rates(
         return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
 
     def measure(point: Point, progress: Progress) -> float:
-        return float(_adapt(model, stream, statistics, at(point), precision, progress).double().mean())
+        return float(_adapt(model, stream, statistics, at(point), precision, progress).mean())
 
     grid = search(axes, measure, split, progress)
     return at(grid.best), grid
@@ -249,14 +249,16 @@ def _adapt(
     A segment finds on the device where it begins, so that on a GPU all but the first and the last, which may be
     shorter, are replays of one graph.
     """
-    device = next(model.parameters()).device
-    captured = device.type == "cuda" and not (model.input.waits or model.encoder.waits or model.output.waits)
+    first = next(model.parameters())
+    device, dtype = first.device, first.dtype
+    capture = device.type == "cuda" and not model.waits
     x_1T, y_1T = (each.to(device) for each in stream)
-    tokens, length = x_1T.shape[1], settings.segment
-    state = model.initial_state(1)
+    tokens, whole = x_1T.shape[1], x_1T.shape[1] // settings.segment
+    # As wide as what will be left here: a float64 model's state is float64.
+    state = {name: each.to(torch.promote_types(each.dtype, dtype)) for name, each in model.initial_state(1).items()}
     start = torch.zeros((), dtype=torch.int64, device=device)
     nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
-    with apart(device), adapting(model) as (parameters, trained):
+    with apart(device) if capture else nullcontext(), adapting(model) as (parameters, trained):
         rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
         pull = [(rates.decay * each).clamp(max=1.0) for each in statistics.rates()]
         step = [rates.eta / (each + rates.epsilon) for each in statistics.ms]
@@ -273,12 +275,12 @@ def _adapt(
                 overwrite(state, after)
                 start.add_(length)
 
-        segment = Replayed(partial(read, length), captured=captured)
-        for number in range(tokens // length):
+        segment = Replayed(partial(read, settings.segment), capture=capture)
+        for number in range(whole):
             segment()
             if number % _TOLD_EVERY == 0:
-                progress("scoring and learning", number * length / tokens)
-        if rest := tokens % length:
+                progress("scoring and learning", number / whole)
+        if rest := tokens % settings.segment:
             read(rest)
     return nll_T
 

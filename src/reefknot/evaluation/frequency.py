@@ -57,9 +57,9 @@ class TypeComparison(BandComparison):
 
     types: int
     """Those of the band that the text has."""
-    relative: float
+    relative: float | None
     """100 (B - A) / A of the summed losses of a type, in percent, mean over the types: not what `difference` is, which
-    frequent types decide."""
+    frequent types decide. None where A has no loss on any of them."""
     relative_interval: tuple[float, float] | None
     """Where that mean lies (95 %, types resampled); None where there is but one type."""
 
@@ -128,7 +128,7 @@ def compare_by_target(
         types_V = present_V & (band_of_type == index)
         divisible_V = types_V & (sums_a > 0)
         relative = 100 * (sums_b[divisible_V] / sums_a[divisible_V] - 1)
-        mean = float(relative.mean()) if relative.size else 0.0
+        mean = float(relative.mean()) if relative.size else None
         found.append(
             TypeComparison(
                 **vars(pair.on(inside_N)),

@@ -29,21 +29,21 @@ class Replayed:
     The first call runs as it is, which also warms up what must not be captured; the second is captured.
     """
 
-    def __init__(self, step: Callable[[], None], *, captured: bool) -> None:
-        """`captured`: False where a step has to run as it is, on a CPU or because it asks the device for a number."""
+    def __init__(self, step: Callable[[], None], *, capture: bool) -> None:
+        """`capture`: False where a step has to run as it is, on a CPU or because it asks the device for a number."""
         self._step = step
-        self._captured = captured
+        self._capture = capture
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if self._graph is None and self._captured and self._warm:
+        if not self._capture or not self._warm:
+            self._step()
+            self._warm = True
+            return
+        if self._graph is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 self._step()
             self._graph = graph
-        if self._graph is None:
-            self._step()
-            self._warm = True
-        else:
-            self._graph.replay()
+        self._graph.replay()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter, StrMethodFormatter
+from matplotlib.ticker import LogFormatter
 
 from reefknot.reports.drawing import COLOURS, Drawing
 
@@ -31,7 +32,8 @@ class Panel:
     logarithmic: bool = False
     """For bars that span powers of ten, none of them below zero; one of zero is not seen."""
     linear_to: float | None = None
-    """Where few bars are far longer than the others: logarithmic beyond this, on either side of zero."""
+    """Where few bars may be far longer than the others: logarithmic beyond this, on either side of zero. For bars that
+    are not `logarithmic` altogether."""
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
@@ -75,14 +77,27 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     else:
         if panel.linear_to is not None:
-            axes.set_yscale("symlog", linthresh=panel.linear_to)
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            _narrow(axes, panel.linear_to)
         axes.axhline(0, color="#888888", linewidth=0.8)
     crowded = len(panel.labels) * max(len(line) for label in panel.labels for line in label.split("\n")) > 60
     axes.set_xticks(
         range(len(panel.labels)), panel.labels, rotation=30 if crowded else 0, ha="right" if crowded else "center"
     )
     axes.set(ylabel=panel.measured, title=panel.title)
+
+
+def _narrow(axes: Axes, linear_to: float) -> None:
+    """Logarithmic where something lies beyond this; all else keeps half of the height at least."""
+    low, high = axes.dataLim.intervaly
+    if -linear_to <= low and high <= linear_to:
+        return
+    decades = math.ceil(math.log10(max(-low, high) / linear_to))
+    axes.set_yscale("symlog", linthresh=linear_to, linscale=max(1.0, decades / 2))
+    sizes = [linear_to / 2, *(linear_to * 10**n for n in range(1 + decades))]
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (*(-each for each in reversed(sizes)), 0.0, *sizes) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:,g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
+    axes.minorticks_off()
 
 
 def _ink() -> str:

@@ -9,7 +9,7 @@ resampled text. Below zero, DRILL is better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ PAPER = {
     "dual nonlinear": (-4.789, -6.502, -0.567, -0.702, 0.644, -0.026, 0.367, -0.808),
 }
 """By the bands from one occurrence on, as the authors' files have them."""
+CAPTION = (
+    "Above the loss of all tokens of a band; below, as Pappas and Henderson have it, the mean over its word types, "
+    "which a few can decide that a model predicts almost for certain. With 95 % intervals."
+)
+LINEAR_TO = 10.0
+"""Percent; what is beyond is drawn on a logarithmic scale."""
+Found = dict[str, Any]
+"""An estimate, or the estimates of a band."""
 BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}
 """By the kind of a row's labels."""
 
@@ -89,17 +97,7 @@ class RelativeLoss(Figure):
                     "row": name,
                     "baseline": BASELINES[str(_labels(results[0]))],
                     "seeds": [result.seed for result in results],
-                    "bands": [
-                        {
-                            "low": band.low,
-                            "high": band.high,
-                            "types": band.types,
-                            "tokens": band.tokens,
-                            "whole": _whole(band),
-                            "relative": _estimate(band.relative, band.relative_interval),
-                        }
-                        for band in bands
-                    ],
+                    "bands": [described(band) for band in bands],
                 }
             )
         return {
@@ -111,27 +109,13 @@ class RelativeLoss(Figure):
 
     def draw(self, measured: Measured) -> Drawing:
         """The bands side by side, the paper's figures marked."""
-        bands = sorted({(band["low"], band["high"] or 0) for each in measured["compared"] for band in each["bands"]})
-        labels = [_ends(low, high or None) for low, high in bands]
-
-        def ours(measure: str) -> dict[str, list[Any]]:
-            found = {}
-            for each in measured["compared"]:
-                own = {band["low"]: band[measure] for band in each["bands"]}
-                found[each["row"]] = [own.get(low) for low, _ in bands]
-            return found
-
-        papers = {each["row"]: [_papers(each["baseline"], low) for low, _ in bands] for each in measured["compared"]}
-        panels = [
-            Panel("all tokens of a band", labels, ours("whole"), measured="DRILL's loss, %"),
-            Panel("mean over word types", labels, ours("relative"), papers, "DRILL's loss, %", linear_to=10.0),
-        ]
-        caption = (
-            f"Loss of {measured['drill']} against each baseline, with 95 % intervals; below zero, DRILL is better. "
-            "Above the loss of all tokens of a band. Below, as the paper has it, the mean over its word types, which a "
-            "few can decide that a baseline predicts almost for certain; that scale is logarithmic beyond 10 %."
-        )
-        return bars(self.slug, panels, along="times seen in training", caption=caption)
+        compared = {each["row"]: each["bands"] for each in measured["compared"]}
+        papers = {
+            each["row"]: {band["low"]: _papers(each["baseline"], band["low"]) for band in each["bands"]}
+            for each in measured["compared"]
+        }
+        caption = f"Loss of {measured['drill']} against each baseline; below zero, DRILL is better. {CAPTION}"
+        return drawn(self.slug, compared, caption, "DRILL's loss, %", papers)
 
     def lines(self, measured: Measured) -> list[str]:
         """A line for each band and baseline."""
@@ -145,10 +129,50 @@ class RelativeLoss(Figure):
             for band in each["bands"]:
                 paper = _papers(each["baseline"], band["low"])
                 shown = "" if paper is None else f"{paper:+.1f}".replace("-", "−")
-                whole, relative = told(band["whole"], 1), told(band["relative"], 1)
+                whole, relative = (told(found, 1) if found else "" for found in (band["whole"], band["relative"]))
                 counts = f"{_ends(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
                 lines.append(f"  {counts}  {whole:<22} {relative:<26} {shown}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
+
+
+def described(band: TypeComparison) -> Found:
+    """What is shown of a band: the relative difference, in percent, of its whole loss, and the mean over its types.
+    Neither is there where a baseline has no loss.
+
+    The interval of the first is that of the difference, in parts of the baseline's loss as it is."""
+    share = 100 / band.nll_a if band.nll_a > 0 else None
+    interval = band.interval and share and (share * band.interval[0], share * band.interval[1])
+    return {
+        "low": band.low,
+        "high": band.high,
+        "types": band.types,
+        "tokens": band.tokens,
+        "whole": share and _estimate(share * band.difference, interval or None),
+        "relative": None if band.relative is None else _estimate(band.relative, band.relative_interval),
+    }
+
+
+def drawn(
+    name: str,
+    compared: Mapping[str, Sequence[Found]],
+    caption: str,
+    measured: str,
+    papers: Mapping[str, Mapping[int, float | None]] | None = None,
+) -> Drawing:
+    """Bands side by side, a bar for each that is compared: by all their tokens, and below that by their types."""
+    bands = sorted({(band["low"], band["high"] or 0) for own in compared.values() for band in own})
+    labels = [_ends(low, high or None) for low, high in bands]
+
+    def bars_of(measure: str) -> dict[str, list[Found | None]]:
+        by_low = {row: {band["low"]: band[measure] for band in own} for row, own in compared.items()}
+        return {row: [own.get(low) for low, _ in bands] for row, own in by_low.items()}
+
+    marks = {row: [own.get(low) for low, _ in bands] for row, own in (papers or {}).items()}
+    panels = [
+        Panel("all tokens of a band", labels, bars_of("whole"), measured=measured),
+        Panel("mean over word types", labels, bars_of("relative"), marks, measured, linear_to=LINEAR_TO),
+    ]
+    return bars(name, panels, along="times seen in training", caption=caption)
 
 
 def _labels(result: Result) -> str | None:
@@ -187,14 +211,7 @@ def _why_unfair(first: Result, texts: Dataset, others: Sequence[Result], data: P
     return None
 
 
-def _whole(band: TypeComparison) -> dict[str, Any]:
-    """The relative difference of the loss of all tokens of a band, in percent."""
-    share = 100 / band.nll_a if band.nll_a > 0 else 0.0
-    interval = band.interval and (share * band.interval[0], share * band.interval[1])
-    return _estimate(share * band.difference, interval)
-
-
-def _estimate(mean: float, interval: tuple[float, float] | None) -> dict[str, Any]:
+def _estimate(mean: float, interval: tuple[float, float] | None) -> Found:
     low, high = interval or (None, None)
     return {"mean": mean, "low": low, "high": high}
 

@@ -47,9 +47,9 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
 def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
     """Whether `lstm_scan` is to train a layer without a mask, which cuDNN can do too.
 
-    On an H200 a weight-dropped LSTM with layers of 1150, 1150 and 400 units takes 0.6 to 0.7 of the time of cuDNN's where
-    products are bfloat16's or TF32's; with float32's, a variational one takes 1.0 to 1.4 (`reefknot bench encoders`).
-    Narrower layers, wider ones and passes without gradients have not been measured one layer at a time.
+    On an H200 a weight-dropped LSTM with layers of 1150, 1150 and 400 units takes 0.6 to 0.7 of the time of cuDNN's
+    where products are bfloat16's or TF32's; with float32's, a variational one takes 1.0 to 1.4 (`reefknot bench
+    encoders`). Narrower layers, wider ones and passes without gradients have not been measured one layer at a time.
     `using("triton")` asks for it anywhere.
     """
     dtype, units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]

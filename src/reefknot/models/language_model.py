@@ -101,6 +101,11 @@ class LanguageModel(nn.Module):
         """The state to begin with where the text comes piece by piece; with `steps`, one that keeps its size."""
         return self.encoder.memory(streams, next(self.parameters()).device, steps)
 
+    @property
+    def waits(self) -> bool:
+        """Whether to read tokens and score others asks a GPU for a number, which a step that is captured must not."""
+        return self.input.waits or self.encoder.waits or self.output.waits
+
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
         """Hidden states of a window. Without a state the streams start from nothing."""
         if state is None:

@@ -80,7 +80,8 @@ class OutputEnd(nn.Module):
     rows_per_token: int = 1
     """How many rows of scores a token takes: what a window's memory is reckoned by."""
     waits: bool = False
-    """Whether `topk` asks a GPU for a number, which a step that is captured must not; a loss has its plan for that."""
+    """Whether `topk` or `target_log_probs` asks a GPU for a number, which a step that is captured must not; a loss has
+    its plan for that."""
 
     def prepare(self, y_cpu: Tensor) -> Plan:
         """Look at the targets while they are still on the host."""

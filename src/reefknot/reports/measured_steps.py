@@ -6,7 +6,6 @@ of it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,9 +18,9 @@ from reefknot.reports.records import Record
 from reefknot.reports.rows import Steps, TableRow
 
 Circumstances = tuple[str, frozenset[str]]
-"""A device, and the settings that were not the recipe's, as `key=value`."""
+"""A device, and the settings that were not the recipe's, as records tell them."""
 Measured = Mapping[tuple[str, str, Circumstances], Steps]
-_LENGTH = ("training.epochs", "training.updates")
+_LENGTH = ("training.epochs:", "training.updates:")
 """No setting of a step."""
 
 
@@ -34,43 +33,43 @@ def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> lis
     """
     rows = list(rows)
     trained = Counter(_circumstances(record) for row in rows for record in row.records)
-    alone = Counter(each for name, _, each in measured if name == recipe and not each[1])
-    usual = (trained or alone).most_common(1)
+    own = Counter(each for name, _, each in measured if name == recipe and not each[1])
+    usual = (trained or own).most_common(1)
     found = []
     for row in rows:
-        all_of = {_circumstances(record) for record in row.records} or {each for each, _ in usual}
-        steps = [measured.get((recipe, row.own_name, each)) for each in all_of]
+        theirs = {_circumstances(record) for record in row.records} or {each for each, _ in usual}
+        steps = [measured.get((recipe, row.own_name, each)) for each in theirs]
         found.append(replace(row, steps=steps[0] if len(steps) == 1 else None))
     return found
 
 
 def _circumstances(record: Record) -> Circumstances:
-    told = (re.fullmatch(r"(?P<key>[\w.]+): .* -> (?P<value>.*)", text, re.DOTALL) for text in record.changed)
-    changes = {each["key"]: each["value"].strip('"') for each in told if each}
-    return record.training.device, _of_a_step(f"{key}={value}" for key, value in changes.items())
+    return record.training.device, _of_a_step(record.changed)
 
 
-def _of_a_step(changes: Iterable[str]) -> frozenset[str]:
-    return frozenset(each for each in changes if each.partition("=")[0] not in _LENGTH)
+def _of_a_step(changed: Iterable[str]) -> frozenset[str]:
+    return frozenset(text for text in changed if not text.startswith(_LENGTH))
 
 
 def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
     """By recipe, row and circumstances: our fastest step, and the time of one as people write it over that, in the same
-    run; of several records of one row, the one where we gain least."""
+    run; of several records of one row, the one where we gain least. Records that do not say what their overrides have
+    changed are left out."""
     found: dict[tuple[str, str, Circumstances], Steps] = {}
     for path in sorted(folder.glob("*.json")):
         record = read_json(path)
         if not isinstance(record, dict) or "rows" not in record:
             raise DataError(f"{path}: no record of a bench; `reefknot bench WHAT --json {path}` writes one")
-        if record.get("bench") != "steps":
+        changed = record.get("changed")
+        if record.get("bench") != "steps" or (record.get("overrides") and changed is None):
             continue
         refuse_untraceable(path, record["environment"])
-        circumstances = record["machine"]["device"], _of_a_step(record["overrides"])
         seconds: dict[str, list[float | None]] = {}
         for row in record["rows"]:  # as people write it comes first
             seconds.setdefault(row["row"], []).append(row["epoch_seconds"])
         for name, (plain, *others) in seconds.items():
             if plain and (measured := [each for each in others if each]):
+                circumstances = record["machine"]["device"], _of_a_step((changed or {}).get(name, ()))
                 ours, key = min(measured), (record["recipe"], name, circumstances)
                 steps = Steps(ours, plain / ours)
                 found[key] = min(steps, found.get(key, steps), key=lambda each: each.times_plain)

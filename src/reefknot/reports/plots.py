@@ -6,17 +6,16 @@ How they are drawn is the business of `drawing.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reefknot.evaluation.units import perplexity
-from reefknot.reports.drawing import COLOURS, POINT, Plot, left_out, legend, legend_columns, style_of, svg
+from reefknot.reports.drawing import POINT, Plot, left_out, legend, style_of, svg
 from reefknot.reports.records import Band, Metric
 from reefknot.reports.results import Result, flatten
 from reefknot.reports.rows import TableRow, comparable, judged_by_bleu, rivals
@@ -160,29 +159,6 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     caption = f"Parameters against {what}; {better} and further left is better."
     caption += left_out([row for row in scored if row not in drawn], other)
     return [Plot(svg("sizes", 2.8, drawn, draw, caption), caption)]
-
-
-def bars(
-    name: str, labels: Sequence[str], heights: Mapping[str, Sequence[float]], *, along: str, measured: str, caption: str
-) -> Plot:
-    """A bar for each label and series, such as the loss by frequency band relative to another run's."""
-    series = [TableRow(title) for title in heights]
-
-    def draw(figure: Figure) -> None:
-        plane = figure.add_subplot()
-        width = 0.8 / len(series)
-        for n, values in enumerate(heights.values()):
-            places = [at + (n - (len(series) - 1) / 2) * width for at in range(len(labels))]
-            plane.bar(places, values, width=0.92 * width, color=COLOURS[n % len(COLOURS)])
-        plane.axhline(0, color="#888888", linewidth=0.8)
-        crowded = sum(map(len, labels)) > 40
-        plane.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-        plane.set(xlabel=along, ylabel=measured)
-        if len(series) > 1:
-            handles = [Patch(color=COLOURS[n % len(COLOURS)]) for n in range(len(series))]
-            figure.legend(handles, list(heights), loc="outside lower center", ncols=legend_columns(series))
-
-    return Plot(svg(name, 2.8, series, draw, caption), caption)
 
 
 def _draw_frequency(

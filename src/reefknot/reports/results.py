@@ -6,7 +6,6 @@ records under `results/`, which have no weights, serve as well as whole runs. No
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +67,7 @@ class Result:
         change; where metrics do not tell, of the mean one."""
         if not self.record or not self.epochs or self.by_updates:
             return None
-        until = {math.ceil(metric.epoch): metric.wall.seconds for metric in self.metrics if metric.kind == "train"}
+        until = {metric.epoch: metric.wall.seconds for metric in self.metrics if metric.kind != "valid"}
         clock = [0.0, *(seconds for _, seconds in sorted(until.items()) if seconds is not None)]
         if len(clock) != self.epochs + 1:
             return self.record.training.seconds / self.epochs

@@ -260,8 +260,8 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
     if TIMES_PLAIN in titles:
         notes.append(
             f"{TIMES_PLAIN}: the time of a training step as people write it (a recurrent encoder as a loop, attention "
-            "with stored logits) over that of our fastest, both in one run of reefknot bench steps with the recipe's "
-            "settings (docs/performance.md)"
+            "with stored logits) over that of our fastest, both in one run of reefknot bench steps with the "
+            "settings of the row's runs (docs/performance.md)"
         )
     return notes
 

@@ -71,6 +71,7 @@ class Training(Stored):
     seconds: float = 0.0
     tokens_per_second: float | None = None
     peak_memory_bytes: int | None = None
+    averaged_from_epoch: int | None = None
     device: str = ""
 
 
@@ -217,12 +218,20 @@ class Record(Stored):
     """Of a translator, which of its ends share a table: three-way, decoder or none."""
 
 
+class Searched(Stored):
+    """What a search on the validation text came to."""
+
+    edges: tuple[str, ...] = ()
+    """Settings whose best value is the first or the last that was tried."""
+
+
 class Evaluation(Stored):
     """`evaluations/<kind>.json`: the run's best weights, scored while they learn or remember, with dropout, or
     in other windows."""
 
     format: Literal[1]
     kind: str
+    search: Searched | None = None
     valid: Score | None = None
     test: Score | None = None
     translation: Translations | None = None

@@ -62,6 +62,12 @@ class Result:
         return self.record is not None and self.record.training.epochs is None
 
     @property
+    def awaits_averaging(self) -> bool:
+        """Whether it was to average its weights from where its validation loss would tell, and ended before."""
+        told = flatten(self.settings).get("training.averaging.start") == "nonmonotone"
+        return told and self.record is not None and self.record.training.averaged_from_epoch is None
+
+    @property
     def seconds_per_epoch(self) -> float | None:
         """Of training alone, without validation: those of the median epoch, which a pause or a slow start does not
         change; where metrics do not tell, of the mean one."""

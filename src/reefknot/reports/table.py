@@ -131,7 +131,7 @@ def build(rows: Sequence[TableRow]) -> Table:
         columns,
         best,
         decides,
-        (*footnotes, *_explained(rows, columns), *changed_settings(rows)),
+        (*footnotes, *_explained(rows, columns), *changed_settings(rows), *_cut_short(rows)),
     )
 
 
@@ -288,11 +288,24 @@ def changed_settings(rows: Sequence[TableRow]) -> list[str]:
     for row in ran:
         if row.changed:
             holders.setdefault(row.changed, []).append(row.name)
-    return [
-        f"{', '.join(names) if len(names) < max(len(ran), 2) else 'Every row'}: "
-        f"not the recipe's settings ({_listed(changed)})"
-        for changed, names in holders.items()
-    ]
+    return [f"{_of(names, ran)}: not the recipe's settings ({_listed(changed)})" for changed, names in holders.items()]
+
+
+def _cut_short(rows: Sequence[TableRow]) -> list[str]:
+    """Averaging that was to begin by itself and did not, and searches that ended where they had nothing more to try."""
+    ran = [row for row in rows if row.records]
+    waiting = [row.name for row in ran if all(result.awaits_averaging for result in row.results)]
+    notes = [f"{_of(waiting, ran)}: averaging had not begun when training ended"] if waiting else []
+    edges = {
+        row.name: dict.fromkeys(edge for each in row.evaluations if each.search for edge in each.search.edges)
+        for row in rows
+    }
+    found = [f"{name} ({', '.join(each)})" for name, each in edges.items() if each]
+    return notes + [f"best at the end of what was tried: {', '.join(found)}"] * bool(found)
+
+
+def _of(names: Sequence[str], rows: Sequence[TableRow]) -> str:
+    return ", ".join(names) if len(names) < max(len(rows), 2) else "Every row"
 
 
 def _listed(changed: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.benchmarks import steps
+from reefknot.benchmarks import encoders, steps
 from reefknot.errors import ReefknotError
 
 from .conftest import Outcome
@@ -46,7 +46,8 @@ def test_encoders(cli: Cli, tmp_path: Path) -> None:
     assert all(title in outcome.out for title in ("ms", "x nn.LSTM", "worst error", "same bits", "plain loop"))
     assert "graph ms" not in outcome.out
     record = json.loads(path.read_text())
-    assert set(record) == {"bench", "machine", "environment", "rows"}
+    assert set(record) == {"bench", "machine", "environment", "rows", "not_measured"}
+    assert record["not_measured"] == {}
     assert {"device", "torch", "triton", "cudnn"} <= set(record["machine"])
     assert [row["competitor"] for row in record["rows"]].count("reefknot, AWD") == 1
     assert all(row["over_lstm"] > 0 for row in record["rows"])
@@ -65,6 +66,7 @@ def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     assert max(map(len, outcome.out.splitlines()[4:])) <= 120
     record = json.loads(path.read_text())
     assert record["overrides"] == ["training.batch=2"]
+    assert all(any(text.startswith("training.batch: ") for text in told) for told in record["changed"].values())
     assert [(row["row"], row["mode"]) for row in record["rows"]][::2] == [
         ("untied", "plain loop"),
         ("tied", "plain loop"),
@@ -89,6 +91,22 @@ def test_a_record_of_steps_says_what_was_not_reached(
     record = json.loads(path.read_text())
     assert {row["row"] for row in record["rows"]} == {"untied"}
     assert record["not_measured"] == {"tied": "not reached"}
+
+
+def test_a_record_of_encoders_says_what_was_not_reached(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> Iterator[list[encoders.Row]]:
+        yield next(measure_all(*given))
+        raise ReefknotError("stopped")
+
+    measure_all, path = encoders.measure_all, tmp_path / "record.json"
+    monkeypatch.setattr(encoders, "measure_all", stopped)
+    asked = ("--shape", "2,3,4-4", "--shape", "2,3,5-5", "--seconds", "0", "--device", "cpu", "--json", path)
+    assert "stopped" in cli("bench", "encoders", *asked).err
+    record = json.loads(path.read_text())
+    assert {tuple(row["shape"][2]) for row in record["rows"]} == {(4, 4)}
+    assert record["not_measured"] == {"B = 2, T = 3, 5-5, float32": "not reached"}
 
 
 def test_rows_by_a_pattern_come_without_those_that_they_start_from(cli: Cli, recipe: Path, tmp_path: Path) -> None:

@@ -212,8 +212,10 @@ def _bench_encoders(report: Report, shapes: Sequence[str], weights: str | None, 
 
     setup = Bench(report.place, (weights,) if weights else DTYPES[report.place], seconds, graph)
     chosen = [Shape.read(text) for text in shapes] or SHAPES[report.place]
-    report.begin(facts())
+    left = {f"{shape}, {dtype}": "not reached" for shape in chosen for dtype in setup.dtypes}
+    report.begin(facts(), not_measured=left)
     for rows in measure_all(setup, chosen, report.progress):
+        del left[f"{rows[0].shape}, {rows[0].dtype}"]
         report.line(f"\n{rows[0].shape}, {rows[0].dtype}")
         titles = ["competitor", "ms", *(["graph ms"] if graph else []), "x nn.LSTM", "worst error", "same bits"]
         print_figures(titles, [_encoder_line(row, graph) for row in rows if row.ms is not None], _notes(rows))
@@ -248,7 +250,7 @@ def _bench_steps(
     told = [f"{rate / 1e12:,.3g} TFLOP/s in large {precision} products" for precision, rate in rates.items()]
     missing = {name: str(reason) for name, reason in absent.items()}
     machine = facts() | {"matrix_flops": rates}
-    # So that the record of a run which is stopped tells what it did not come to.
+    # As of encoders, the record of a run which is stopped tells what it did not come to.
     left = missing | {row.name: "not reached" for row in chosen if row.name not in missing}
     changed = {row.name: loaded.changed[row.name] for row in chosen}
     report.begin(machine, told, recipe=loaded.name, overrides=list(overrides), changed=changed, not_measured=left)

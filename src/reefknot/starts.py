@@ -84,9 +84,15 @@ def find_start(
     words += [f"training.seed={seed}"] if seed else []
     words += ["--data", str(data)] if data else []
     words += ["--out", str(place)] if place != usual else []
+    command = shlex.join(words)
+    if folder not in (None, usual):  # the usual one is what a sweep asks for where no --start was given
+        raise SettingsError(
+            f'--start {place}: row "{row.name}" starts from row "{first.name}", and this folder holds no finished run '
+            f"of that row (it has no result.json). Name the folder of one, or train it there: `{command}`"
+        )
     raise SettingsError(
         f'row "{row.name}" starts from row "{first.name}", which has no finished run in {place.absolute()}. '
-        f"Train it: `{shlex.join(words)}`, or name it with --start"
+        f"Train it: `{command}`, or name one elsewhere with --start"
     )
 
 

@@ -170,7 +170,9 @@ def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_pat
         low, high = band["interval"]
         assert low < band["difference"] < high
         assert band["difference"] == pytest.approx(band["nll_b"] - band["nll_a"])
-    assert re.search(r"<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000", text)
+    # The bands are all tokens already: <eos> is no further row beside them.
+    assert sum(band["tokens"] for band in found["bands"]["target"]) == 60 * 7 + 30
+    assert re.search(r"\n +of these:\n +<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000\n  loss per token by", text)
     assert max(map(len, text.splitlines()[5:])) <= 85
     pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
     refused = cli("compare", runs.tied, pieces, "--bands")

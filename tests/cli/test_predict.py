@@ -57,6 +57,10 @@ def test_means_over_a_text(cli: Cli, runs: Runs) -> None:
     ("words", "said"),
     [
         ([], "nothing to predict: give phrases, or a text with --split"),
+        (["green", "--neighbors", "3"], "--neighbors goes with --split; add that or leave --neighbors out"),
+        (["green", "--neighbors", "10"], "--neighbors goes with --split"),  # what it is by default
+        (["green", "--data", "texts"], "--data goes with --split; add that or leave --data out"),
+        (["--split", "test", "--top", "3"], "--top goes with phrases; add some or leave --top out"),
         (["--split", "nope"], "--split nope: must be one of train, valid, test"),
         (["--split", "test", "--neighbors", "12"], "12 of 11 other words were asked for; choose from 1 to 11"),
     ],

@@ -97,7 +97,24 @@ def test_what_no_run_tells_is_not_decided(write: Write) -> None:
         "Small network (200 units, ptb): the rest is not decided: one row each of VD (here 0) is needed.",
         "Large network (1500 units, ptb): not decided: one row each of VD (here 2), VD+AL (here 0), VD+RE (here 0) "
         "is needed.",
+        "Not counted, as the network or the text is another: VD 200 wikitext-2 (VD, 200 units, wikitext-2).",
     ]
+
+
+def test_rows_of_another_size_or_text_are_named(write: Write) -> None:
+    """They stand in the table, so that `here 0` alone would seem wrong."""
+    runs = runs_of(write, 16, {"VD": 93, "VD+RE": 92}, "tiny") + runs_of(write, 300, {"VD+AL": 91})
+    real = settings(16, tied=True, augmented=True)  # which no verdict asks for
+    runs.append(write(RECIPE, "REAL", settings=real, curve=[900, 80], corpus="tiny"))
+    *_, small, large, last = Progress().lines(Progress().measure(runs))
+    for line in (small, large):
+        assert line.endswith("one row each of VD (here 0), VD+AL (here 0), VD+RE (here 0) is needed.")
+    assert last == (
+        "Not counted, as the network or the text is another: VD 16 tiny (VD, 16 units, tiny); VD+RE 16 tiny (VD+RE, "
+        "16 units, tiny); VD+AL 300 ptb (VD+AL, 300 units, ptb)."
+    )
+    counted = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
+    assert not any("Not counted" in line for line in Progress().lines(Progress().measure(counted)))
 
 
 def test_a_record_from_before_curves_had_their_text_is_read(write: Write) -> None:

@@ -106,6 +106,16 @@ def test_a_baseline_without_loss_has_no_relative_difference(scored: Score) -> No
     RelativeLoss().draw(measured)
 
 
+def test_it_is_said_once_that_symbols_are_among_the_types(scored: Score) -> None:
+    """On the Penn Treebank that is one type more than the paper has."""
+    measured = RelativeLoss().measure([scored("DRILL", "drill"), scored("tied", "plain"), scored("map", "bilinear")])
+    for each in measured["compared"]:
+        words = {word for line in LINES for word in line.split()}
+        assert sum(band["types"] for band in each["bands"]) == len(words | {"<eos>"})
+    said = "<unk> and <eos> are types of their bands; in the paper <unk> is, <eos> is left out"
+    assert RelativeLoss().lines(measured).count(said) == 1
+
+
 def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
     runs = [scored("DRILL", "drill"), scored("fewer words", "plain", vocabulary={"max_size": 5})]
     with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: 0 unknown words, scored as"):

@@ -65,7 +65,7 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
         train(recipe, "finetune")
     assert str(caught.value) == (
         f'row "finetune" starts from row "tied", which has no finished run in {tmp_path}/runs/tiny/tied/seed0. '
-        f"Train it: `reefknot train {name} --row tied`, or name it with --start"
+        f"Train it: `reefknot train {name} --row tied`, or name one elsewhere with --start"
     )
     assert not Path("runs/tiny/finetune").exists()
 
@@ -91,11 +91,24 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
 
 def test_the_command_to_run_first_is_complete(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged(), ["training.seed=3", "corpus.tokens=500", "training.start.row=tied"], "finetune")
-    said = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/elsewhere`, or"
+    said = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/tied`, or"
     with pytest.raises(SettingsError, match=said):
-        find_start(recipe, recipe.row("finetune"), 3, tmp_path / "elsewhere", tmp_path / "run", Path("texts"))
+        find_start(recipe, recipe.row("finetune"), 3, None, tmp_path / "run", Path("texts"))
     with pytest.raises(SettingsError, match=f"training.seed=3 --out {tmp_path}/tied`, or"):
         train(recipe, "finetune", tmp_path / "run")
+
+
+def test_a_start_that_was_named_is_not_asked_for_again(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged())
+    named = tmp_path / "nope"
+    with pytest.raises(SettingsError) as caught:
+        train(recipe, "finetune", tmp_path / "run", start=named)
+    assert str(caught.value) == (
+        f'--start {named}: row "finetune" starts from row "tied", and this folder holds no finished run of that row '
+        f"(it has no result.json). Name the folder of one, or train it there: "
+        f"`reefknot train {recipe.asked} --row tied --out {named}`"
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_first_stage_is_looked_for_beside_the_second(

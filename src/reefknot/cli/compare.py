@@ -217,6 +217,7 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
         "  by type: 100 (B - A) / A of each type's loss, the mean over the types of the band",
         f"{head} {'types':>6} {'by type':>9}",
         *(f"{_line(_seen(each), each)} {each.types:>6,} {_percent(each.relative)}".rstrip() for each in targets),
+        *([f"  {'of these:':>12}"] if symbols else []),
         *(_line(name, each).rstrip() for name, each in symbols.items()),
         "  loss per token by how often the token before was seen",
         head.rstrip(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.cli.options import AsJson, Data, Device, Run, emit, open_trained, tell_unknown
+from reefknot.cli.options import AsJson, Data, Device, Run, emit, given, open_trained, tell_unknown
 
 if TYPE_CHECKING:
     from reefknot.evaluation.predictions import Tendency
@@ -19,7 +20,12 @@ Examples:
 """
 
 
+OF_A_TEXT = ("neighbors", "data")
+"""Options that say something of a text, and nothing of phrases."""
+
+
 def predict(
+    invocation: typer.Context,
     run: Run,
     phrases: Annotated[list[str] | None, typer.Argument(help="Beginnings of lines, each on its own.")] = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Words to name after each phrase.")] = 10,
@@ -37,8 +43,7 @@ def predict(
     from reefknot.evaluation.predictions import tendency
     from reefknot.text.lines import words_in
 
-    if not phrases and split is None:
-        raise SettingsError("nothing to predict: give phrases, or a text with --split")
+    _check(invocation, phrases or [], split)
     trained = open_trained(run, device)
     cut = [words_in(phrase, "the phrase") for phrase in phrases or []]
     found: dict[str, Any] = {"run": str(run), "phrases": []}
@@ -60,6 +65,19 @@ def predict(
         told += [phrase or "(start of line)", *(f"  {value:.4f}  {word}" for word, value in prediction.words)]
         told.append(f"  safe guesses, whatever comes: {_listed(prediction.watched)}")
     emit(found, "\n".join(told), as_json)
+
+
+def _check(invocation: typer.Context, phrases: Sequence[str], split: str | None) -> None:
+    """Refuse what would be ignored in silence, before anything is opened."""
+    from reefknot.errors import SettingsError
+
+    if not phrases and split is None:
+        raise SettingsError("nothing to predict: give phrases, or a text with --split")
+    for name, written in given(invocation):
+        if name in OF_A_TEXT and split is None:
+            raise SettingsError(f"{written} goes with --split; add that or leave {written} out")
+        if name == "top" and not phrases:
+            raise SettingsError(f"{written} goes with phrases; add some or leave {written} out")
 
 
 def _told(split: str, means: Tendency) -> str:

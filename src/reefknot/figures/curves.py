@@ -112,8 +112,7 @@ def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the paper says of its two networks, by the lowest point of each curve."""
     told = []
     for (network, units), claims in CLAIMS.items():
-        # Records from before a curve had its text are of the paper's.
-        own = [each for each in curves if each["size"] == units and each.get("corpus", CORPUS) == CORPUS]
+        own = [each for each in curves if each["size"] == units and _text(each) == CORPUS]
         rows = {method: [_lowest(each) for each in own if each["method"] == method] for method in METHODS[:3]}
         lacking = {method: len(points) for method, points in rows.items() if len(points) != 1}
         where = f"{network} network ({units} units, {CORPUS})"
@@ -126,7 +125,24 @@ def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
             what = "not decided" if len(lacking) > 1 else "the rest is not decided"
             found = ", ".join(f"{method} (here {number})" for method, number in lacking.items())
             told.append(f"{where}: {what}: one row each of {found} is needed.")
-    return told
+    return [*told, *_strangers(curves)]
+
+
+def _strangers(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names the rows that no verdict counts, though their methods are asked for: a reader sees them in the table."""
+    sizes = [units for _, units in CLAIMS]
+    found = [
+        f"{each['row']} ({each['method']}, {each['size']} units, {_text(each)})"
+        for each in curves
+        if each["method"] in METHODS[:3] and (each["size"] not in sizes or _text(each) != CORPUS)
+    ]
+    return [f"Not counted, as the network or the text is another: {'; '.join(found)}."] if found else []
+
+
+def _text(curve: Mapping[str, Any]) -> str | None:
+    """What it was trained on; records from before a curve had its text are of the paper's."""
+    corpus: str | None = curve.get("corpus", CORPUS)
+    return corpus
 
 
 def _lowest(curve: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,9 @@ over the types of a band of training counts, with the interval of resampled type
 baseline predicts for certain (the second half of a name) has almost no loss to divide by, and one such can decide the
 mean of its band. So beside it stands the relative difference of the whole loss of a band, with the interval of
 resampled text. Below zero, DRILL is better.
+
+<unk> and <eos> are types of their bands like any word. The authors' counts of the training text have <unk> but no
+<eos>, which is in none of their bands: theirs from 5,000 on has 16 types of the Penn Treebank, ours 17.
 """
 
 from __future__ import annotations
@@ -121,7 +124,8 @@ class RelativeLoss(Figure):
         """A line for each band and baseline."""
         lines = [
             f"loss of {measured['drill']} against baselines, %: of all tokens of a band [95 %, text resampled], and "
-            "the mean over its word types [95 %, types resampled], which is the paper's"
+            "the mean over its word types [95 %, types resampled], which is the paper's",
+            "<unk> and <eos> are types of their bands; in the paper <unk> is, <eos> is left out",
         ]
         for each in measured["compared"]:
             lines.append(f"against {each['row']}")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from reefknot.errors import DataError
+from reefknot.evaluation.frequency import FIGURE_3
 from reefknot.figures import relative_loss
 from reefknot.figures.relative_loss import RelativeLoss
 from reefknot.reports.results import Result
@@ -73,12 +74,12 @@ def test_baselines_with_other_tokens_are_named_and_left_out(scored: Score) -> No
 
 
 def test_one_type_without_loss_decides_a_mean_but_not_a_band(scored: Score) -> None:
-    """The baseline is certain of one rare word: DRILL's mean over types is worse by far, its whole loss is not."""
+    """DRILL is certain of one rare word: its mean over types is better by far, its whole loss is not."""
     runs = [scored("DRILL", "drill"), scored("tied", "plain")]
     texts = relative_loss.open_texts(RunFolder.open(runs[0].folder), None)
     targets = torch.from_numpy(texts.splits["test"].ids.astype("int64"))
     certain = targets == texts.vocabulary.words.index("bird")
-    ours, theirs = torch.where(certain, 0.01, 0.9), torch.where(certain, 1e-6, 1.0)
+    ours, theirs = torch.where(certain, 1e-6, 1.0), torch.where(certain, 0.01, 0.9)
     for run, losses in zip(runs, (ours, theirs), strict=True):
         RunFolder.open(run.folder).write_scores({"test": losses})
     measured = RelativeLoss().measure(runs)
@@ -86,34 +87,36 @@ def test_one_type_without_loss_decides_a_mean_but_not_a_band(scored: Score) -> N
     (band,) = [band for band in measured["compared"][0]["bands"] if band["low"] <= counts["bird"] <= band["high"]]
     inside = torch.tensor([band["low"] <= counts[texts.vocabulary.words[target]] <= band["high"] for target in targets])
     assert band["tokens"] == int(inside.sum())
-    assert band["relative"]["mean"] > 100_000
+    assert band["relative"]["mean"] < -100_000
     expected = 100 * float(ours[inside].double().sum() / theirs[inside].double().sum() - 1)
     assert band["whole"]["mean"] == pytest.approx(expected, rel=1e-5)
-    assert expected < 0
+    assert expected > 0
     # The text repeats itself, so that every part of it says the same.
     assert (band["whole"]["low"], band["whole"]["high"]) == pytest.approx((expected, expected))
     RelativeLoss().draw(measured)
 
 
-def test_a_baseline_without_loss_has_no_relative_difference(scored: Score) -> None:
+@pytest.mark.parametrize(("certain", "missing"), [(1, "whole"), (0, "relative")])
+def test_without_a_loss_there_is_nothing_to_divide_by(scored: Score, certain: int, missing: str) -> None:
+    """The whole loss is in parts of the baseline's, that of types in parts of DRILL's."""
     runs = [scored("DRILL", "drill"), scored("tied", "plain")]
-    run = RunFolder.open(runs[1].folder)
+    run = RunFolder.open(runs[certain].folder)
     run.write_scores({"test": torch.zeros_like(torch.as_tensor(run.read_scores()["test"]))})
     measured = RelativeLoss().measure(runs)
-    assert {(band["whole"], band["relative"]) for band in measured["compared"][0]["bands"]} == {(None, None)}
-    lines = RelativeLoss().lines(measured)
-    assert not any("0.0" in line for line in lines)
+    bands = measured["compared"][0]["bands"]
+    assert [band[missing] for band in bands] == [None] * len(bands)
+    there = {"whole", "relative"} - {missing}
+    assert [band[name]["mean"] for name in there for band in bands] == pytest.approx(
+        [100.0 if certain else -100.0] * len(bands)
+    )
+    assert len(RelativeLoss().lines(measured)) > len(bands)
     RelativeLoss().draw(measured)
 
 
-def test_it_is_said_once_that_symbols_are_among_the_types(scored: Score) -> None:
-    """On the Penn Treebank that is one type more than the paper has."""
-    measured = RelativeLoss().measure([scored("DRILL", "drill"), scored("tied", "plain"), scored("map", "bilinear")])
-    for each in measured["compared"]:
-        words = {word for line in LINES for word in line.split()}
-        assert sum(band["types"] for band in each["bands"]) == len(words | {"<eos>"})
-    said = "<unk> and <eos> are types of their bands; in the paper <unk> is, <eos> is left out"
-    assert RelativeLoss().lines(measured).count(said) == 1
+@pytest.mark.parametrize("baseline", sorted(relative_loss.PAPER))
+def test_the_papers_figures_have_a_band_each(baseline: str) -> None:
+    bands = len(FIGURE_3) - 1  # but the unseen
+    assert len(relative_loss.PAPER[baseline]) == len(relative_loss.PAPER_WHOLE[baseline]) == bands
 
 
 def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:

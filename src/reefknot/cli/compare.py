@@ -214,7 +214,7 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
     head = f"  {'seen':>12} {'tokens':>9} {'A':>7} {'B':>7} {'B - A':>8}  {'95 % interval':<17}"
     lines = [
         "  loss per token by how often the target was seen in training",
-        "  by type: 100 (B - A) / A of each type's loss, the mean over the types of the band",
+        "  by type: 100 (B - A) / B of each type's loss, the mean over the types of the band",
         f"{head} {'types':>6} {'by type':>9}",
         *(f"{_line(_seen(each), each)} {each.types:>6,} {_percent(each.relative)}".rstrip() for each in targets),
         *([f"  {'of these:':>12}"] if symbols else []),

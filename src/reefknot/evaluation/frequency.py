@@ -58,8 +58,9 @@ class TypeComparison(BandComparison):
     types: int
     """Those of the band that the text has."""
     relative: float | None
-    """100 (B - A) / A of the summed losses of a type, in percent, mean over the types: not what `difference` is, which
-    frequent types decide. None where A has no loss on any of them."""
+    """100 (B - A) / B of the summed losses of a type, in percent, mean over the types: not what `difference` is, which
+    frequent types decide. It is divided by B's as in the program of Pappas & Henderson, whose B is DRILL. None where B
+    has no loss on any of them."""
     relative_interval: tuple[float, float] | None
     """Where that mean lies (95 %, types resampled); None where there is but one type."""
 
@@ -113,7 +114,7 @@ def compare_by_target(
 ) -> list[TypeComparison]:
     """Two systems by how often the target was seen in training.
 
-    A type that A predicts without any loss has no relative difference and is left out of that mean.
+    A type that B predicts without any loss has no relative difference and is left out of that mean.
     """
     counts = np.asarray(vocabulary.counts)
     targets_N, _ = _sides(pair.tokens, split, vocabulary)
@@ -126,8 +127,8 @@ def compare_by_target(
     found = []
     for index, low, high, inside_N in _occupied(counts[targets_N], edges):
         types_V = present_V & (band_of_type == index)
-        divisible_V = types_V & (sums_a > 0)
-        relative = 100 * (sums_b[divisible_V] / sums_a[divisible_V] - 1)
+        divisible_V = types_V & (sums_b > 0)
+        relative = 100 * (1 - sums_a[divisible_V] / sums_b[divisible_V])
         mean = float(relative.mean()) if relative.size else None
         found.append(
             TypeComparison(

@@ -32,8 +32,8 @@ class Panel:
     logarithmic: bool = False
     """For bars that span powers of ten, none of them below zero; one of zero is not seen."""
     linear_to: float | None = None
-    """Where few bars may be far longer than the others: logarithmic beyond this, on either side of zero. For bars that
-    are not `logarithmic` altogether."""
+    """Where few bars may be far longer than the others, ten times as this or more: logarithmic beyond this, on either
+    side of zero. For bars that are not `logarithmic` altogether."""
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
@@ -87,9 +87,9 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
 
 
 def _narrow(axes: Axes, linear_to: float) -> None:
-    """Logarithmic where something lies beyond this; all else keeps half of the height at least."""
+    """Logarithmic beyond this, where something lies ten times as far: all else keeps half of the height at least."""
     low, high = axes.dataLim.intervaly
-    if -linear_to <= low and high <= linear_to:
+    if max(-low, high) <= 10 * linear_to:
         return
     decades = math.ceil(math.log10(max(-low, high) / linear_to))
     axes.set_yscale("symlog", linthresh=linear_to, linscale=max(1.0, decades / 2))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.evaluation import dynamic
+from reefknot.evaluation import cache, dynamic
 from tiny import encoder
 
 from .conftest import Outcome, Runs
@@ -68,7 +68,8 @@ def test_search_for_the_cache(cli: Cli, runs: Runs) -> None:
     found = cli(*words, "--json").json()
     points = found["search"]["points"]
     assert {point["window"] for point in points} == {20}
-    assert len(points) == 30
+    began = {(theta, weight) for theta in cache.THETAS for weight in cache.WEIGHTS}
+    assert {(point["theta"], point["weight"]) for point in points[:30]} == began
     least = min(points, key=lambda point: point["nll"])
     best = found["search"]["best"]
     assert best == {name: least[name] for name in ("window", "theta", "weight")}
@@ -76,7 +77,8 @@ def test_search_for_the_cache(cli: Cli, runs: Runs) -> None:
     table, _, rest = cli(*words).out.partition("test perplexity")
     title, header, *rows = table.splitlines()
     assert re.fullmatch(r"perplexity of the valid text, \d+ tokens \(\* the best\)", title)
-    assert header.split()[:4] == ["window", "theta", "weight", "0.05"]
+    assert header.split()[:3] == ["window", "theta", "weight"]
+    assert "weight 0.05  weight 0.1  weight 0.15" in header
     assert sum(row.count("*") for row in rows) == 1
     assert f"{math.exp(least['nll']):,.2f}*" in table
     assert "continuous cache" in rest
@@ -87,17 +89,25 @@ def test_search_for_dynamic_rates(cli: Cli, runs: Runs, monkeypatch: pytest.Monk
     monkeypatch.setattr(dynamic, "LAMBDA_FACTORS", (1.0, 2.0))
     words = ("evaluate", runs.tied, "--dynamic", "--search", "--search-tokens", 30, "--limit", 40)
     found = cli(*words, "--json").json()
-    assert [(point["eta"], point["lambda"]) for point in found["search"]["points"]] == [
+    assert [(point["eta"], point["lambda"]) for point in found["search"]["points"]][:8] == [
         (5e-5, 0.002),
         (5e-5, 0.004),
         (5e-4, 0.002),
         (5e-4, 0.004),
+        *((eta, 0.004) for eta in (5e-6, 5e-7, 5e-8, 5e-9)),
     ]
     assert found["search"]["text"] == "the shortened valid text, 30 tokens"
-    assert found["search"]["edges"] == ["eta", "lambda"]
+    assert "eta" in found["search"]["edges"]
     text = cli(*words).out
     assert "lie at the edge of the grid" in text
     assert text.index("perplexity of the shortened valid text") < text.index("test perplexity")
+
+
+def test_search_for_a_full_cache(cli: Cli, runs: Runs) -> None:
+    words = ("evaluate", runs.tied, "--cache", "--search", "--fill", "full")
+    assert "use a smaller --window, more --search-tokens, or --fill partial" in cli(*words).err
+    outcome = cli(*words, "--window", 20, "--search-tokens", 42)
+    assert outcome.out.startswith("perplexity of the shortened valid text, 42 tokens, all but the first 21 scored (*")
 
 
 def test_limit(cli: Cli, runs: Runs) -> None:

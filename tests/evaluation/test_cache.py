@@ -23,6 +23,7 @@ Open = Callable[..., Dataset]
 Build = Callable[[int], LanguageModel]
 
 REPEATED = "dog dog dog mat mat saw saw saw saw\n" * 12
+SELDOM = "dog mat saw the cat\nsat on a dog mat\n" * 10
 
 
 def made(tokens: int, width: int = 4, words: int = 6) -> tuple[Tensor, Tensor]:
@@ -115,7 +116,8 @@ def test_without_a_share_nothing_changes(opened: Open, model_for: Build) -> None
     np.testing.assert_array_equal(found.nll, score(model, dataset.splits["test"], dataset.vocabulary).nll)
 
 
-def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fill", ["partial", "full"])
+def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
     dataset = opened(REPEATED)
     model = model_for(len(dataset.vocabulary))
     test, vocabulary = dataset.splits["test"], dataset.vocabulary
@@ -126,18 +128,92 @@ def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch)
         return cache_log_probs(h_TD, y_T, theta, window)
 
     monkeypatch.setattr(module, "cache_log_probs", counted)
-    best, grid = search_cache(model, test, vocabulary, CacheSettings(window=30, fill="full"))
-    assert len(computed) == len(module.THETAS), "weights cost nothing"
-    assert grid.axes == {"window": [30], "theta": list(module.THETAS), "weight": list(module.WEIGHTS)}
-    assert (best.window, best.fill) == (30, "full")
+    best, grid = search_cache(model, test, vocabulary, CacheSettings(window=30, fill=fill))
+    assert len(computed) <= len(set(computed)) + 1, "weights cost nothing"
+    assert set(computed) == {(point["theta"], point["window"]) for point, _ in grid.points}
+    assert grid.axes["window"] == [30]
+    assert set(grid.axes["theta"]) > set(module.THETAS)
+    assert grid.axes["weight"] == [*module.WEIGHTS, 0.45, 0.675], "a share is less than all"
+    assert (best.window, best.fill) == (30, fill)
     assert {"window": 30, "theta": best.theta, "weight": best.weight} == grid.best
     losses = {tuple(point.values()): nll for point, nll in grid.points}
+    scored = slice(0 if fill == "partial" else 31, None)
     for theta, weight in ((0.3, 0.2), (best.theta, best.weight)):
-        settings = CacheSettings(weight=weight, theta=theta, window=30, fill="full")
-        assert cache_score(model, test, vocabulary, settings).mean == pytest.approx(losses[30, theta, weight], abs=1e-6)
+        settings = CacheSettings(weight=weight, theta=theta, window=30, fill=fill)
+        nll = cache_score(model, test, vocabulary, settings).nll[scored]
+        assert nll.mean() == pytest.approx(losses[30, theta, weight], abs=1e-6)
     assert min(losses.values()) == losses[30, best.theta, best.weight]
-    everything, _ = search_cache(model, test, vocabulary)
-    assert isinstance(everything.window, int)
+
+
+def test_search_of_everything(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that is used from the start is compared on the whole text, and goes on to no window of its length."""
+    dataset = opened(SELDOM)
+    test = dataset.splits["test"]
+    model, vocabulary = model_for(len(dataset.vocabulary)), dataset.vocabulary
+    best, grid = search_cache(model, test, vocabulary)
+    assert isinstance(best.window, int)
+    assert all(isinstance(window, int) for window in grid.axes["window"])
+    assert set(grid.axes["window"]) >= set(module.WINDOWS)
+    assert (grid.text, grid.note) == ("the test text, 120 tokens", "")
+    monkeypatch.setattr(module, "WINDOWS", (80, 100))
+    best, grid = search_cache(model, test, vocabulary, CacheSettings(theta=0.3, weight=0.3))
+    assert best.window == 100
+    assert grid.axes["window"] == [80, 100], "125 is longer than the text"
+    assert grid.edges == ["window"]
+
+
+def test_windows_are_compared_on_the_same_tokens(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those after the longest: what is scored before a cache is full makes a long one look worse than it is."""
+    dataset = opened(SELDOM)
+    model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
+    monkeypatch.setattr(module, "WINDOWS", (4, 20, 50, 60, 4000))
+    given = CacheSettings(theta=0.3, weight=0.3, fill="full")
+    best, grid = search_cache(model, test, vocabulary, given)
+    scores = {
+        window: cache_score(model, test, vocabulary, given.model_copy(update={"window": window}))
+        for window in (4, 20, 50)
+    }
+    assert min(scores, key=lambda window: scores[window].mean) == 20
+    assert best.window == 50
+    assert grid.axes["window"] == [4, 20, 50]
+    for point, nll in grid.points:
+        assert nll == pytest.approx(scores[int(point["window"])].nll[51:].mean(), abs=1e-6)
+    assert grid.text == "the test text, 120 tokens, all but the first 51 scored"
+    half = "less than half of the 120 tokens of the test text"
+    assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --fill full would use them for {half}"
+    assert grid.record()["note"] == grid.note != ""
+
+
+def test_windows_that_may_be_tried_have_their_tokens(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that goes on to longer windows has measured the others where those are used too."""
+    dataset = opened(SELDOM)
+    model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
+    monkeypatch.setattr(module, "WINDOWS", (3, 6))
+    given = CacheSettings(theta=0.3, weight=0.3, fill="full")
+    _, grid = search_cache(model, test, vocabulary, given)
+    assert max(grid.axes["window"]) > 6
+    assert grid.text == "the test text, 120 tokens, all but the first 49 scored"
+    assert grid.note == ""
+    for point, nll in grid.points:
+        settings = given.model_copy(update={"window": point["window"]})
+        assert nll == pytest.approx(cache_score(model, test, vocabulary, settings).nll[49:].mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("given", "window"), [({}, 100), ({"window": 60}, 60)])
+def test_windows_that_are_all_too_long(opened: Open, model_for: Build, given: dict[str, int], window: int) -> None:
+    dataset = opened(REPEATED)
+    model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
+    sentence = (
+        f"would use a window of {window} for less than half of the 120 tokens of the test text; use a smaller --wi"
+    )
+    with pytest.raises(SettingsError, match=sentence):
+        search_cache(model, test, vocabulary, CacheSettings(fill="full", **given))
+    found, _ = search_cache(model, test, vocabulary, CacheSettings(fill="full", window=59))
+    assert found.window == 59, "leaves half of the text"
 
 
 def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
@@ -187,6 +263,6 @@ def test_windows_have_one_cache(opened: Open, transformer_for: Build) -> None:
     assert "windows of 12 tokens of which the last 7 are scored" in found.definition
     assert "independent of how windows are computed together\ncontinuous cache: weight 0.3" in found.definition
     _, grid = search_cache(model, split, vocabulary, CacheSettings(theta=0.4, window=20), windows=windows)
-    assert len(grid.points) == len(module.WEIGHTS)
+    assert grid.axes == {"window": [20], "theta": [0.4], "weight": [*module.WEIGHTS, 0.45, 0.675]}
     with pytest.raises(SettingsError, match="Transformer carries no state"):
         cache_score(model, split, vocabulary)

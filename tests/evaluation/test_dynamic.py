@@ -284,7 +284,11 @@ def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch)
         model, valid, vocabulary, statistics, DynamicSettings(epsilon=0.01), progress=lambda _, done: told.append(done)
     )
     assert unharmed(model, before)
-    assert grid.axes == {"eta": [5e-5, pytest.approx(5e-3)], "lambda": [0.001, 0.8, 0.002]}
+    began = [(point["eta"], point["lambda"]) for point, _ in grid.points[:6]]
+    assert began == [(pytest.approx(eta), decay) for eta in (5e-5, 5e-3) for decay in (0.001, 0.8, 0.002)]
+    # The best of these is (0.005, 0.001), at an end of both.
+    assert grid.points[6][0] == {"eta": 0.5, "lambda": 0.001}
+    assert grid.points[7][0] == {"eta": pytest.approx(5e-3), "lambda": 5e-4}
     assert told == sorted(told)
     assert told[-1] == 1.0
     # A point stands for itself: weights and rates are those of the start, whatever was tried before it.

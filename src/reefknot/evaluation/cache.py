@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
@@ -20,9 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from reefknot.errors import NonFiniteError
+from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.evaluation.contexts import contexts
-from reefknot.evaluation.grid import Grid, Point, Progress, search, unheard
+from reefknot.evaluation.grid import Grid, Point, Progress, further, search, unheard
 from reefknot.evaluation.perplexity import (
     Score,
     autocast,
@@ -45,7 +46,7 @@ SCORES_AT_ONCE = 2**23
 WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 WINDOWS = (100, 500, 1000, 2000, 4000)
-"""What a search tries. Merity et al. have 0.1, 1.0, 500 on Penn Treebank and 0.1279, 0.662, 3785 on WikiText-2."""
+"""Where a search begins. Merity et al. have 0.1, 1.0, 500 on Penn Treebank and 0.1279, 0.662, 3785 on WikiText-2."""
 
 Fill = Literal["partial", "full"]
 
@@ -159,11 +160,13 @@ def search_cache(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> tuple[CacheSettings, Grid]:
-    """Try a grid on a validation text. What the settings were given stays as it is."""
+    """Try a grid on a validation text, and beyond it. What the settings were given stays as it is."""
     settings = settings or CacheSettings()
     fixed = settings.model_fields_set
+    given = [settings.window] if "window" in fixed else list(WINDOWS)
+    tried = _windows(given, settings.fill, split)
     axes: dict[str, Sequence[float]] = {
-        "window": [settings.window] if "window" in fixed else WINDOWS,
+        "window": tried.windows,
         "theta": [settings.theta] if "theta" in fixed else THETAS,
         "weight": [settings.weight] if "weight" in fixed else WEIGHTS,
     }
@@ -177,12 +180,46 @@ def search_cache(
         return settings.model_copy(update={**point, "window": int(point["window"])})
 
     def measure(point: Point, progress: Progress) -> float:
-        tried = at(point)
-        mixed_T = _mix(reading.log_probs, from_cache(tried.theta, tried.window), tried)
-        return -float(mixed_T.double().mean())
+        here = at(point)
+        mixed_T = _mix(reading.log_probs, from_cache(here.theta, here.window), here)
+        return -float(mixed_T[tried.first :].double().mean())
 
-    grid = search(axes, measure, split, progress)
+    grid = search(axes, measure, split, progress, {"window": (0, tried.below), "weight": (0, 1)})
+    if tried.first:
+        grid = replace(grid, text=f"{grid.text}, all but the first {tried.first:,} scored", note=tried.note)
     return at(grid.best), grid
+
+
+class _Windows(NamedTuple):
+    """Windows that can be compared with each other."""
+
+    windows: Sequence[int]
+    below: int
+    """How long one may not be, however far the search goes on."""
+    first: int = 0
+    """The position from which on they are compared."""
+    note: str = ""
+    """Which were left out, and why."""
+
+
+def _windows(windows: Sequence[int], fill: Fill, split: Split) -> _Windows:
+    """A cache that is used only once it is full is used for fewer tokens the longer its window is. So that none looks
+    worse for that, all are compared on the tokens after the longest that may be tried, and those that would not leave
+    half of the text for it are left out."""
+    if fill == "partial":
+        return _Windows(windows, below=split.tokens)
+    below = split.tokens // 2
+    short = [window for window in windows if window < below]
+    half = f"less than half of the {split.tokens:,} tokens of the {split.name} text"
+    if not short:
+        raise SettingsError(
+            f"--fill full would use a window of {min(windows):,} for {half}; "
+            "use a smaller --window, more --search-tokens, or --fill partial"
+        )
+    first = int(max([*short, *further(short, max(short), (0, below))])) + 1
+    long = ", ".join(f"{window:,}" for window in windows if window >= below)
+    note = f"windows left out ({long}): --fill full would use them for {half}" if long else ""
+    return _Windows(short, below, first, note)
 
 
 def _mix(logp_T: Tensor, from_cache_T: Tensor, settings: CacheSettings) -> Tensor:

@@ -51,7 +51,7 @@ STREAMS, SEGMENT = 100, 5
 
 ETA_FACTORS = (0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
 LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
-"""What the authors' grid is, in multiples of the defaults."""
+"""What the authors' grid is, in multiples of the defaults; a search goes on from there."""
 
 _TOLD_EVERY = 50  # segments
 
@@ -191,7 +191,7 @@ def search_rates(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> tuple[DynamicSettings, Grid]:
-    """Try the authors' grid on a validation text. What the settings say of eta and lambda stays as it is."""
+    """Try the authors' grid on a validation text, and beyond it. What is given of eta and lambda stays as it is."""
     settings = settings or DynamicSettings()
     stream = one_stream(split, vocabulary)
     start = settings.rates()

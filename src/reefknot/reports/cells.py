@@ -117,7 +117,7 @@ def _seconds(row: TableRow) -> str:
 
 
 def _seconds_per_epoch(row: TableRow) -> str:
-    return _duration(row.seconds_per_epoch.mean) if row.seconds_per_epoch else ""
+    return _duration(row.seconds_per_epoch) if row.seconds_per_epoch else ""
 
 
 def _duration(seconds: float) -> str:

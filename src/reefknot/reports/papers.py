@@ -348,7 +348,9 @@ def _origin(table: Recipe, records: Sequence[Record]) -> str:
     )
     context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
     by_updates = any(result.by_updates for result in results)
-    moment, pace = ("update", "tokens/s is") if by_updates else ("epoch", "s/epoch is that of the median epoch,")
+    moment, pace = (
+        ("update", "tokens/s is") if by_updates else ("epoch", "s/epoch is that of the fastest run's median epoch,")
+    )
     best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
     weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
     return (

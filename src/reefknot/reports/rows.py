@@ -185,15 +185,14 @@ class TableRow:
         return next((float(found[1]) for found in told if found), record.training.epochs or 0.0)
 
     @property
-    def seconds_per_epoch(self) -> Spread | None:
-        """Of training alone, over the finished runs."""
-        return Spread.of(result.seconds_per_epoch for result in self.results)
+    def seconds_per_epoch(self) -> float | None:
+        """Of training alone, by the fastest of the finished runs: company on the device only ever slows one down."""
+        return min((found for result in self.results if (found := result.seconds_per_epoch)), default=None)
 
     @property
     def pace(self) -> float | None:
         """Seconds of an epoch: of its runs, else by its steps alone."""
-        trained = self.seconds_per_epoch
-        return trained.mean if trained else self.steps and self.steps.epoch_seconds
+        return self.seconds_per_epoch or (self.steps and self.steps.epoch_seconds)
 
     @property
     def size(self) -> int | None:
@@ -355,7 +354,7 @@ def _times(row: TableRow, first: TableRow) -> float | None:
     """By runs of both or by steps of both: runs may have had company on their device, and steps had none."""
     ours, least = row.seconds_per_epoch, first.seconds_per_epoch
     if ours and least:
-        return ours.mean / least.mean
+        return ours / least
     return row.steps.epoch_seconds / first.steps.epoch_seconds if row.steps and first.steps else None
 
 

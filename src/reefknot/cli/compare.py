@@ -13,7 +13,7 @@ from reefknot.cli.systems import System, open_system
 
 if TYPE_CHECKING:
     from reefknot.evaluation.comparison import Comparison
-    from reefknot.evaluation.frequency import BandComparison, Pair, TokenComparison
+    from reefknot.evaluation.frequency import Pair, TokenComparison
     from reefknot.runs.folder import RunFolder
     from reefknot.text.dataset import Dataset
 
@@ -42,7 +42,7 @@ def compare(
         bool, typer.Option("--bands", help="Also by how often the target, or the word before, was seen in training.")
     ] = False,
     figure: Annotated[
-        Path | None, typer.Option(help="With --bands: draw the differences by type into this SVG file.")
+        Path | None, typer.Option(help="With --bands: draw the differences by band into this SVG file.")
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -207,6 +207,7 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
     from dataclasses import asdict
 
     from reefknot.evaluation.frequency import compare_by_previous, compare_by_target, compare_on_symbols
+    from reefknot.evaluation.units import seen
 
     text, words = texts.splits[split], texts.vocabulary
     targets, previous = compare_by_target(pair, text, words), compare_by_previous(pair, text, words)
@@ -216,12 +217,15 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
         "  loss per token by how often the target was seen in training",
         "  by type: 100 (B - A) / B of each type's loss, the mean over the types of the band",
         f"{head} {'types':>6} {'by type':>9}",
-        *(f"{_line(_seen(each), each)} {each.types:>6,} {_percent(each.relative)}".rstrip() for each in targets),
+        *(
+            f"{_line(seen(each.low, each.high), each)} {each.types:>6,} {_percent(each.relative)}".rstrip()
+            for each in targets
+        ),
         *([f"  {'of these:':>12}"] if symbols else []),
         *(_line(name, each).rstrip() for name, each in symbols.items()),
         "  loss per token by how often the token before was seen",
         head.rstrip(),
-        *(_line(_seen(each), each).rstrip() for each in previous),
+        *(_line(seen(each.low, each.high), each).rstrip() for each in previous),
     ]
     kinds: dict[str, Any] = {
         "target": [asdict(each) for each in targets],
@@ -245,15 +249,6 @@ def _draw(path: Path, told: list[dict[str, Any]]) -> None:
     caption = f"Loss against {told[0]['a']}, A; lower is better. {CAPTION}"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, drawn("bands", compared, caption, "loss against A, %").file)
-
-
-def _seen(band: BandComparison) -> str:
-    return _ends(band.low, band.high)
-
-
-def _ends(low: int, high: int | None) -> str:
-    upper = "+" if high is None else f"-{high:,}"
-    return f"{low:,}" + (upper if high != low else "")
 
 
 def _line(name: str, found: TokenComparison) -> str:

@@ -1,4 +1,4 @@
-"""A mean loss in the unit that papers print, and how it is printed. Without torch, so that reports can use it."""
+"""A mean loss in the unit that papers print; how it and bands of words are printed. Without torch: reports use it."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def perplexity(nll: float) -> float:
 def shown(perplexity: float) -> str:
     """As a person reads it: with its order of magnitude alone where a model has lost its way."""
     return f"{perplexity:,.2f}" if perplexity < 1e7 else f"{perplexity:.1e}"
+
+
+def seen(low: int, high: int | None) -> str:
+    """How often the words of a band were seen, as tables and pictures have it."""
+    return f"{low:,}" if low == high else f"{low:,}+" if high is None else f"{low:,}-{high:,}"

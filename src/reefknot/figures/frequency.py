@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reefknot.errors import DataError
+from reefknot.evaluation.units import seen
 from reefknot.figures.contract import Figure, Measured
 from reefknot.figures.intervals import over_seeds, told
 from reefknot.figures.pictures import Panel, bars
@@ -61,7 +62,7 @@ class _LossByFrequency(Figure):
 
     def draw(self, measured: Measured) -> Drawing:
         """The losses, and how far each row lies from the first: most of what sets ends apart is not seen otherwise."""
-        labels = [f"{_ends(band)}\n{band['share']:.0%}" for band in measured["bands"]]
+        labels = [f"{seen(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
         losses = {row["row"]: row["nll"] for row in measured["rows"]}
         panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
         if len(losses) > 1:
@@ -76,7 +77,7 @@ class _LossByFrequency(Figure):
 
     def lines(self, measured: Measured) -> list[str]:
         """A line for each row, a column for each band."""
-        heads = [_ends(band) for band in measured["bands"]]
+        heads = [seen(band["low"], band["high"]) for band in measured["bands"]]
         cells = [[told(loss) for loss in row["nll"]] for row in measured["rows"]]
         widths = [max(len(head), *(len(row[n]) for row in cells)) for n, head in enumerate(heads)]
         width = max(len("row"), *(len(row["row"]) for row in measured["rows"]))
@@ -144,10 +145,6 @@ class ByPreviousBillionWord(ByPrevious):
         "The test loss of each pair of ends in bins of the training frequency of the word before the one to predict, "
         "on the Billion Word text: what a rare word at the input costs each pair."
     )
-
-
-def _ends(band: dict[str, Any]) -> str:
-    return f"{band['low']:,}+" if band["high"] is None else f"{band['low']:,}-{band['high']:,}"
 
 
 def _gap(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     else:
         if panel.linear_to is not None:
-            _narrow(axes, panel.linear_to)
+            _logarithmic_beyond(axes, panel.linear_to)
         axes.axhline(0, color="#888888", linewidth=0.8)
     crowded = len(panel.labels) * max(len(line) for label in panel.labels for line in label.split("\n")) > 60
     axes.set_xticks(
@@ -86,7 +86,7 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
     axes.set(ylabel=panel.measured, title=panel.title)
 
 
-def _narrow(axes: Axes, linear_to: float) -> None:
+def _logarithmic_beyond(axes: Axes, linear_to: float) -> None:
     """Logarithmic beyond this, where something lies ten times as far: all else keeps half of the height at least."""
     low, high = axes.dataLim.intervaly
     if max(-low, high) <= 10 * linear_to:

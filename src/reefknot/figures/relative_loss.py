@@ -23,6 +23,7 @@ from reefknot.errors import DataError
 from reefknot.evaluation.comparison import blocks
 from reefknot.evaluation.fairness import other_streams, other_windows, same_tokens, why_unfair
 from reefknot.evaluation.frequency import FIGURE_3, Pair, TypeComparison, compare_by_target
+from reefknot.evaluation.units import seen
 from reefknot.figures.contract import Figure, Measured
 from reefknot.figures.intervals import told
 from reefknot.figures.pictures import Panel, bars
@@ -149,7 +150,7 @@ class RelativeLoss(Figure):
             for band in each["bands"]:
                 whole, relative = (told(found, 1) if found else "" for found in (band["whole"], band["relative"]))
                 theirs, paper = (_shown(given, each["baseline"], band["low"]) for given in (PAPER_WHOLE, PAPER))
-                counts = f"{_ends(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
+                counts = f"{seen(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
                 lines.append(f"  {counts}  {whole:<20} {theirs:>8}   {relative:<24} {paper:>6}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
@@ -159,14 +160,17 @@ def described(band: TypeComparison) -> Found:
     Neither is there where there is no loss to divide by.
 
     The interval of the first is that of the difference, in parts of the baseline's loss as it is."""
-    share = 100 / band.nll_a if band.nll_a > 0 else None
-    interval = band.interval and share and (share * band.interval[0], share * band.interval[1])
+    whole = None
+    if band.nll_a > 0:
+        share = 100 / band.nll_a
+        interval = band.interval and (share * band.interval[0], share * band.interval[1])
+        whole = _estimate(share * band.difference, interval)
     return {
         "low": band.low,
         "high": band.high,
         "types": band.types,
         "tokens": band.tokens,
-        "whole": share and _estimate(share * band.difference, interval or None),
+        "whole": whole,
         "relative": None if band.relative is None else _estimate(band.relative, band.relative_interval),
     }
 
@@ -180,7 +184,7 @@ def drawn(
 ) -> Drawing:
     """Bands side by side, a bar for each that is compared: by all their tokens, and below that by their types."""
     bands = sorted({(band["low"], band["high"] or 0) for own in compared.values() for band in own})
-    labels = [_ends(low, high or None) for low, high in bands]
+    labels = [seen(low, high or None) for low, high in bands]
 
     def bars_of(measure: str) -> dict[str, list[Found | None]]:
         by_low = {row: {band["low"]: band[measure] for band in own} for row, own in compared.items()}
@@ -246,7 +250,3 @@ def _papers(given: Mapping[str, Sequence[float]], baseline: str, low: int) -> fl
 def _shown(given: Mapping[str, Sequence[float]], baseline: str, low: int) -> str:
     number = _papers(given, baseline, low)
     return "" if number is None else f"{number:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _ends(low: int, high: int | None) -> str:
-    return f"{low:,}" if low == high else f"{low:,}+" if high is None else f"{low:,}-{high:,}"

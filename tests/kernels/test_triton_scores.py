@@ -28,6 +28,7 @@ from .dense import IGNORE, Problem, dense_losses, furthest, off, problem
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from reefknot.kernels import triton_scores
 from reefknot.kernels.triton_scores import TritonScores
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -49,6 +50,13 @@ def test_the_kernels_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(params=["kernels", "torch"] if INTERPRETED else ["as on this device"], autouse=True)
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes the products of float32 numbers: on a GPU torch does, in the interpreter either."""
+    if request.param == "torch":
+        monkeypatch.setattr(triton_scores, "makes", lambda h_ND: True)
 
 
 def summed(p: Problem) -> Tensor:

@@ -84,7 +84,8 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
         _check_triton(device, dtype)
     impl = choice.impl
     if impl == "auto":
-        impl = "triton" if dtype == torch.bfloat16 and _kernels_run_on(device) else "chunked"
+        suits = dtype in (torch.bfloat16, torch.float32) and _kernels_run_on(device)
+        impl = "triton" if suits else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
         say_once("cross-entropy", impl, device.type, dtype)
     return impl

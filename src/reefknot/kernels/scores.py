@@ -212,6 +212,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
+def product_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a b, all of one type; rows of `out` may lie further apart than they are long."""
+    whole = _aligned(out_NV)
+    torch.mm(a, b[:, :whole], out=out_NV[:, :whole])
+    if whole < out_NV.shape[1]:
+        torch.mm(a, b[:, whole:], out=out_NV[:, whole:])
+
+
 def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     """out = a b the first time, out += a b later, summed in the type of `out`. Where half precision cannot be
     multiplied into a wider type, each product is rounded to it once."""
@@ -245,10 +253,12 @@ def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> N
 def _aligned(g_NV: Tensor) -> int:
     """How many classes a GPU's matrix units take at full speed. With an odd number all of them would go a slow way, so
     the last few get a product of their own."""
-    classes = g_NV.shape[1]
-    if not g_NV.is_cuda or g_NV.element_size() != 2 or classes < 8:
+    classes, size = g_NV.shape[1], g_NV.element_size()
+    many = 16 // size
+    # Rows of float32 that begin anywhere go the slow way as a whole.
+    if not g_NV.is_cuda or size > 4 or classes < many or (size == 4 and g_NV.stride(0) % many):
         return classes
-    return classes // 8 * 8
+    return classes // many * many
 
 
 def scores_for(impl: str) -> Scores:

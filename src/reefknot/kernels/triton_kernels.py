@@ -1,4 +1,5 @@
-"""The triton kernels under `triton_scores`: each makes a tile of a product and consumes it where it lies, in registers.
+"""The triton kernels under `triton_scores`: each makes a tile of a product, or reads it where torch has left it, and
+consumes it in registers.
 
 Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
 """
@@ -58,6 +59,34 @@ def _product(
 
 
 @triton.jit
+def _scores(
+    h,
+    w,
+    made_ptr,
+    row,
+    column,
+    N,
+    V,
+    stride,
+    D: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    BD: tl.constexpr,
+    TMA: tl.constexpr,
+    MADE: tl.constexpr,
+):
+    """One tile of h W^T, in float32; where it was made before, from there."""
+    if MADE:
+        r = row + tl.arange(0, BN)
+        c = column + tl.arange(0, BV)
+        places = made_ptr + r[:, None].to(tl.int64) * stride + c[None, :]
+        z = tl.load(places, mask=(r[:, None] < N) & (c[None, :] < V), other=0.0)
+    else:
+        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+    return z
+
+
+@triton.jit
 def _add_bias(z, b_ptr, columns, V, BIAS: tl.constexpr):
     if BIAS:
         z += tl.load(b_ptr + columns, mask=columns < V, other=0.0)[None, :]
@@ -93,6 +122,7 @@ def exponentials_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
+    MADE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """out = exp(z - top), zero at the target; sums = its row sums, tile by tile; top = the target's score, or, where
@@ -102,7 +132,7 @@ def exponentials_kernel(
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
-        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
         z = _add_bias(z, b_ptr, columns, V, BIAS)
@@ -125,12 +155,14 @@ def exponentials_kernel(
 def normalisers_kernel(
     h,
     w,
+    made_ptr,
     b_ptr,
     lse_ptr,
     lse_tau_ptr,
     N,
     V,
     T,
+    stride,
     inverse_tau,
     D: tl.constexpr,
     BIAS: tl.constexpr,
@@ -141,13 +173,14 @@ def normalisers_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
+    MADE: tl.constexpr,
 ):
     """Log-sum-exps of each row, tile by tile."""
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
-        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        z = _scores(h, w, made_ptr, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
         places = rows.to(tl.int64) * T + tile // tiles_n
@@ -187,6 +220,7 @@ def gradient_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
+    MADE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """out = the gradient that `RowTerms` describes; bias_sums = column sums of its plain part, tile by tile."""
@@ -194,7 +228,7 @@ def gradient_kernel(
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
-        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
         g = tl.zeros((BN, BV), dtype=tl.float32)
@@ -242,6 +276,7 @@ def soft_gradients_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
+    MADE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """q = the softmax of z less `uniform`; sent = the gradient of z. Two products that meet in registers."""
@@ -251,14 +286,14 @@ def soft_gradients_kernel(
         column = (tile // tiles_n) * BV
         z = tl.zeros((BN, BV), dtype=tl.float32)
         sent = tl.zeros((BN, BV), dtype=tl.float32)
-        if ONE_TABLE:
+        if ONE_TABLE and not MADE:
             for d in range(0, D, BD):
                 c = _load(k, column, d, V, D, BV, BD, TMA).T
                 z = tl.dot(_load(h, row, d, N, D, BN, BD, TMA), c, z, input_precision="ieee")
                 sent = tl.dot(_load(m, row, d, N, D, BN, BD, TMA), c, sent, input_precision="ieee")
         else:
-            z = _product(h, k, row, column, N, V, D, BN, BV, BD, TMA)
-            sent = _product(m, v, row, column, N, V, M, BN, BV, BD, TMA)
+            z = _scores(h, k, q_out, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
+            sent = _scores(m, v, sent_out, row, column, N, V, stride, M, BN, BV, BD, TMA, MADE)
         rows = row + tl.arange(0, BN)
         lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
         negentropy = tl.load(negentropy_ptr + rows, mask=rows < N, other=0.0)

@@ -6,6 +6,9 @@ left of the softmax's gradient is one factor per row. A row would leave the rang
 2^-100, as may be before anything is learned: a tile that would is stored relative to its largest score, and its row
 is brought to one measure afterwards. Nothing is added up in an order that may change.
 
+Products of float32 numbers are torch's, in TF32 or not as its switches say; then a kernel goes over them once, in their
+place.
+
 Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
 """
 
@@ -23,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from reefknot.kernels.scores import Exponentials, RowTerms, Scores, SoftTerms
+from reefknot.kernels.scores import Exponentials, RowTerms, Scores, SoftTerms, product_into
 from reefknot.kernels.triton_kernels import (
     exponentials_kernel,
     finish_kernel,
@@ -45,6 +48,8 @@ class _Tiles:
     warps: int
     stages: int
     TMA: bool
+    made: bool = False
+    """Whether torch has made the products."""
 
     @classmethod
     def choose(cls, *matrices: Tensor) -> _Tiles:
@@ -52,12 +57,12 @@ class _Tiles:
         bytes; other GPUs have less memory to hold tiles in."""
         first = matrices[0]
         size = first.element_size()
+        if makes(first):
+            return cls(32, 128, 16, 4, 2, False, made=True)
         aligned = all(each.shape[1] * size % 16 == 0 and each.data_ptr() % 16 == 0 for each in matrices)
         if not first.is_cuda:
             # The interpreter: small tiles, so that small shapes have several.
             return cls(16, 32, 16, 4, 2, aligned)
-        if size > 2:
-            return cls(64, 64, 32, 4, 3, False)
         device = _device(first.device)
         if aligned and device.major in (9, 10):
             return cls(128, 256, 64, 8, 4, True)
@@ -77,7 +82,8 @@ class _Tiles:
         """A kernel over all tiles: it reads matrices of rows and of classes, in pairs, and writes rows by classes."""
         h_ND = rows[0]
         # As many as the device runs at once, however small the batch: another number would be another kernel.
-        programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * (1 if self.TMA else 2)
+        each = 8 if self.made else 1 if self.TMA else 2
+        programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * each
         boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
         matrices: list[Any] = [*chain(*zip(rows, classes, strict=True)), *out]
         if self.TMA:
@@ -85,7 +91,7 @@ class _Tiles:
                 TensorDescriptor(each, list(each.shape), list(each.stride()), box)
                 for each, box in zip(matrices, boxes, strict=True)
             ]
-        cut = {"BN": self.BN, "BV": self.BV, "BD": self.BD, "TMA": self.TMA, "PROGRAMS": programs}
+        cut = {"BN": self.BN, "BV": self.BV, "BD": self.BD, "TMA": self.TMA, "MADE": self.made, "PROGRAMS": programs}
         # The column sums of a gradient take shared memory too.
         stages = self.stages - 1 if flags.get("BIAS_SUMS") else self.stages
         kernel[(programs,)](
@@ -103,8 +109,8 @@ class TritonScores(Scores):
         return False
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
-        # Of the normalisers only those of tiles are stored.
-        return dtype.itemsize if gradients else 0.1
+        # Of the normalisers only those of tiles are stored, where torch need not make the scores first.
+        return dtype.itemsize if gradients or dtype == torch.float32 else 0.1
 
     def target_scores(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
@@ -128,6 +134,8 @@ class TritonScores(Scores):
         b_V, y_N = _side_by_side(b_V), y_N.contiguous()
         offset_N = self.target_scores(h_ND, w_VD, b_V, y_N)
         out_NV, stride = _matrix(h_ND, classes)
+        if tiles.made:
+            product_into(out_NV, h_ND, w_VD.T)
         tops_NT, sums_NT = h_ND.new_empty(2, rows, across, dtype=torch.float32).unbind()
         nll_N, scale_N = h_ND.new_empty(2, rows, dtype=torch.float32).unbind()
         tiles.launch(
@@ -163,10 +171,13 @@ class TritonScores(Scores):
         lse_NT, lse_tau_NT = (
             h_ND.new_empty(rows, across, dtype=torch.float32) if asked else None for asked in (plain, tau is not None)
         )
+        made_NV, stride = _matrix(h_ND, classes) if tiles.made else (None, 0)
+        if made_NV is not None:
+            product_into(made_NV, h_ND, w_VD.T)
         tiles.launch(
             normalisers_kernel,
             *([h_ND], [w_VD], []),
-            *(_side_by_side(b_V), lse_NT, lse_tau_NT, rows, classes, across, 1.0 / (tau or 1.0)),
+            *(made_NV, _side_by_side(b_V), lse_NT, lse_tau_NT, rows, classes, across, stride, 1.0 / (tau or 1.0)),
             BIAS=b_V is not None,
             PLAIN=plain,
             TEMPERED=tau is not None,
@@ -184,6 +195,8 @@ class TritonScores(Scores):
         rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         out_NV, stride = _matrix(h_ND, classes)
+        if tiles.made:
+            product_into(out_NV, h_ND, w_VD.T)
         sums_RV = h_ND.new_empty(triton.cdiv(rows, tiles.BN), classes, dtype=torch.float32) if bias_gradient else None
         tiles.launch(
             gradient_kernel,
@@ -207,6 +220,9 @@ class TritonScores(Scores):
         rows, classes = h_ND.shape[0], k_VD.shape[0]
         out_RV, stride = _matrix(h_ND, classes, rows=2 * rows)
         tiles = _Tiles.choose(h_ND, m_ND, k_VD, v_VD)
+        if tiles.made:
+            product_into(out_RV[:rows], h_ND, k_VD.T)
+            product_into(out_RV[rows:], m_ND, v_VD.T)
         if tiles.BV > 128:  # two accumulators and another operand: smaller tiles, fewer of them on the way
             tiles = replace(tiles, BV=128, stages=3)
         tiles.launch(
@@ -219,6 +235,11 @@ class TritonScores(Scores):
             DTYPE=_TYPES[h_ND.dtype],
         )
         return out_RV
+
+
+def makes(h_ND: Tensor) -> bool:
+    """Whether torch makes the products of such rows. The interpreter does so only where a test says so."""
+    return h_ND.is_cuda and h_ND.dtype == torch.float32
 
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

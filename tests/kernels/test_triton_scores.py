@@ -337,9 +337,9 @@ def test_weights_in_float32_have_gradients_in_float32_under_autocast() -> None:
 
 
 @on_a_gpu
-def test_auto_takes_triton_for_bfloat16_only() -> None:
+def test_auto_takes_triton_for_bfloat16_and_float32() -> None:
     p = problem(7, 25, 300)
-    taken: dict[torch.dtype, Impl] = {torch.bfloat16: "triton", torch.float32: "chunked", torch.float64: "chunked"}
+    taken: dict[torch.dtype, Impl] = {torch.bfloat16: "triton", torch.float32: "triton", torch.float64: "chunked"}
     for dtype, impl in taken.items():
         own = p.to(dtype, DEVICE)
         with using(impl):

@@ -36,7 +36,9 @@ GPUS = {
     "L40S": (89, 101_376, (128, 128, 32, 8, 2, False)),
     "H200": (90, 232_448, (128, 256, 64, 8, 4, True)),
 }
-"""Compute capability, shared memory of a block, and the tiles that `_Tiles.choose` gives them."""
+"""Compute capability, shared memory of a block, and the tiles that `_Tiles.choose` gives them for bfloat16."""
+MADE = (32, 128, 16, 4, 2, False)
+"""Its tiles where torch makes the products, which are float32's."""
 TILED = [
     ("exponentials_kernel", {"h": "N", "w": "V", "out": "NV"}, {}),
     ("normalisers_kernel", {"h": "N", "w": "V"}, {"PLAIN": True, "TEMPERED": True}),
@@ -69,21 +71,26 @@ def shared_memory(kernel: Any, capability: int, matrices: dict[str, str], consta
 
 
 @pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("made", [False, True], ids=["bfloat16", "float32, made by torch"])
 @pytest.mark.parametrize(("name", "matrices", "flags"), TILED)
-def test_kernels_over_tiles(gpu: str, name: str, matrices: dict[str, str], flags: dict[str, Any]) -> None:
-    capability, limit, (rows, classes, width, warps, stages, described) = GPUS[gpu]
+def test_kernels_over_tiles(gpu: str, made: bool, name: str, matrices: dict[str, str], flags: dict[str, Any]) -> None:
+    capability, limit, tiles = GPUS[gpu]
+    rows, classes, width, warps, stages, described = MADE if made else tiles
+    kind, dtype = ("fp32", triton.language.float32) if made else ("bf16", triton.language.bfloat16)
     if name == "soft_gradients_kernel" and classes > 128:
         classes, stages = 128, 3
     if flags.get("BIAS_SUMS"):
         stages -= 1
     boxes = {"N": (rows, width), "V": (classes, width), "NV": (rows, classes // 2)}
     kinds = {
-        each: f"tensordesc<bf16[{boxes[place][0]}, {boxes[place][1]}]>" if described else "*bf16"
+        each: f"tensordesc<{kind}[{boxes[place][0]}, {boxes[place][1]}]>" if described else f"*{kind}"
         for each, place in matrices.items()
     }
-    cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "PROGRAMS": 132, "DTYPE": triton.language.bfloat16}
+    cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "MADE": made, "PROGRAMS": 132, "DTYPE": dtype}
     constants = {"D": WIDTH, "M": WIDTH, "BIAS": True, "ONE_TABLE": True, **cut, **flags}
-    assert 0 < shared_memory(getattr(kernels, name), capability, kinds, constants, warps, stages) <= limit
+    taken = shared_memory(getattr(kernels, name), capability, kinds, constants, warps, stages)
+    assert taken <= limit
+    assert made or taken > 0
 
 
 @pytest.mark.parametrize(("name", "constants"), SMALL)

@@ -168,8 +168,8 @@ def test_classes_that_are_ruled_out(memory: float) -> None:
     exact = problem(7, 12, 300).to(torch.float32).to(torch.float64)
     assert exact.b is not None
     ruled_out_V = exact.b.detach().clone()
-    ruled_out_V[32:128] = -torch.inf
-    allowed_N = exact.y.where((exact.y < 32) | (exact.y >= 128), 5)
+    ruled_out_V[32:256] = -torch.inf
+    allowed_N = exact.y.where((exact.y < 32) | (exact.y >= 256), 5)
     exact = Problem(exact.h, exact.w, ruled_out_V.requires_grad_(), allowed_N)
     losses = dense_losses(exact)[:2]
     p = exact.to(torch.float32, DEVICE)
@@ -182,7 +182,7 @@ def test_classes_that_are_ruled_out(memory: float) -> None:
 @anywhere
 def test_several_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rows at once than a GPU would be given: later blocks, the last of them short, add to what others wrote."""
-    monkeypatch.setattr(TritonScores, "fewest_rows", 8)
+    monkeypatch.setattr(TritonScores, "fewest_rows", lambda *_: 8)
     monkeypatch.setattr(TritonScores, "multiple", 8)
     exact = problem(17, 12, 300).to(torch.float32).to(torch.float64)
     rows = exact.gradients(weighed(dense_losses(exact, 5.0)))
@@ -278,9 +278,9 @@ def in_parts(p: Problem) -> tuple[Tensor, list[Tensor]]:
     return total, gradients
 
 
-def of_half_precision(p: Problem, found: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest error. That of the biases is relative to the sum of the sizes of what they add up: of a few rows the
-    terms may cancel, and then even exact ones that are rounded once to half precision are far off."""
+def largest_error(p: Problem, found: list[Tensor], exact: list[Tensor]) -> float:
+    """That of the worst gradient. The biases' is relative to the sum of the sizes of what they add up: of a few rows
+    the terms may cancel, and then even exact ones that are rounded once to half precision are far off."""
     errors = [off(one, other) for one, other in zip(found[:2], exact[:2], strict=True)]
     if p.b is not None:
         with torch.no_grad():
@@ -303,24 +303,60 @@ def test_bfloat16_on_a_gpu(shape: tuple[int, int, int], bias: bool) -> None:
             found = [summed(p) for _ in range(2)]
             assert off(found[0], loss) < 1e-3, memory
             first, second = (p.gradients(each) for each in found)
-            assert of_half_precision(p, first, gradients) < 1e-2, memory
+            assert largest_error(p, first, gradients) < 1e-2, memory
             # Of an odd number the last few classes have a product of their own, which the norm of all would not miss.
             assert off(first[1][-7:], gradients[1][-7:]) < 2e-2, memory
             assert torch.equal(found[0], found[1])
             assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), memory
             rows = row_losses(p.h, p.w, p.b, p.y).nll.sum()
             assert off(rows, loss) < 1e-3, memory
-            assert of_half_precision(p, p.gradients(rows), gradients) < 1e-2, memory
+            assert largest_error(p, p.gradients(rows), gradients) < 1e-2, memory
 
 
 @on_a_gpu
-def test_the_budgets_above_make_one_pass_and_two() -> None:
-    p = problem(1400, 400, 33_278).to(torch.bfloat16, DEVICE)
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("shape", [(7, 25, 257), (1400, 400, 33_278)], ids=lambda shape: "x".join(map(str, shape)))
+def test_float32_on_a_gpu(shape: tuple[int, int, int], tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    p = problem(*shape).to(torch.float32, DEVICE)
+    loss, gradients = in_parts(p.to(torch.float64, DEVICE))
+    near, nearby = (3e-4, 3e-3) if tf32 else (2e-6, 2e-5)
+    for memory in (5.0, 2048.0):
+        with using("triton", memory):
+            found = [summed(p) for _ in range(2)]
+            assert off(found[0], loss) < near, memory
+            first, second = (p.gradients(each) for each in found)
+            assert largest_error(p, first, gradients) < nearby, memory
+            assert off(first[1][-7:], gradients[1][-7:]) < 2 * nearby, memory
+            assert torch.equal(found[0], found[1])
+            assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), memory
+            rows = row_losses(p.h, p.w, p.b, p.y).nll.sum()
+            assert off(rows, loss) < near, memory
+            assert largest_error(p, p.gradients(rows), gradients) < nearby, memory
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("dtype", "budgets"), [(torch.bfloat16, (20, 2048)), (torch.float32, (5, 2048))])
+def test_the_budgets_above_make_one_pass_and_two(dtype: torch.dtype, budgets: tuple[int, int]) -> None:
+    p = problem(1400, 400, 33_278).to(dtype, DEVICE)
     whole = [
-        Classifier(p.h, p.w, p.b, p.y, torch.bfloat16, TritonScores(), memory * 2**20).blocks().classes == 33_278
-        for memory in (20, 2048)
+        Classifier(p.h, p.w, p.b, p.y, dtype, TritonScores(), memory * 2**20).blocks().classes == 33_278
+        for memory in budgets
     ]
     assert whole == [False, True]
+
+
+@anywhere
+def test_few_rows_of_float32_are_worth_a_pass_of_their_own() -> None:
+    """Torch makes their products, so that a block of them is as it was without triton; bfloat16 takes two passes."""
+    h_ND, w_VD = torch.zeros(8192, 64), torch.zeros(20_000, 64)
+    taken = {
+        dtype: Classifier(h_ND, w_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonScores(), 2**23).blocks()
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    assert taken[torch.float32].classes == 20_000
+    assert 64 <= taken[torch.float32].rows < 512
+    assert taken[torch.bfloat16].classes < 20_000
 
 
 @on_a_gpu

@@ -87,7 +87,7 @@ class Classifier:
             row=width * (broad + 2 * narrow),
             one_class=width * copy,
             accumulator=width * self.w.shape[0] * accumulator if gradients else 0,
-            fewest_rows=self.scores.fewest_rows,
+            fewest_rows=self.scores.fewest_rows(self.dtype),
             multiple=self.scores.multiple,
         )
         return plan_blocks(self.h.shape[0], self.w.shape[0], costs, self.budget, group)

@@ -88,9 +88,12 @@ class Scores:
     is nobody's.
     """
 
-    fewest_rows = 64
-    """See `Costs`."""
     multiple = 8
+    """See `Costs`."""
+
+    def fewest_rows(self, dtype: torch.dtype) -> int:
+        """See `Costs`."""
+        return 64
 
     def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
         """Whether class vectors are copied to a wider type to make scores of them."""

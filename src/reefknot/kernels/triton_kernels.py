@@ -319,7 +319,7 @@ def target_scores_kernel(
     BIAS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
-    """h_n . w_y + b_y of each row, the product in the precision of h as in the tiles."""
+    """h_n . w_y + b_y of each row, the product in the precision of h as in the tiles; but never in TF32."""
     n = tl.program_id(0)
     y = tl.load(y_ptr + n)
     y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)

@@ -1,13 +1,13 @@
 """Blocks of scores on a GPU: each kernel makes a product and consumes it where it lies, in registers.
 
-A tile of scores is never stored. `exponentials` stores exp(score - target's score) in half precision, whose exponent
-has float32's range, so that no pass for the largest score is needed: the row sums come from the same tiles, and what is
-left of the softmax's gradient is one factor per row. A row would leave the range where its target is less probable than
-2^-100, as may be before anything is learned: a tile that would is stored relative to its largest score, and its row
-is brought to one measure afterwards. Nothing is added up in an order that may change.
+A tile of scores in half precision is never stored. `exponentials` stores exp(score - target's score), for the exponent
+of bfloat16 has float32's range, so that no pass for the largest score is needed: the row sums come from the same tiles,
+and what is left of the softmax's gradient is one factor per row. A row would leave the range where its target is less
+probable than 2^-100, as may be before anything is learned: a tile that would is stored relative to its largest score,
+and its row is brought to one measure afterwards. Nothing is added up in an order that may change.
 
-Products of float32 numbers are torch's, in TF32 or not as its switches say; then a kernel goes over them once, in their
-place.
+Products of float32 numbers are torch's, in TF32 or not as its switches say; then the same kernel goes over them once,
+in their place.
 
 Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
 """
@@ -102,8 +102,10 @@ class _Tiles:
 class TritonScores(Scores):
     """Blocks of scores h W^T + b by triton's kernels."""
 
-    fewest_rows = 512
     multiple = 128
+
+    def fewest_rows(self, dtype: torch.dtype) -> int:
+        return super().fewest_rows(dtype) if dtype == torch.float32 else 512
 
     def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
         return False

@@ -86,10 +86,11 @@ def find_start(
     words += ["--out", str(place)] if place != usual else []
     command = shlex.join(words)
     if folder not in (None, usual):  # the usual one is what a sweep asks for where no --start was given
-        raise SettingsError(
-            f'--start {place}: row "{row.name}" starts from row "{first.name}", and this folder holds no finished run '
-            f"of that row (it has no result.json). Name the folder of one, or train it there: `{command}`"
-        )
+        wants = f'--start {place}: row "{row.name}" starts from row "{first.name}", and this folder'
+        if seeds := sorted(each.parent for each in place.glob("*/result.json")):
+            raise SettingsError(f"{wants} holds runs but is none; name one of them, such as {seeds[0]}")
+        holds = "holds no finished run of that row (it has no result.json)" if place.is_dir() else "is not there"
+        raise SettingsError(f"{wants} {holds}. Name the folder of one, or train it there: `{command}`")
     raise SettingsError(
         f'row "{row.name}" starts from row "{first.name}", which has no finished run in {place.absolute()}. '
         f"Train it: `{command}`, or name one elsewhere with --start"

@@ -17,7 +17,7 @@ def test_rank(cli: Cli, runs: Runs) -> None:
     assert ranks["numpy's"]["tolerance"] > 0
     assert ranks["the paper's"] == {"whose": "the paper's", "tolerance": 1.0, "rank": ranks["the paper's"]["rank"]}
     assert ranks["the paper's"]["rank"] <= ranks["numpy's"]["rank"]
-    assert ranks["yours"]["rank"] == 0
+    assert ranks["your own"]["rank"] == 0
     assert found["memory_bytes"] == 4 * 8 * 24 * 12
     text = cli("rank", runs.untied).out
     assert text.startswith(

@@ -1,4 +1,4 @@
-"""Where documents begin: after empty lines."""
+"""Where documents begin: at headings, or after empty lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from reefknot.evaluation.documents import document_boundaries
 from reefknot.text.dataset import Split
 from reefknot.text.vocabulary import Vocabulary
 
-WORDS = Vocabulary(("<eos>", "a"), (9, 5))
+WORDS = Vocabulary(("<eos>", "a", "="), (9, 5, 3))
+IDS = {".": 0, "a": 1, "=": 2}
 
 
 def boundaries(text: str) -> list[int]:
-    """`a` is a word, `.` an end of line."""
-    ids = np.array([WORDS.words.index("a") if letter == "a" else 0 for letter in text], dtype=np.int32)
+    """`a` and `=` are words, `.` is an end of line."""
+    ids = np.array([IDS[letter] for letter in text], dtype=np.int32)
     split = Split("test", ids, words=text.count("a"), lines=text.count("."), bytes=len(text), unknown=0)
     return [int(boundary) for boundary in document_boundaries(split, WORDS)]
 
@@ -34,6 +35,22 @@ def boundaries(text: str) -> list[int]:
     ],
 )
 def test_documents_begin_after_empty_lines(text: str, expected: list[int]) -> None:
+    assert boundaries(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (".=a=..a.", [0, 1, 8]),
+        (".=a=..aa..==a==..a..=aa=..a.", [0, 1, 20, 28]),
+        ("=a=.a..a.", [0, 9]),
+        ("==a==..a.", [0, 7, 9]),
+        ("a=a.=..a", [0, 7, 8]),
+        ("=a=", [0, 3]),
+    ],
+)
+def test_articles_begin_at_their_headings(text: str, expected: list[int]) -> None:
+    """A section's heading has two marks on either side; a text without an article's is parted by empty lines."""
     assert boundaries(text) == expected
 
 

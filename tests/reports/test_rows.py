@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,12 @@ def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) 
     folder = write_run(tmp_path, "Small + WT", 0, record, training=training)
     rows = join([], collect([tmp_path]))
     assert mark(rows)[1] == ("† began with the best weights of Small",)
+    second = write_run(
+        tmp_path, "Small + WT", 1, result("Small + WT", 1, best={"step": 0, "epoch": 0}), training=training
+    )
+    kept = ", which no epoch bettered with 1 of 2 seeds, so that the figures are theirs"
+    assert mark(join([], collect([tmp_path])))[1] == (f"† began with the best weights of Small{kept}",)
+    shutil.rmtree(second)
     record["training"]["epochs"] = 20
     (folder / "result.json").write_text(json.dumps(record))
     rows = join([], collect([tmp_path]))

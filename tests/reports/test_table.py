@@ -170,14 +170,15 @@ def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
 def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
     """Averaging that was to begin by itself, and a search that ended at the end of what it tried."""
     averaging = {"averaging": {"start": "nonmonotone", "interval": 5}}
-    for row, epoch in (("Small", None), ("Small + WT", 9)):
+    for row, epoch in (("Small", None), ("Small + WT", 10)):
         training = result(row, 0)["training"] | {"averaged_from_epoch": epoch}
         run = write_run(tmp_path, row, 0, result(row, 0, training=training), training=averaging)
         write_evaluation(run, "dynamic", 90.0, search={"edges": ["lambda"] if epoch else [], "points": []})
     notes = build(join([], collect([tmp_path]))).notes
     assert "Small: averaging had not begun when training ended" in notes
+    assert "Small + WT: the best epoch was before averaging began" in notes
     assert "best at the end of what was tried: Small + WT + dynamic evaluation (lambda)" in notes
-    assert len(notes) == 2
+    assert len(notes) == 3
     at_once = {"averaging": {"start": "at_once"}}
     other = write_run(tmp_path / "other", "Small", 0, result("Small", 0), training=at_once)
     assert build(join([], [load(other)])).notes == ()

@@ -101,13 +101,19 @@ def test_the_command_to_run_first_is_complete(tmp_path: Path, staged: Callable[.
 def test_a_start_that_was_named_is_not_asked_for_again(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     named = tmp_path / "nope"
-    with pytest.raises(SettingsError) as caught:
-        train(recipe, "finetune", tmp_path / "run", start=named)
-    assert str(caught.value) == (
-        f'--start {named}: row "finetune" starts from row "tied", and this folder holds no finished run of that row '
-        f"(it has no result.json). Name the folder of one, or train it there: "
-        f"`reefknot train {recipe.asked} --row tied --out {named}`"
-    )
+    wants = f'--start {named}: row "finetune" starts from row "tied", and this folder'
+    advice = f"Name the folder of one, or train it there: `reefknot train {recipe.asked} --row tied --out {named}`"
+
+    def told() -> str:
+        with pytest.raises(SettingsError) as caught:
+            train(recipe, "finetune", tmp_path / "run", start=named)
+        return str(caught.value)
+
+    assert told() == f"{wants} is not there. {advice}"
+    named.mkdir()
+    assert told() == f"{wants} holds no finished run of that row (it has no result.json). {advice}"
+    train(recipe, "tied", named / "seed0")
+    assert told() == f"{wants} holds runs but is none; name one of them, such as {named / 'seed0'}"
     assert not (tmp_path / "run").exists()
 
 
@@ -133,7 +139,7 @@ def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, 
     train(recipe, "finetune", tmp_path / "second", start=tmp_path / "one")
     again = train(recipe, "finetune", tmp_path / "second", start=tmp_path / "twin")
     assert again == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
-    with pytest.raises(SettingsError, match=r"other settings \(start\.config_hash: .*start\.weights_sha256: "):
+    with pytest.raises(SettingsError, match="second holds a run that began with other weights; leave out --start"):
         train(recipe, "finetune", tmp_path / "second", start=tmp_path / "other")
     experiment = recipe.experiments["finetune"]
     dataset = open_dataset(experiment.corpus, experiment.vocabulary)
@@ -162,7 +168,7 @@ def test_a_stage_that_has_begun_needs_its_start_no_more(
     # One that was stopped before its first checkpoint has nothing but its settings.
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_bytes((out / "config.json").read_bytes())
-    with pytest.raises(ReefknotError, match="finished run"):
+    with pytest.raises(ReefknotError, match="this folder is not there"):
         train(recipe, "finetune", tmp_path / "bare", start=first)
 
 

@@ -35,7 +35,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders with a run per seed. The first is A.")],
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     by: Annotated[
-        str, typer.Option(help="Unit of resampling: blocks, or documents (parted by empty lines).")
+        str, typer.Option(help="Unit of resampling: blocks, or documents (by headings, else by empty lines).")
     ] = "blocks",
     block: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 500,
     bands: Annotated[
@@ -62,8 +62,12 @@ def compare(
         return
     if by not in ("blocks", "documents"):
         raise SettingsError(f"--by {by}: must be blocks or documents")
+    if by == "documents" and "block" in dict(given(invocation)):
+        raise SettingsError("--block is the length of blocks, and --by documents has none; leave one out")
     if figure is not None and not bands:
         raise SettingsError("--figure draws what --bands finds: give both")
+    if figure is not None and figure.suffix.lower() != ".svg":
+        raise SettingsError(f"--figure {figure}: the picture is an SVG file; let its name end in .svg")
     _compare_losses(systems, split, by, block, bands, figure, data, as_json)
 
 
@@ -96,7 +100,9 @@ def _compare_losses(
     else:
         boundaries = _documents(first.runs[0], split, tokens, data)
     told: list[dict[str, Any]] = []
-    lines = [f"A = {first}", f"{split} text: {tokens:,} {of}s in {len(boundaries) - 1:,} {by}"]
+    cut = by == "blocks" and block > boundaries[1] and len(boundaries) > 2
+    shorter = f" of {boundaries[1]:,}, as longer ones would be fewer than {comparison.FEWEST_UNITS}" if cut else ""
+    lines = [f"A = {first}", f"{split} text: {tokens:,} {of}s in {len(boundaries) - 1:,} {by}{shorter}"]
     for system, scores_of_b in zip(others, scores_b, strict=True):
         found = comparison.compare(scores_a, scores_of_b, boundaries, of=of)
         lines += [
@@ -248,7 +254,8 @@ def _draw(path: Path, told: list[dict[str, Any]]) -> None:
     compared = {each["b"]: [described(TypeComparison(**band)) for band in each["bands"]["target"]] for each in told}
     caption = f"Loss against {told[0]['a']}, A; lower is better. {CAPTION}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, drawn("bands", compared, caption, "loss against A, %").file)
+    measured = "B less A, % of A's loss", "B less A, % of B's loss"
+    write_text(path, drawn("bands", compared, caption, measured, against=f", against {told[0]['a']}").file)
 
 
 def _line(name: str, found: TokenComparison) -> str:
@@ -269,7 +276,7 @@ def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> An
     boundaries = document_boundaries(dataset.splits[split], dataset.vocabulary)
     if len(boundaries) - 1 < FEWEST_UNITS:
         raise DataError(
-            f"the {split} text has {len(boundaries) - 1} documents (parted by empty lines), too few to resample; "
-            "use --by blocks"
+            f"the {split} text has too few documents to resample, {len(boundaries) - 1}: they begin at first-level "
+            "headings, `= Title =`, or, where there is none, after empty lines; use --by blocks"
         )
     return boundaries

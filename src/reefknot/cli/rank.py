@@ -44,7 +44,7 @@ def rank(
     found, most = spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), bound(output)
     tolerances = {"numpy's": found.numpy_tolerance, "the paper's": AUTHORS}
     if tolerance is not None:
-        tolerances["yours"] = tolerance
+        tolerances["your own"] = tolerance
     ranks = [{"whose": whose, "tolerance": each, "rank": found.rank(each)} for whose, each in tolerances.items()]
     needed = memory(found.contexts, found.classes)
     size = f"{needed / 2**30:,.1f} GiB" if needed >= 2**30 else f"{needed / 2**20:,.1f} MiB"

@@ -186,8 +186,8 @@ def search_cache(
 
     grid = search(axes, measure, split, progress, {"window": (0, tried.below), "weight": (0, 1)})
     if tried.first:
-        grid = replace(grid, text=f"{grid.text}, all but the first {tried.first:,} scored", note=tried.note)
-    return at(grid.best), grid
+        grid = replace(grid, text=f"{grid.text}, all but the first {tried.first:,} scored")
+    return at(grid.best), replace(grid, note=tried.note)
 
 
 class _Windows(NamedTuple):
@@ -205,9 +205,12 @@ class _Windows(NamedTuple):
 def _windows(windows: Sequence[int], fill: Fill, split: Split) -> _Windows:
     """A cache that is used only once it is full is used for fewer tokens the longer its window is. So that none looks
     worse for that, all are compared on the tokens after the longest that may be tried, and those that would not leave
-    half of the text for it are left out."""
+    half of the text for it are left out. Else those that hold the whole text are all the same."""
     if fill == "partial":
-        return _Windows(windows, below=split.tokens)
+        short = [window for window in windows if window < split.tokens] or [min(windows)]
+        long = ", ".join(f"{window:,}" for window in windows if window not in short)
+        same = f"windows left out ({long}): the {split.name} text has {split.tokens:,} tokens" if long else ""
+        return _Windows(short, below=split.tokens, note=same)
     below = split.tokens // 2
     short = [window for window in windows if window < below]
     half = f"less than half of the {split.tokens:,} tokens of the {split.name} text"

@@ -101,8 +101,9 @@ def monte_carlo_score(
         raise NonFiniteError(f"with dropout the model gives the {split.name} text a probability that is not a number")
     masks = f"{steps:,} tokens" if steps else "window"
     how = (
-        f"Monte-Carlo dropout: mean probability of {passes:,} passes, masks drawn for every {masks} (seed {seed}), so "
-        f"this figure depends on both; a pass alone: perplexity {shown(min(alone))} to {shown(max(alone))}"
+        f"Monte-Carlo dropout: mean probability of {passes:,} pass{'es' * (passes > 1)}, masks drawn for every {masks} "
+        f"(seed {seed}), so this figure depends on both; a pass alone: perplexity {shown(min(alone))} to "
+        f"{shown(max(alone))}"
     )
     return _with_passes(score_otherwise(plain, nll, how, split, vocabulary, **told), alone)
 

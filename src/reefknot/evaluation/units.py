@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
+_MOST = 700.0
+"""exp of a little more is no number any more."""
+
 
 def perplexity(nll: float) -> float:
     """exp of a mean loss, kept finite: a model this bad is bad enough."""
-    return math.exp(min(nll, 700.0))
+    return math.exp(min(nll, _MOST))
 
 
 def shown(perplexity: float) -> str:
     """As a person reads it: with its order of magnitude alone where a model has lost its way."""
+    if perplexity >= math.exp(_MOST):
+        return ">1e304"
     return f"{perplexity:,.2f}" if perplexity < 1e7 else f"{perplexity:.1e}"
 
 

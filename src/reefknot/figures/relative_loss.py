@@ -133,7 +133,8 @@ class RelativeLoss(Figure):
             f"Loss of {measured['drill']} against each baseline; below zero, DRILL is better. {CAPTION} Marked above: "
             "the same by the losses that the authors published, which the paper does not show."
         )
-        return drawn(self.slug, compared, caption, "DRILL's loss, %", papers)
+        shares = "% of baseline's loss", "% of DRILL's loss"
+        return drawn(self.slug, compared, caption, shares, against=": DRILL less baseline", papers=papers)
 
     def lines(self, measured: Measured) -> list[str]:
         """A line for each band and baseline."""
@@ -179,10 +180,13 @@ def drawn(
     name: str,
     compared: Mapping[str, Sequence[Found]],
     caption: str,
-    measured: str,
+    measured: tuple[str, str],
+    *,
+    against: str = "",
     papers: Mapping[str, Mapping[str, Mapping[int, float | None]]] | None = None,
 ) -> Drawing:
-    """Bands side by side, a bar for each that is compared: by all their tokens, and below that by their types."""
+    """Bands side by side, a bar for each that is compared: by all their tokens, and below that by their types; each
+    with what it measures."""
     bands = sorted({(band["low"], band["high"] or 0) for own in compared.values() for band in own})
     labels = [seen(low, high or None) for low, high in bands]
 
@@ -195,8 +199,12 @@ def drawn(
         return {row: [own.get(low) for low, _ in bands] for row, own in by_row.items()}
 
     panels = [
-        Panel("all tokens of a band", labels, bars_of("whole"), marks_of("whole"), measured),
-        Panel("mean over word types", labels, bars_of("relative"), marks_of("relative"), measured, linear_to=LINEAR_TO),
+        Panel(f"all tokens of a band{against}", labels, bars_of("whole"), marks_of("whole"), measured[0]),
+        Panel(
+            f"mean over word types{against}",
+            *(labels, bars_of("relative"), marks_of("relative"), measured[1]),
+            linear_to=LINEAR_TO,
+        ),
     ]
     return bars(name, panels, along="times seen in training", caption=caption)
 
@@ -213,9 +221,6 @@ def _depth(result: Result) -> int:
 
 
 def _losses(result: Result) -> Any:
-    path = result.folder / "scores.safetensors"
-    if not path.is_file():
-        raise DataError(f"{path}: is not here; the losses of every token are in run folders, not in records of them")
     return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
 
 

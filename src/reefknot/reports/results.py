@@ -68,6 +68,13 @@ class Result:
         return told and self.record is not None and self.record.training.averaged_from_epoch is None
 
     @property
+    def best_before_averaging(self) -> bool:
+        """Whether its validation loss began averaging, and no average was better than the iterates before."""
+        if self.record is None or self.record.best is None or self.record.averaged:
+            return False
+        return 0 < self.record.best.epoch < (self.record.training.averaged_from_epoch or 0)
+
+    @property
     def seconds_per_epoch(self) -> float | None:
         """Of training alone, without validation: those of the median epoch, which a pause or a slow start does not
         change; where metrics do not tell, of the mean one."""

@@ -387,11 +387,21 @@ def _course(row: TableRow) -> list[str]:
     """What set the training of a row apart from a plain number of epochs."""
     remarks = []
     if row.results and row.begins_with:
-        remarks.append(f"began with the best weights of {row.begins_with}")
+        remarks.append(f"began with the best weights of {row.begins_with}{_unbettered(row.results)}")
     if any(result.record and result.epochs < (result.record.training.epochs or 0) for result in row.results):
         rule = flatten(row.results[0].settings).get("training.stop.rule")
         remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
     return remarks
+
+
+def _unbettered(results: Sequence[Result]) -> str:
+    """Whether second sessions ended with the weights that they had begun with."""
+    kept = [result.record for result in results if result.record and result.record.best and not result.record.averaged]
+    count = sum(record.best is not None and record.best.epoch == 0 for record in kept)
+    if not count:
+        return ""
+    seeds = "" if count == len(results) else f" with {count} of {len(results)} seeds"
+    return f", which no epoch bettered{seeds}, so that the figures are theirs"
 
 
 def _between(row: TableRow, other: TableRow) -> str | None:

@@ -292,10 +292,13 @@ def changed_settings(rows: Sequence[TableRow]) -> list[str]:
 
 
 def _cut_short(rows: Sequence[TableRow]) -> list[str]:
-    """Averaging that was to begin by itself and did not, and searches that ended where they had nothing more to try."""
+    """Averaging that was to begin by itself and did not, or brought nothing; searches that ended where they had nothing
+    more to try."""
     ran = [row for row in rows if row.records]
     waiting = [row.name for row in ran if all(result.awaits_averaging for result in row.results)]
     notes = [f"{_of(waiting, ran)}: averaging had not begun when training ended"] if waiting else []
+    before = [row.name for row in ran if any(result.best_before_averaging for result in row.results)]
+    notes += [f"{_of(before, ran)}: the best epoch was before averaging began"] if before else []
     edges = {
         row.name: dict.fromkeys(edge for each in row.evaluations if each.search for edge in each.search.edges)
         for row in rows

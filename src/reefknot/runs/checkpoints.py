@@ -291,15 +291,18 @@ def _read_manifest(folder: Path) -> _Manifest:
     return manifest
 
 
+_ADVICE = "; restore it, or train the row again with another --out"
+
+
 def _read(folder: Path, name: Name, manifest: _Manifest) -> bytes:
     """The bytes of one file, once they agree with the manifest."""
     path = folder / name
     says = manifest.files[name]
     if path.is_file() and path.stat().st_size != says.size:  # before it is read: it may be anything by now
-        raise DataError(f"{path} has {path.stat().st_size} bytes, its manifest says {says.size}")
+        raise DataError(f"{path} has {path.stat().st_size} bytes, its manifest says {says.size}{_ADVICE}")
     data = durable.read_bytes(path)
     if hashlib.sha256(data).hexdigest() != says.sha256:
-        raise DataError(f"{path} does not have the SHA-256 its manifest says")
+        raise DataError(f"{path} does not have the SHA-256 its manifest says{_ADVICE}")
     return data
 
 

@@ -79,9 +79,14 @@ class RunFolder:
         """A run to read, finished or not."""
         path = Path(path)
         if not path.is_dir():
-            raise DataError(f"{path} is no run: there is no such folder")
+            what = "it is a file" if path.exists() else "there is no such folder"
+            raise DataError(f"{path} is no run: {what}")
         if not (path / "config.json").is_file():
-            raise DataError(f"{path} is no run: it has no config.json")
+            below = min(
+                (found.parent for depth in (1, 2, 3) for found in path.glob("*/" * depth + "config.json")), default=None
+            )
+            advice = f"; it holds runs such as {below}: name one" if below else ""
+            raise DataError(f"{path} is no run: it has no config.json{advice}")
         return cls(path)
 
     def close(self) -> None:
@@ -153,7 +158,13 @@ class RunFolder:
 
     def read_scores(self) -> dict[str, Tensor]:
         """Negative log-likelihood of every token, per split."""
-        return durable.read_tensors(self.path / "scores.safetensors")
+        path = self.path / "scores.safetensors"
+        if not path.exists():
+            raise DataError(
+                f"{path} is missing: the losses of every token are in run folders, not in records of them; restore it, "
+                "or train the row again with another --out"
+            )
+        return durable.read_tensors(path)
 
     def write_translations(self, split: str, lines: Sequence[str]) -> None:
         """What a translator makes of a split's sources, line for line."""
@@ -259,6 +270,11 @@ def _refuse_foreign(path: Path) -> None:
 
 def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
     changed = [each for each in differences(old, new) if finished or not each.startswith(_FREE)]
+    if changed and all(each.startswith("start.") for each in changed):
+        raise SettingsError(
+            f"{path} holds a run that began with other weights; leave out --start to go on with it, "
+            "or use another --out"
+        )
     if changed:
         more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         listed = "; ".join(changed[:_SHOWN])

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from reefknot.durable import write_json
 from reefknot.encoders.contract import State
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
-from reefknot.evaluation.units import perplexity
+from reefknot.evaluation.units import perplexity, shown
 from reefknot.kernels.choice import current, resolve
 from reefknot.models.language_model import LanguageModel
 from reefknot.parts import OPTIMISERS, SCHEDULES
@@ -127,7 +127,8 @@ class Trainer:
         if self.world.first and progress.best_nll is not None and self.checkpoints.path_of(progress.best_step).exists():
             # Killed between a checkpoint's commit and the mark: the checkpoint knows what was best.
             self.checkpoints.mark_best(progress.best_step)
-        self.display.say(f"{self.name}  resumed at step {progress.step:,}, epoch {progress.epoch}")
+        place = "the end of training" if self.timetable.finished(progress) else f"epoch {progress.epoch}"
+        self.display.say(f"{self.name}  resumed at step {progress.step:,}, {place}")
 
     def _cut_metrics(self) -> None:
         if self.world.first:
@@ -155,7 +156,7 @@ class Trainer:
     def _score_start(self) -> None:
         """Weights that come trained are the best so far: a second session can end no worse than it began."""
         nll, _ = self._score(epoch=0)
-        self.display.say(f"{self.name}  begins at valid perplexity {perplexity(nll):,.2f}{self._per}")
+        self.display.say(f"{self.name}  begins at valid perplexity {shown(perplexity(nll))}{self._per}")
         self._save()
         if self.world.first:
             self.checkpoints.mark_best(self.state.progress.step)
@@ -180,7 +181,7 @@ class Trainer:
         nll, best = self._score(self.timetable.passes(progress))
         self.display.say(
             f"{self.name}  {self.timetable.place_of_all(progress)}  "
-            f"valid perplexity {perplexity(nll):,.2f}{self._per}{'  (best)' if best else ''}"
+            f"valid perplexity {shown(perplexity(nll))}{self._per}{'  (best)' if best else ''}"
         )
         if nll > math.log(classes := self.model.output.vocab_size):
             self.display.say(

@@ -104,6 +104,11 @@ class TrainingSettings(Settings):
             raise ValueError(f"accumulate = {self.accumulate} does not divide batch = {self.batch}")
         if self.batching != "streams" and self.random_steps is not None:
             raise ValueError(f'random_steps are lengths of streams\' windows; batching = "{self.batching}" has none')
+        if self.random_steps is not None and self.random_steps.least > self.steps:
+            raise ValueError(
+                f"random_steps.least = {self.random_steps.least} is more than steps = {self.steps}: every window would "
+                "be longer than these, and the rate larger with it"
+            )
         if self.batching in ("blocks", "sentences") and self.divisor == "batch":
             raise ValueError(
                 f'divisor = "batch" counts streams, or pairs; batching = "{self.batching}" has none, use "tokens"'

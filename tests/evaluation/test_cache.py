@@ -153,7 +153,7 @@ def test_search_of_everything(opened: Open, model_for: Build, monkeypatch: pytes
     best, grid = search_cache(model, test, vocabulary)
     assert isinstance(best.window, int)
     assert all(isinstance(window, int) for window in grid.axes["window"])
-    told = "windows left out (500, 1,000, 2,000, 4,000): the test text has 120 tokens"
+    told = "windows left out (500, 1,000, 2,000, 4,000): they hold all 120 tokens of the test text"
     assert max(grid.axes["window"]) < 120
     assert (grid.text, grid.note) == ("the test text, 120 tokens", told)
     monkeypatch.setattr(module, "WINDOWS", (80, 100))

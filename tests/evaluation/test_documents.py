@@ -7,8 +7,9 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.evaluation.documents import document_boundaries
+from reefknot.text.bpe import BPESettings
 from reefknot.text.dataset import Split
-from reefknot.text.vocabulary import Vocabulary
+from reefknot.text.vocabulary import Vocabulary, VocabularySettings
 
 WORDS = Vocabulary(("<eos>", "a", "="), (9, 5, 3))
 IDS = {".": 0, "a": 1, "=": 2}
@@ -52,6 +53,18 @@ def test_documents_begin_after_empty_lines(text: str, expected: list[int]) -> No
 def test_articles_begin_at_their_headings(text: str, expected: list[int]) -> None:
     """A section's heading has two marks on either side; a text without an article's is parted by empty lines."""
     assert boundaries(text) == expected
+
+
+def test_a_heading_in_pieces_is_one_too() -> None:
+    """A mark that is a word of its own is another piece than one within a word."""
+    settings = VocabularySettings(bpe=BPESettings(merges=2))
+    words = Vocabulary.from_counts({"=": 4, "aa": 5, "a=a": 2, "<eos>": 9}, settings)
+    assert words.eos is not None
+    lines = [["=", "aa", "="], [], ["aa", "a=a"], [], ["=", "a=a", "aa", "="], ["aa"]]
+    ids = np.array([each for line in lines for each in [*words.encode(line), words.eos]], dtype=np.int32)
+    split = Split("test", ids, words=10, lines=len(lines), bytes=len(ids), unknown=0)
+    before = sum(len(words.encode(line)) + 1 for line in lines[:4])
+    assert document_boundaries(split, words).tolist() == [0, before, len(ids)]
 
 
 def test_line_ends_must_be_tokens() -> None:

@@ -206,23 +206,20 @@ def _windows(windows: Sequence[int], fill: Fill, split: Split) -> _Windows:
     """A cache that is used only once it is full is used for fewer tokens the longer its window is. So that none looks
     worse for that, all are compared on the tokens after the longest that may be tried, and those that would not leave
     half of the text for it are left out. Else those that hold the whole text are all the same."""
-    if fill == "partial":
-        short = [window for window in windows if window < split.tokens] or [min(windows)]
-        long = ", ".join(f"{window:,}" for window in windows if window not in short)
-        same = f"windows left out ({long}): the {split.name} text has {split.tokens:,} tokens" if long else ""
-        return _Windows(short, below=split.tokens, note=same)
-    below = split.tokens // 2
+    text = f"{split.tokens:,} tokens of the {split.name} text"
+    below, why = split.tokens, f"they hold all {text}"
+    if fill == "full":
+        below, why = split.tokens // 2, f"--fill full would use them for less than half of the {text}"
     short = [window for window in windows if window < below]
-    half = f"less than half of the {split.tokens:,} tokens of the {split.name} text"
-    if not short:
+    if not short and fill == "full":
         raise SettingsError(
-            f"--fill full would use a window of {min(windows):,} for {half}; "
+            f"--fill full would use a window of {min(windows):,} for less than half of the {text}; "
             "use a smaller --window, more --search-tokens, or --fill partial"
         )
-    first = int(max([*short, *further(short, max(short), (0, below))])) + 1
-    long = ", ".join(f"{window:,}" for window in windows if window >= below)
-    note = f"windows left out ({long}): --fill full would use them for {half}" if long else ""
-    return _Windows(short, below, first, note)
+    short = short or [min(windows)]
+    first = int(max([*short, *further(short, max(short), (0, below))])) + 1 if fill == "full" else 0
+    long = ", ".join(f"{window:,}" for window in windows if window not in short)
+    return _Windows(short, below, first, f"windows left out ({long}): {why}" if long else "")
 
 
 def _mix(logp_T: Tensor, from_cache_T: Tensor, settings: CacheSettings) -> Tensor:

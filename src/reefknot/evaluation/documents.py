@@ -30,9 +30,9 @@ def document_boundaries(split: Split, vocabulary: Vocabulary) -> NDArray[np.int6
 
 def _headings(ids: NDArray[np.integer[Any]], ends_line: NDArray[np.bool_], vocabulary: Vocabulary) -> NDArray[np.int64]:
     """Starts of lines that begin and end with one `=` each."""
-    if len(vocabulary.cut(HEADING)) != 1 or HEADING not in vocabulary:
+    if HEADING not in vocabulary or len(pieces := vocabulary.encode([HEADING])) > 1:
         return np.empty(0, dtype=np.int64)
-    mark = ids == vocabulary.id_of(HEADING)
+    mark = ids == pieces[0]
     ends = np.flatnonzero(ends_line)
     starts = np.concatenate([[0], ends + 1])[: len(ends)]
     starts, ends = starts[ends - starts >= 3], ends[ends - starts >= 3]

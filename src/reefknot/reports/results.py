@@ -68,11 +68,14 @@ class Result:
         return told and self.record is not None and self.record.training.averaged_from_epoch is None
 
     @property
+    def best_epoch(self) -> float | None:
+        """Whose weights its figures are of, 0 being those it began with; None where they are of several."""
+        return self.record.best.epoch if self.record and self.record.best and not self.record.averaged else None
+
+    @property
     def best_before_averaging(self) -> bool:
         """Whether its validation loss began averaging, and no average was better than the iterates before."""
-        if self.record is None or self.record.best is None or self.record.averaged:
-            return False
-        return 0 < self.record.best.epoch < (self.record.training.averaged_from_epoch or 0)
+        return 0 < (self.best_epoch or 0) < ((self.record and self.record.training.averaged_from_epoch) or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:

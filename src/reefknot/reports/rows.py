@@ -396,8 +396,7 @@ def _course(row: TableRow) -> list[str]:
 
 def _unbettered(results: Sequence[Result]) -> str:
     """Whether second sessions ended with the weights that they had begun with."""
-    kept = [result.record for result in results if result.record and result.record.best and not result.record.averaged]
-    count = sum(record.best is not None and record.best.epoch == 0 for record in kept)
+    count = sum(result.best_epoch == 0 for result in results)
     if not count:
         return ""
     seeds = "" if count == len(results) else f" with {count} of {len(results)} seeds"

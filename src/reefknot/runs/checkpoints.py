@@ -39,6 +39,8 @@ MANIFEST: Final = "MANIFEST.json"
 # Fixed names, so that no manifest can make us read another file.
 Name = Literal["model.safetensors", "state.safetensors", "state.json"]
 _Stamp = tuple[tuple[int, int, int], ...]  # inode, size and time of the last change, of each file
+RESTORE = "restore it, or train the row again with another --out"
+"""What to do where a file of a run is damaged or gone."""
 _FOLDER = re.compile(r"(step|pause|mean)_(\d{8,})")
 _HEADER_BYTES = 256  # a generous guess of what one tensor adds to a file's header
 
@@ -291,18 +293,15 @@ def _read_manifest(folder: Path) -> _Manifest:
     return manifest
 
 
-_ADVICE = "; restore it, or train the row again with another --out"
-
-
 def _read(folder: Path, name: Name, manifest: _Manifest) -> bytes:
     """The bytes of one file, once they agree with the manifest."""
     path = folder / name
     says = manifest.files[name]
     if path.is_file() and path.stat().st_size != says.size:  # before it is read: it may be anything by now
-        raise DataError(f"{path} has {path.stat().st_size} bytes, its manifest says {says.size}{_ADVICE}")
+        raise DataError(f"{path} has {path.stat().st_size} bytes, its manifest says {says.size}; {RESTORE}")
     data = durable.read_bytes(path)
     if hashlib.sha256(data).hexdigest() != says.sha256:
-        raise DataError(f"{path} does not have the SHA-256 its manifest says{_ADVICE}")
+        raise DataError(f"{path} does not have the SHA-256 its manifest says; {RESTORE}")
     return data
 
 

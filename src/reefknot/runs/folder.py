@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot import durable
 from reefknot.errors import DataError, SettingsError
-from reefknot.runs.checkpoints import Checkpoints
+from reefknot.runs.checkpoints import RESTORE, Checkpoints
 from reefknot.text.lines import read_plain
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ class RunFolder:
         path = self.path / "scores.safetensors"
         if not path.exists():
             raise DataError(
-                f"{path} is missing: the losses of every token are in run folders, not in records of them; restore it, "
-                "or train the row again with another --out"
+                f"{path} is missing: the losses of every token are in run folders, not in records of them; {RESTORE}"
             )
         return durable.read_tensors(path)
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
-from pages import ROOT, Page, experiments
-from reefknot.benchmarks.advise import COVERED, ENDS
-from reefknot.evaluation.ways import known
-from reefknot.parts import SCHEDULES, WINDOWS
+from pages import Page, experiments
+from reefknot.parts import SCHEDULES
 from reefknot.recipe import Experiment, build_model, load_recipe
-from reefknot.training.update import OVERFLOWS
 
 PAGE = Page("docs/attention.md")
 (FRAME,) = PAGE.snippets("How to read this page")
@@ -74,10 +70,6 @@ def test_the_formula_of_the_rate_is_the_codes(tmp_path: Path) -> None:
         assert schedule.factor(1, step) == pytest.approx(expected)
 
 
-def test_there_are_enough_examples_of_windows() -> None:
-    assert {tomllib.loads(f"x = {settings}")["x"]["kind"] for settings, _ in EXAMPLES} == {*WINDOWS}
-
-
 @pytest.mark.parametrize(("settings", "shown"), EXAMPLES)
 def test_an_example_of_windows_is_what_is_cut(tmp_path: Path, settings: str, shown: str) -> None:
     (experiment,) = experiments(tmp_path, FIRST, f"[base.evaluation]\nwindows = {settings}").values()
@@ -93,34 +85,8 @@ def test_windows_that_are_left_out(tmp_path: Path) -> None:
     assert experiment.windows.name == "context-0-stride-64"
 
 
-def test_rows_with_context_are_named_as_they_are_saved() -> None:
-    (way,) = set(re.findall(r'`by = "(.+?)"`', PAGE.text))
-    assert f"{known(way)}.json" in PAGE.text
-    context, stride = re.findall(r"\d+", way)
-    assert f"--context {context} --stride {stride}" in PAGE.text
-
-
-def test_numbers_of_the_code() -> None:
-    assert f"After {OVERFLOWS} in a row" in PAGE.sections["Precision"]
-    assert "90 and 97.5 % of the text" in PAGE.sections["Which ends to take"]
-    assert COVERED == (0.9, 0.975)
-    assert len(ENDS) == 8
-
-
 def test_settings_that_a_command_takes_away(tmp_path: Path) -> None:
     changes = re.findall(r"`(training\.updates=\S+ training\.epochs=\S+)`", PAGE.text)
     assert changes == ["training.updates=default training.epochs=3"]
     found = load_recipe("baevski2019/table2", changes[0].split()).experiments["Adaptive inputs"].training
     assert (found.updates, found.epochs) == (None, 3)
-
-
-def test_hours_are_reckoned_as_the_recipes_say() -> None:
-    """The figures in the table are those in the recipes' headers."""
-    recipes = ROOT / "src/reefknot/recipes/baevski2019"
-    rows = re.findall(
-        r"^\| `reefknot table baevski2019/(\w+) .+\| .*?(\d+)(?: to (\d+))? hours", PAGE.text, re.MULTILINE
-    )
-    assert len(rows) >= 6
-    for name, *hours in rows:
-        header = (recipes / f"{name}.toml").read_text(encoding="utf-8").partition("title =")[0]
-        assert all(re.search(rf"\b{hour}\b", header) for hour in hours if hour), name

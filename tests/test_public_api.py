@@ -1,10 +1,11 @@
-"""What others rely on and what readers were promised: exported names, cheap import, types, sizes, no pickle."""
+"""What others rely on and what readers were promised: exported names, cheap import, exit codes, no pickle."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,8 +15,6 @@ import reefknot
 
 SOURCE = Path(reefknot.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
-NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXPORTED = {
     "AWDLSTM",
@@ -120,56 +119,33 @@ def test_files_beside_the_code_are_shipped(name: str) -> None:
     assert files("reefknot").joinpath(name).is_file()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(tree(path))
-
-
 def test_every_exported_name_says_what_it_is() -> None:
     assert [name for name in EXPORTED if not getattr(reefknot, name).__doc__] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_files_and_functions_stay_readable(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600
-    long = [
-        node.name
-        for node in ast.walk(tree(path))
-        if isinstance(node, Function) and node.end_lineno is not None and node.end_lineno - node.lineno >= 80
-    ]
-    assert long == []
-
-
-def test_the_median_file_is_short() -> None:
-    lengths = sorted(len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES)
-    assert lengths[len(lengths) // 2] <= 200
-
-
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_every_function_is_typed(path: Path) -> None:
-    if path.name.startswith("triton_") and path.name.endswith("kernels.py"):
-        pytest.skip("what a kernel is given has triton's types, which are its own")
-    bare = []
-    for node in ast.walk(tree(path)):
-        if isinstance(node, Function):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            named = [a for a in arguments if a.arg not in ("self", "cls")]
-            if node.returns is None or any(a.annotation is None for a in named):
-                bare.append(node.name)
-    assert bare == []
-
-
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_nothing_runs_what_a_file_says(path: Path) -> None:
+def test_source_files_cannot_run_untrusted_input() -> None:
     """No pickle, no eval, no shell: a checkpoint or a recipe from a stranger can be wrong but cannot run code."""
-    for node in ast.walk(tree(path)):
+    assert [f"{path.relative_to(SOURCE)}: {problem}" for path in MODULES for problem in dangers(tree(path))] == []
+
+
+def dangers(module: ast.Module) -> Iterator[str]:
+    """Imports and calls that would let a file run code."""
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            assert not {alias.name.partition(".")[0] for alias in node.names} & BANNED_IMPORTS
+            yield from {alias.name.partition(".")[0] for alias in node.names} & BANNED_IMPORTS
         elif isinstance(node, ast.ImportFrom):
-            assert (node.module or "").partition(".")[0] not in BANNED_IMPORTS
+            yield from {(node.module or "").partition(".")[0]} & BANNED_IMPORTS
         elif isinstance(node, ast.Call):
-            assert ast.unparse(node.func) not in BANNED_CALLS
-            if ast.unparse(node.func) == "torch.load":
-                assert {each.arg: ast.unparse(each.value) for each in node.keywords}.get("weights_only") == "True"
-            for keyword in node.keywords:
-                assert keyword.arg not in ("allow_pickle", "shell") or ast.unparse(keyword.value) == "False"
+            name = ast.unparse(node.func)
+            yield from {name} & BANNED_CALLS
+            keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            if name == "torch.load" and keywords.get("weights_only") != "True":
+                yield "torch.load without weights_only=True"
+            for keyword in ("allow_pickle", "shell"):
+                if keywords.get(keyword, "False") != "False":
+                    yield f"{name}({keyword}={keywords[keyword]})"
+
+
+def test_the_check_for_untrusted_input_sees_each_danger() -> None:
+    bad = ["import pickle", "from dill import x", "eval(x)", "torch.load(x)", "np.load(x, allow_pickle=True)"]
+    assert [code for code in bad if not list(dangers(ast.parse(code)))] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-define
 
 
 @pytest.mark.parametrize("verb", [(), *((verb,) for verb in VERBS)], ids=lambda verb: " ".join(verb) or "reefknot")
-def test_help_fits_a_screen_and_shows_examples(cli: Cli, verb: tuple[str, ...]) -> None:
+def test_help_shows_examples(cli: Cli, verb: tuple[str, ...]) -> None:
     outcome = cli(*verb, "--help")
     assert outcome.code == 0
-    assert len(outcome.out.splitlines()) < 40
     _, _, examples = outcome.out.partition("Examples:\n")
     assert " ".join(["reefknot", *verb]) in examples
     assert cli(*verb, "-h").out == outcome.out
@@ -52,18 +50,6 @@ def test_verbs_and_options_are_frozen(frozen: Callable[[Path, dict[str, Any]], d
         for verb, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
     }
     assert now == frozen(Path(__file__).with_name("surface.json"), now)
-
-
-@pytest.mark.parametrize("words", [("--help",), ("ls",), ("train", "--help")], ids=" ".join)
-def test_start_up_takes_less_than_a_second(words: tuple[str, ...]) -> None:
-    fastest = 10.0
-    for _ in range(3):
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-m", "reefknot", *words], check=True, capture_output=True)
-        fastest = min(fastest, time.monotonic() - started)
-        if fastest < 1.0:
-            break
-    assert fastest < 1.0
 
 
 @pytest.mark.parametrize("words", [["--help"], ["ls"], ["evaluate"], ["nonsense"]], ids=" ".join)

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from reefknot.cli.main import app
-from reefknot.recipe import load_recipe
+from reefknot.lab.cli.main import app
+from reefknot.lab.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

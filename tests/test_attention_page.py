@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pages import Page, experiments
-from reefknot.parts import SCHEDULES
-from reefknot.recipe import Experiment, build_model, load_recipe
+from reefknot.lab.config.parts import SCHEDULES
+from reefknot.lab.recipes.recipe import Experiment, build_model, load_recipe
 
 PAGE = Page("docs/attention.md")
 (FRAME,) = PAGE.snippets("How to read this page")

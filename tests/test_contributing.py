@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 import torch
 
-import reefknot.outputs.labels
-from reefknot.parts import LABELS
-from reefknot.tables import WordTable
+import reefknot.nn.classifiers
+from reefknot.lab.config.parts import LABELS
+from reefknot.nn.tables import WordTable
 
 ROOT = Path(__file__).parent.parent
 _, FILE, LINE = (part.split("```")[0] for part in (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("```python\n"))
 KIND, HOME = re.fullmatch(r' *"(\w+)": "([\w.:]+)",\n', LINE).groups()  # type: ignore[union-attr]
 
 REGISTERS = f"""
-import reefknot.outputs.labels
-from reefknot.parts import LABELS
+import reefknot.nn.classifiers
+from reefknot.lab.config.parts import LABELS
 
-reefknot.outputs.labels.__path__.append({{folder!r}})
+reefknot.nn.classifiers.__path__.append({{folder!r}})
 LABELS._parts[{KIND!r}] = {HOME!r}
 """
 
 
 def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")
-    monkeypatch.setattr(reefknot.outputs.labels, "__path__", [*reefknot.outputs.labels.__path__, str(tmp_path)])
+    monkeypatch.setattr(reefknot.nn.classifiers, "__path__", [*reefknot.nn.classifiers.__path__, str(tmp_path)])
     monkeypatch.setitem(LABELS._parts, KIND, HOME)
     labels = LABELS.load(KIND)(WordTable(11, 4), length=2.0)
     assert torch.allclose(labels.weight().norm(dim=-1), torch.full((11,), 2.0))

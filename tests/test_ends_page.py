@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pages import ROOT, Page, code, experiments
-from reefknot.models.language_model import LanguageModel
-from reefknot.recipe import build_model
+from reefknot.lab.recipes.recipe import build_model
+from reefknot.nn.models.language_model import LanguageModel
 
 PAGE = Page("docs/ends.md")
 WORDS = 10_000  # the Penn Treebank's, which the page's recipes name

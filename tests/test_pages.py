@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pages import ROOT, VERBS, Page, experiments
-from reefknot.recipe import Experiment, build_model, load_recipe
-from reefknot.recipes import shipped
-from reefknot.skip_gram_experiment import SkipGramExperiment
+from reefknot.lab.recipes.catalogue import shipped
+from reefknot.lab.recipes.recipe import Experiment, build_model, load_recipe
+from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 
 NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 ENCODER_PAGES = [Page(f"docs/{name}.md") for name in ("recurrent", "attention", "translation")]

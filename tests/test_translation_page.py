@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pages import Page, code, experiments
-from reefknot.models.translator import Translator
-from reefknot.recipe import Experiment, build_model, load_recipe
+from reefknot.lab.recipes.recipe import Experiment, build_model, load_recipe
+from reefknot.nn.models.translator import Translator
 
 PAGE = Page("docs/translation.md")
 (FRAME,) = PAGE.snippets("How to read this page")

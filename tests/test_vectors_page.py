@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from cli.conftest import run_command
+
 from pages import Page, code, experiments
-from reefknot.recipe import build_model
-from reefknot.skip_gram_experiment import SkipGramExperiment
+from reefknot.lab.recipes.recipe import build_model
+from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from skip_gram_recipe import write_judgements, write_recipe
 
 PAGE = Page("docs/vectors.md")

@@ -17,53 +17,53 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AWDLSTM": "encoders.awd_lstm",
-    "AdaptiveLookup": "inputs.adaptive",
-    "AdaptiveSoftmax": "outputs.adaptive",
+    "AWDLSTM": "nn.encoders.awd_lstm",
+    "AdaptiveLookup": "nn.inputs.adaptive",
+    "AdaptiveSoftmax": "nn.outputs.adaptive",
     "ArgumentError": "errors",
-    "AttentionGRU": "encoders.attention_gru",
-    "Augmented": "outputs.augmented",
-    "BandProjections": "tables",
-    "BandedTable": "tables",
-    "BayesianLSTM": "encoders.bayesian_lstm",
-    "Bilinear": "outputs.labels.bilinear",
-    "CharCNN": "inputs.char_cnn",
-    "CorpusSettings": "text.corpora",
+    "AttentionGRU": "nn.encoders.attention_gru",
+    "Augmented": "nn.outputs.augmented",
+    "BandProjections": "nn.tables",
+    "BandedTable": "nn.tables",
+    "BayesianLSTM": "nn.encoders.bayesian_lstm",
+    "Bilinear": "nn.classifiers.bilinear",
+    "CharCNN": "nn.inputs.char_cnn",
+    "CorpusSettings": "lab.text.corpus",
     "DataError": "errors",
-    "Drill": "outputs.labels.drill",
-    "Dual": "outputs.labels.dual",
-    "EncoderDecoder": "encoders.encoder_decoder",
-    "GRU": "encoders.stacked",
-    "LSTM": "encoders.stacked",
-    "LanguageModel": "models.language_model",
-    "Lookup": "inputs.lookup",
-    "MixtureOfSoftmaxes": "outputs.mixture",
+    "Drill": "nn.classifiers.drill",
+    "Dual": "nn.classifiers.dual",
+    "EncoderDecoder": "nn.encoders.encoder_decoder",
+    "GRU": "nn.encoders.stacked",
+    "LSTM": "nn.encoders.stacked",
+    "LanguageModel": "nn.models.language_model",
+    "Lookup": "nn.inputs.lookup",
+    "MixtureOfSoftmaxes": "nn.outputs.mixture",
     "NonFiniteError": "errors",
-    "Plain": "outputs.labels.plain",
-    "Projected": "outputs.labels.projected",
-    "RNN": "encoders.stacked",
-    "RecurrentHighway": "encoders.highway",
+    "Plain": "nn.classifiers.plain",
+    "Projected": "nn.classifiers.projected",
+    "RNN": "nn.encoders.stacked",
+    "RecurrentHighway": "nn.encoders.highway",
     "ReefknotError": "errors",
-    "RegularisationSettings": "models.regularisation",
+    "RegularisationSettings": "nn.models.regularisation",
     "ResourceError": "errors",
-    "SampledSoftmax": "outputs.sampled",
+    "SampledSoftmax": "nn.outputs.sampled",
     "SettingsError": "errors",
-    "SkipGram": "models.skip_gram",
-    "Softmax": "outputs.softmax",
+    "SkipGram": "nn.models.skip_gram",
+    "Softmax": "nn.outputs.softmax",
     "Stopped": "errors",
-    "Transformer": "encoders.transformer",
-    "Translator": "models.translator",
-    "VariationalLSTM": "encoders.variational_lstm",
-    "VocabularySettings": "text.vocabulary",
-    "WordTable": "tables",
+    "Transformer": "nn.encoders.transformer",
+    "Translator": "nn.models.translator",
+    "VariationalLSTM": "nn.encoders.variational_lstm",
+    "VocabularySettings": "lab.text.vocabulary",
+    "WordTable": "nn.tables",
     "WordVectors": "vectors.word_vectors",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
-    "load_recipe": "recipe",
-    "open_dataset": "text.dataset",
-    "open_run": "trained_run",
-    "open_vectors": "opened_vectors",
+    "load_recipe": "lab.recipes.recipe",
+    "open_dataset": "lab.text.dataset",
+    "open_run": "lab.trained_run",
+    "open_vectors": "lab.opened_vectors",
     "read_vectors": "vectors.files",
-    "spell": "text.spelling",
+    "spell": "nn.inputs.spelling",
     "using": "kernels.choice",
     "write_vectors": "vectors.files",
 }
@@ -71,16 +71,6 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from reefknot.encoders.attention_gru import AttentionGRU as AttentionGRU
-    from reefknot.encoders.awd_lstm import AWDLSTM as AWDLSTM
-    from reefknot.encoders.bayesian_lstm import BayesianLSTM as BayesianLSTM
-    from reefknot.encoders.encoder_decoder import EncoderDecoder as EncoderDecoder
-    from reefknot.encoders.highway import RecurrentHighway as RecurrentHighway
-    from reefknot.encoders.stacked import GRU as GRU
-    from reefknot.encoders.stacked import LSTM as LSTM
-    from reefknot.encoders.stacked import RNN as RNN
-    from reefknot.encoders.transformer import Transformer as Transformer
-    from reefknot.encoders.variational_lstm import VariationalLSTM as VariationalLSTM
     from reefknot.errors import ArgumentError as ArgumentError
     from reefknot.errors import DataError as DataError
     from reefknot.errors import NonFiniteError as NonFiniteError
@@ -88,35 +78,45 @@ if TYPE_CHECKING:
     from reefknot.errors import ResourceError as ResourceError
     from reefknot.errors import SettingsError as SettingsError
     from reefknot.errors import Stopped as Stopped
-    from reefknot.inputs.adaptive import AdaptiveLookup as AdaptiveLookup
-    from reefknot.inputs.char_cnn import CharCNN as CharCNN
-    from reefknot.inputs.lookup import Lookup as Lookup
     from reefknot.kernels.choice import using as using
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from reefknot.models.language_model import LanguageModel as LanguageModel
-    from reefknot.models.regularisation import RegularisationSettings as RegularisationSettings
-    from reefknot.models.skip_gram import SkipGram as SkipGram
-    from reefknot.models.translator import Translator as Translator
-    from reefknot.opened_vectors import open_vectors as open_vectors
-    from reefknot.outputs.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
-    from reefknot.outputs.augmented import Augmented as Augmented
-    from reefknot.outputs.labels.bilinear import Bilinear as Bilinear
-    from reefknot.outputs.labels.drill import Drill as Drill
-    from reefknot.outputs.labels.dual import Dual as Dual
-    from reefknot.outputs.labels.plain import Plain as Plain
-    from reefknot.outputs.labels.projected import Projected as Projected
-    from reefknot.outputs.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
-    from reefknot.outputs.sampled import SampledSoftmax as SampledSoftmax
-    from reefknot.outputs.softmax import Softmax as Softmax
-    from reefknot.recipe import load_recipe as load_recipe
-    from reefknot.tables import BandedTable as BandedTable
-    from reefknot.tables import BandProjections as BandProjections
-    from reefknot.tables import WordTable as WordTable
-    from reefknot.text.corpora import CorpusSettings as CorpusSettings
-    from reefknot.text.dataset import open_dataset as open_dataset
-    from reefknot.text.spelling import spell as spell
-    from reefknot.text.vocabulary import VocabularySettings as VocabularySettings
-    from reefknot.trained_run import open_run as open_run
+    from reefknot.lab.opened_vectors import open_vectors as open_vectors
+    from reefknot.lab.recipes.recipe import load_recipe as load_recipe
+    from reefknot.lab.text.corpus import CorpusSettings as CorpusSettings
+    from reefknot.lab.text.dataset import open_dataset as open_dataset
+    from reefknot.lab.text.vocabulary import VocabularySettings as VocabularySettings
+    from reefknot.lab.trained_run import open_run as open_run
+    from reefknot.nn.classifiers.bilinear import Bilinear as Bilinear
+    from reefknot.nn.classifiers.drill import Drill as Drill
+    from reefknot.nn.classifiers.dual import Dual as Dual
+    from reefknot.nn.classifiers.plain import Plain as Plain
+    from reefknot.nn.classifiers.projected import Projected as Projected
+    from reefknot.nn.encoders.attention_gru import AttentionGRU as AttentionGRU
+    from reefknot.nn.encoders.awd_lstm import AWDLSTM as AWDLSTM
+    from reefknot.nn.encoders.bayesian_lstm import BayesianLSTM as BayesianLSTM
+    from reefknot.nn.encoders.encoder_decoder import EncoderDecoder as EncoderDecoder
+    from reefknot.nn.encoders.highway import RecurrentHighway as RecurrentHighway
+    from reefknot.nn.encoders.stacked import GRU as GRU
+    from reefknot.nn.encoders.stacked import LSTM as LSTM
+    from reefknot.nn.encoders.stacked import RNN as RNN
+    from reefknot.nn.encoders.transformer import Transformer as Transformer
+    from reefknot.nn.encoders.variational_lstm import VariationalLSTM as VariationalLSTM
+    from reefknot.nn.inputs.adaptive import AdaptiveLookup as AdaptiveLookup
+    from reefknot.nn.inputs.char_cnn import CharCNN as CharCNN
+    from reefknot.nn.inputs.lookup import Lookup as Lookup
+    from reefknot.nn.inputs.spelling import spell as spell
+    from reefknot.nn.models.language_model import LanguageModel as LanguageModel
+    from reefknot.nn.models.regularisation import RegularisationSettings as RegularisationSettings
+    from reefknot.nn.models.skip_gram import SkipGram as SkipGram
+    from reefknot.nn.models.translator import Translator as Translator
+    from reefknot.nn.outputs.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
+    from reefknot.nn.outputs.augmented import Augmented as Augmented
+    from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
+    from reefknot.nn.outputs.sampled import SampledSoftmax as SampledSoftmax
+    from reefknot.nn.outputs.softmax import Softmax as Softmax
+    from reefknot.nn.tables import BandedTable as BandedTable
+    from reefknot.nn.tables import BandProjections as BandProjections
+    from reefknot.nn.tables import WordTable as WordTable
     from reefknot.vectors.files import read_vectors as read_vectors
     from reefknot.vectors.files import write_vectors as write_vectors
     from reefknot.vectors.word_vectors import WordVectors as WordVectors

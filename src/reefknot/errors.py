@@ -47,3 +47,9 @@ class Stopped(ReefknotError):
     """Stopped on request, saved, and resumable by the same command."""
 
     exit_code = 75
+
+
+def shortened(text: str, length: int = 100) -> str:
+    """Text of a stranger, fit for a terminal."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= length else f"{text[:length]}..."

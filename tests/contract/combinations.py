@@ -1,7 +1,7 @@
 """Every combination of registered parts, built from settings as a recipe would build it.
 
-A new part is covered as soon as its line stands in `parts.py`. Only an argument without a default needs a small value
-in `SETTINGS`, and its absence says so.
+A new part is covered as soon as its line stands in `lab/config/parts.py`. Only an argument without a default needs a
+small value in `SETTINGS`, and its absence says so.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from reefknot.models.language_model import LanguageModel
-from reefknot.outputs.contract import OutputEnd
-from reefknot.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
-from reefknot.recipe import build_model, check_experiment
-from reefknot.registry import Registry, _arguments
-from reefknot.tables import BandedTable
-from reefknot.text.vocabulary import Vocabulary
+from reefknot.lab.config.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
+from reefknot.lab.config.registry import Registry, _arguments
+from reefknot.lab.recipes.recipe import build_model, check_experiment
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.outputs.contract import OutputEnd
+from reefknot.nn.tables import BandedTable
 
 ALONE, TRANSLATING = (
     [kind for kind in ENCODERS if ENCODERS.load(kind).reads_source is reads] for reads in (False, True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from reefknot.encoders.contract import Encoder
-from reefknot.parts import ENCODERS
+from reefknot.lab.config.parts import ENCODERS
+from reefknot.nn.encoders.contract import Encoder
 
 from .combinations import ALONE, Case, covering_cases, meaningful_cases, part_settings, translating_cases
 

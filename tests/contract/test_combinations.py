@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.outputs.labels.plain import Plain
-from reefknot.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, WITHOUT_MEANING
+from reefknot.lab.config.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, WITHOUT_MEANING
+from reefknot.nn.classifiers.plain import Plain
 
 from .combinations import (
     ALONE,

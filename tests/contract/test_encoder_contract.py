@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save
 from torch import Tensor
 
-from reefknot.encoders.contract import Encoder, State, detach, join_streams, select_streams
-from reefknot.parts import ENCODERS
-from reefknot.registry import _arguments
+from reefknot.lab.config.parts import ENCODERS
+from reefknot.lab.config.registry import _arguments
+from reefknot.nn.encoders.contract import Encoder, State, detach, join_streams, select_streams
 
 from .combinations import part_settings
 

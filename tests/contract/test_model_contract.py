@@ -12,15 +12,15 @@ from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from reefknot.encoders.stacked import LSTM
-from reefknot.inputs.lookup import Lookup
-from reefknot.models.language_model import LanguageModel
-from reefknot.outputs.augmented import Augmented
-from reefknot.outputs.labels.plain import Plain
-from reefknot.outputs.softmax import Softmax
-from reefknot.runs.checkpoints import Checkpoints
-from reefknot.tables import WordTable
-from reefknot.training.state import load_weights, weights
+from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.training.state import load_weights, weights
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.encoders.stacked import LSTM
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.outputs.augmented import Augmented
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
 
 from .combinations import VOCABULARY, Case
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.scores import IGNORE
-from reefknot.outputs.adaptive import AdaptiveSoftmax
-from reefknot.outputs.contract import OutputEnd, Plan
+from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
+from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 from .combinations import VOCABULARY, Case
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from reefknot.kernels.scores import IGNORE
-from reefknot.models.translator import PAD, Translator, sides
+from reefknot.nn.models.translator import PAD, Translator, sides
 
 from .combinations import Case
 

@@ -33,12 +33,12 @@ MOMENTS = {"start-up": 1, "update": 3, "save": 2}
 """Where a kill is aimed at, and how often."""
 
 FRESH, FORKED = multiprocessing.get_context("spawn"), multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["pytest", "reefknot.cli.main", "reefknot.experiments"])
+FORKED.set_forkserver_preload(["pytest", "reefknot.lab.cli.main", "reefknot.lab.experiment"])
 
 
 def reefknot(words: list[str]) -> None:
     """What a process does: the command, silently."""
-    from reefknot.cli.main import main
+    from reefknot.lab.cli.main import main
 
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from reefknot.cli.main import main
-from reefknot.recipe import Experiment
-from reefknot.recipes import FOLDER
+from reefknot.lab.cli.main import main
+from reefknot.lab.recipes.catalogue import FOLDER
+from reefknot.lab.recipes.recipe import Experiment
 
 LINES, SECONDS = 10, 5.0
 

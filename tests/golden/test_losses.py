@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from reefknot.recipe import build_model, check_experiment
-from reefknot.runs.folder import RunFolder
-from reefknot.text.streams import Streams
-from reefknot.training.generators import seed_everything
-from reefknot.training.loop import Trainer
+from reefknot.lab.recipes.recipe import build_model, check_experiment
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.text.streams import Streams
+from reefknot.lab.training.generators import seed_everything
+from reefknot.lab.training.loop import Trainer
 
 Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
 

@@ -17,8 +17,8 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.skip_gram import Impl, Rates, resolve, train_stretch
 from reefknot.kernels.skip_gram_draws import kept_words, pairs_of
 from reefknot.kernels.skip_gram_reference import pairs as pairs_one_by_one
-from reefknot.models.skip_gram import SkipGram
-from reefknot.tables import WordTable
+from reefknot.nn.models.skip_gram import SkipGram
+from reefknot.nn.tables import WordTable
 
 from .skip_gram_texts import draws_of, rates_of, tables, text, topic_score
 

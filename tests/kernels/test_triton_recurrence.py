@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.encoders.awd_lstm import AWDLSTM
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.recurrence import lstm_loop, lstm_scan
+from reefknot.nn.encoders.awd_lstm import AWDLSTM
 
 from .test_recurrence import KINDS, everything, problem, stack_everything, stack_problem, stacked
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reefknot import durable
 from reefknot.errors import DataError, ResourceError, SettingsError
+from reefknot.storage import files as durable
 from reefknot.vectors import contract, files, text_files
 from reefknot.vectors.files import FORMATS, fingerprint, read_vectors, write_vectors
 from reefknot.vectors.word_vectors import WordVectors

@@ -24,10 +24,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot import durable
 from reefknot.errors import DataError, SettingsError
-from reefknot.text.cache import cache_folder, file_hash
-from reefknot.text.prepared import Say, reported, silent
+from reefknot.storage import files as durable
+from reefknot.storage.cache import cache_folder, file_hash
+from reefknot.storage.progress import Say, reported, silent
 from reefknot.vectors.binary_files import is_whole, read_binary, write_binary
 from reefknot.vectors.contract import Block
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector

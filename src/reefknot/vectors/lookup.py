@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from reefknot.errors import DataError
-from reefknot.settings import shortened
-from reefknot.text.symbols import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
-from reefknot.text.vocabulary import Vocabulary
+from reefknot.errors import DataError, shortened
+from reefknot.nn.inputs.symbols import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 from reefknot.vectors.word_vectors import WordVectors
 
 _SYMBOLS = (UNKNOWN, END_OF_LINE, START, PADDING)
@@ -50,13 +48,6 @@ class Lookup:
 def as_piece(word: str) -> str:
     """The piece that is the whole of a word."""
     return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
-
-
-def whole_word(token: str, vocabulary: Vocabulary) -> str | None:
-    """The word that a token of a vocabulary is the whole of; None of a piece that does not end a word."""
-    if vocabulary.bpe is None:
-        return token
-    return token.removesuffix(END_OF_WORD) if vocabulary.ends_word(token) else None
 
 
 def not_known(unknown: Sequence[str], words: Sequence[str], where: str) -> DataError:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.durable import decode_json
 from reefknot.errors import DataError
+from reefknot.storage.files import decode_json
 from reefknot.vectors.contract import Block, slices
 from reefknot.vectors.word_vectors import WordVectors
 

@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import DataError
-from reefknot.settings import shortened
+from reefknot.errors import DataError, shortened
 
 Matrix = NDArray[np.float32]
 

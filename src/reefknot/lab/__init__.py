@@ -1,0 +1,1 @@
+"""The laboratory: trains, measures and reports. The library never imports it."""

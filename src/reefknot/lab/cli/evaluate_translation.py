@@ -1,0 +1,142 @@
+"""`reefknot evaluate` on a run of translation: BLEU and chrF with their signatures, perplexity with its definition."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import typer
+
+from reefknot.lab.cli.options import emit, given, open_trained
+from reefknot.lab.cli.progress import live_progress
+from reefknot.lab.cli.translate import search_settings
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.beam import SearchSettings
+    from reefknot.lab.evaluation.grid import Progress
+    from reefknot.lab.evaluation.perplexity import Score
+    from reefknot.lab.evaluation.translation import Evaluated
+    from reefknot.lab.text.pair_dataset import PairDataset
+    from reefknot.lab.trained_run import TrainedRun
+    from reefknot.nn.models.translator import Translator
+
+ALWAYS = ("run", "split", "limit", "save", "data", "device", "as_json")
+"""Arguments of the verb that have a meaning for every run."""
+TRANSLATION = ("beam", "length_penalty")
+"""Those of translation alone; the others are for language models."""
+
+
+def refuse_without_meaning(invocation: typer.Context, run: Path, translator: bool) -> None:
+    """Refuse options on the command line that are for runs of the other kind."""
+    from reefknot.errors import SettingsError
+
+    for name, option in given(invocation):
+        if name in ALWAYS or (name in TRANSLATION) is translator:
+            continue
+        kind, other = ("translation", "a language model") if translator else ("a language model", "translation")
+        raise SettingsError(f"{option} is for runs of {other}, and {run} is one of {kind}; leave {option} out")
+
+
+def evaluate_translator(
+    run: Path,
+    split: str | None,
+    limit: int | None,
+    beam: int | None,
+    length_penalty: float | None,
+    save: bool,
+    data: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Translate a text with a run's best weights, and say what that is worth."""
+    from reefknot.errors import SettingsError
+
+    if save:
+        _check_save(split, limit, changed=beam is not None or length_penalty is not None)
+    trained = open_trained(run, device, translator=True)
+    if save and trained.run.result is None:
+        raise SettingsError("--save keeps figures beside those of a run's training; train this one to its end first")
+    search = search_settings(trained, beam, length_penalty)
+    dataset = trained.pairs(data)
+    if split is not None and split not in dataset.splits:
+        raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")
+    names = [split] if split else ["valid", "test"] if save else ["test"]
+    with live_progress() as progress:
+        found = {name: _evaluated(trained, dataset, name, search, limit, progress) for name in names}
+    if save:
+        from reefknot.lab.evaluation.saved import save as keep
+
+        scores = {name: score for name, (_, score) in found.items()}
+        figures = {name: evaluated.figures for name, (evaluated, _) in found.items()}
+        typer.echo(keep(trained.run, _kind(search), search.model_dump(), None, scores, figures), err=True)
+    told = [_figures(str(run), name, *each) for name, each in found.items()]
+    lines = [line for name, each in found.items() for line in _lines(name, *each, whole=dataset.splits[name].pairs)]
+    emit(told[0] if len(told) == 1 else told, "\n".join(lines), as_json)
+
+
+def _evaluated(
+    trained: TrainedRun,
+    dataset: PairDataset,
+    split: str,
+    search: SearchSettings,
+    limit: int | None,
+    progress: Progress,
+) -> tuple[Evaluated, Score]:
+    from reefknot.lab.evaluation.bleu import BleuSettings
+    from reefknot.lab.evaluation.pairs import score_pairs
+    from reefknot.lab.evaluation.translation import beginning, evaluate_translations
+
+    model, settings = cast("Translator", trained.model), trained.experiment
+    bleu, precision = settings.evaluation.bleu or BleuSettings(), settings.training.precision
+    dataset = beginning(dataset, split, limit)
+    evaluated = evaluate_translations(
+        model, dataset, split, search, bleu, precision=precision, say=partial(typer.echo, err=True), progress=progress
+    )
+    return evaluated, score_pairs(model, dataset.splits[split], dataset.vocabulary, precision=precision)
+
+
+def _check_save(split: str | None, limit: int | None, *, changed: bool) -> None:
+    from reefknot.errors import SettingsError
+
+    if not changed:
+        raise SettingsError("--save goes with --beam or --length-penalty: training has saved the run's own figures")
+    if split == "train" or limit is not None:
+        option = "--limit" if limit is not None else "--split train"
+        raise SettingsError(f"--save keeps figures of the whole valid and test texts; leave {option} out")
+
+
+def _kind(search: SearchSettings) -> str:
+    """The name that the figures of a search are saved under."""
+    return f"beam-{search.beam}-length-penalty-{search.length_penalty:g}"
+
+
+def _figures(run: str, split: str, evaluated: Evaluated, score: Score) -> dict[str, Any]:
+    return {"run": run, "split": split, **evaluated.figures, **score.summary()}
+
+
+def _lines(split: str, evaluated: Evaluated, score: Score, whole: int) -> list[str]:
+    """The figures and what each of them means."""
+    from reefknot.lab.evaluation.units import shown
+
+    figures, summary = evaluated.figures, score.summary()
+    search, number = figures["search"], figures["pairs"]
+    lines = [
+        f"{split} BLEU {figures['bleu']:.2f}  chrF {figures['chrf']:.2f}  perplexity {shown(summary['perplexity'])}  "
+        f"word perplexity {shown(summary['word_perplexity'])}",
+        f"BLEU|{figures['bleu_signature']}",
+        f"chrF2|{figures['chrf_signature']}",
+        f"brevity penalty {figures['brevity_penalty']:.3f}, length ratio {figures['length_ratio']:.3f}; "
+        f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
+        f"{figures['unfinished']:,} of {number:,} translations reached the longest length",
+        score.definition,
+    ]
+    bands = ", ".join(f"{_band(each)}: {each['bleu']:.1f} ({each['pairs']:,})" for each in figures["by_length"])
+    lines.insert(4, f"BLEU by source tokens (pairs): {bands}")
+    if number < whole:
+        lines.append(f"limit: the first {number:,} of {whole:,} pairs only")
+    return lines
+
+
+def _band(band: dict[str, Any]) -> str:
+    return f"over {band['from'] - 1}" if band["to"] is None else f"{band['from']}-{band['to']}"

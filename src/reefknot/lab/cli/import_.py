@@ -1,0 +1,40 @@
+"""`reefknot import`: a run folder of a model that another program has trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reefknot.lab.cli.options import Data, plain_corpus
+
+EXAMPLES = """\b
+Examples:
+  reefknot import adaptive_lm_wiki103.v2/model.pt --dictionary adaptive_lm_wiki103.v2/dict.txt --out runs/wiki103
+  reefknot import model.pt --dictionary dict.txt --out RUN --corpus wikitext-103 --data DIR
+"""
+
+
+def import_(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of fairseq with adaptive inputs (model.pt).")],
+    dictionary: Annotated[Path, typer.Option(help="Its dictionary (dict.txt).", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The run folder to make.", show_default=False)],
+    corpus: Annotated[
+        str | None, typer.Option(help="A text to evaluate it on: a corpus (see `reefknot ls corpora`) or a folder.")
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Make a run folder of a model that fairseq has trained, to score, generate and evaluate with.
+
+    Nothing that the checkpoint says is run: tensors, numbers and options are read from it.
+    """
+    from reefknot.errors import SettingsError
+    from reefknot.lab.interop.fairseq import import_checkpoint
+
+    if data is not None and corpus is None:
+        raise SettingsError("--data goes with --corpus; add that or leave --data out")
+    if corpus == "":
+        raise SettingsError("--corpus: name a corpus (see `reefknot ls corpora`) or a folder of text")
+    text = None if corpus is None else plain_corpus(corpus)
+    import_checkpoint(checkpoint, dictionary, out, corpus=text, data=data, say=typer.echo)

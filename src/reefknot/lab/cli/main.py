@@ -1,0 +1,144 @@
+"""`reefknot VERB`: finds the verb, turns errors into sentences and exit codes.
+
+Exit codes: 0 done, 2 bad settings, 3 bad data, 4 non-finite, 5 out of disk or memory, or no output to write to,
+75 stopped and resumable.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from reefknot.errors import DataError, ReefknotError, ResourceError
+from reefknot.lab.cli import (
+    advise,
+    analogy,
+    bench,
+    compare,
+    evaluate,
+    export,
+    figure,
+    generate,
+    import_,
+    ls,
+    neighbors,
+    params,
+    predict,
+    rank,
+    report,
+    score,
+    similarity,
+    sweep,
+    table,
+    tokens,
+    train,
+    translate,
+    validate,
+)
+
+EXAMPLES = """\b
+Examples:
+  reefknot table demo                     train every row of a recipe, compare, report
+  reefknot train press2017/table6 --row "Small + WT" --data DIR
+  reefknot generate runs/demo/tied/seed0 --prompt "this function"
+"""
+
+app = typer.Typer(
+    name="reefknot",
+    help="The two ends of a language model: how words go in, how words come out, and how to tie them.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with its errors told as sentences. A mistyped command line is typer's to tell."""
+
+    @wraps(verb)
+    def run(*args: Any, **options: Any) -> None:
+        code = 0
+        try:
+            _check_output()
+            verb(*args, **options)
+        except ReefknotError as error:
+            code = _complain(error)
+        except BrokenPipeError:
+            # The reader of our output has left, as `| head` does; nothing more can be said to it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (MemoryError, OSError, RuntimeError) as error:
+            code = _complain(_refusal(error))
+        raise typer.Exit(code)
+
+    return run
+
+
+for verb in (
+    train,
+    table,
+    sweep,
+    evaluate,
+    compare,
+    report,
+    figure,
+    generate,
+    translate,
+    score,
+    predict,
+    neighbors,
+    analogy,
+    similarity,
+    rank,
+    params,
+    tokens,
+    validate,
+    ls,
+    advise,
+    bench,
+    import_,
+    export,
+):
+    name = verb.__name__.rpartition(".")[2]
+    app.command(name.rstrip("_"), epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
+
+
+def main() -> None:
+    """Run one command and leave with its exit code."""
+    app()
+
+
+def _check_output() -> None:
+    """Python drops what is written to a closed output without a word, so that a long run would end in nothing."""
+    if sys.stdout is None:
+        raise ResourceError("standard output is closed; send it to a file, or to /dev/null")
+
+
+def _complain(error: ReefknotError) -> int:
+    print(f"reefknot: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _refusal(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
+    """What the machine refuses, as a sentence; anything else is a bug of ours and keeps its traceback."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"the disk is full ({error.filename or 'while writing'}); make room and run the same command"
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return DataError(f"{error.filename}: {error.strerror}")
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+        return ResourceError(
+            "out of memory; try a larger training.accumulate, a smaller training.batch or training.steps, "
+            "or a smaller vocabulary (vocabulary.max_size)"
+        )
+    raise error

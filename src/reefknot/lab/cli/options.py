@@ -1,0 +1,121 @@
+"""Arguments and options that several verbs share, so that they read and behave alike."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+if TYPE_CHECKING:
+    from reefknot.lab.runs.folder import RunFolder
+    from reefknot.lab.text.corpus import CorpusSettings
+    from reefknot.lab.text.vocabulary import Vocabulary
+    from reefknot.lab.trained_run import TrainedRun
+    from reefknot.vectors.word_vectors import WordVectors
+
+Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings to change, spelled as in the recipe: training.epochs=3")
+]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder of corpora or text; else REEFKNOT_DATA.", show_default=False),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def translates(run: Path) -> bool:
+    """Whether a run is one of translation, not of a language model; one of skip-gram is refused."""
+    from reefknot.lab.runs.folder import RunFolder
+    from reefknot.lab.trained_run import model_settings
+
+    return model_settings(RunFolder.open(run)).corpus.pairs is not None
+
+
+def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) -> TrainedRun:
+    """A run's model, computing as it did in training; says so when training has not come to its end. Verbs are for
+    language models or for translators, and refuse a run of the others."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.trained_run import open_run
+    from reefknot.lab.training.generators import set_determinism
+
+    if translates(run) is not translator:
+        raise SettingsError(
+            f"{run} is a run of a language model, which translates nothing; use `reefknot evaluate`, `generate` or "
+            "`score` with it"
+            if translator
+            else f"{run} is a run of translation; use `reefknot translate` or `reefknot evaluate` with it"
+        )
+    trained = open_run(run, device)
+    set_determinism(trained.experiment.training.determinism)
+    _tell_unfinished(trained.run)
+    return trained
+
+
+def open_tables(source: Path) -> dict[str, WordVectors]:
+    """The word vectors of a run or of a file by the names of its tables; says so when a run is not finished, and what
+    is odd about a file."""
+    from reefknot.lab.opened_vectors import open_vectors
+    from reefknot.lab.runs.folder import RunFolder
+
+    tables = open_vectors(source, say=partial(typer.echo, err=True))
+    if is_run(source):
+        _tell_unfinished(RunFolder.open(source))
+    return tables
+
+
+def is_run(source: Path) -> bool:
+    """Whether it is a run, not vectors in a file or in the folder of a projector."""
+    return (source / "config.json").is_file()
+
+
+def _tell_unfinished(run: RunFolder) -> None:
+    if run.result is None and not run.imported:
+        typer.echo(f"{run.path}: training is not finished; these are its best weights so far", err=True)
+
+
+def given(invocation: typer.Context) -> Iterator[tuple[str, str]]:
+    """The parameters that stand on the command line: the name of each, and how it is spelled there."""
+    for parameter in invocation.command.params:
+        source = invocation.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            yield str(parameter.name), parameter.opts[0]
+
+
+def plain_corpus(name: str) -> CorpusSettings:
+    """A corpus that the user names for a language model: parallel text is refused."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.text.corpus import PAIRED, CorpusSettings
+
+    if name in PAIRED:
+        raise SettingsError(f"{name} is parallel text, for translation; name a text of one language")
+    return CorpusSettings(name=name)
+
+
+def tell_unknown(words: Iterable[str], vocabulary: Vocabulary) -> None:
+    """Name the words of a prompt that the model cannot tell from <unk>."""
+    strange = dict.fromkeys(word for word in words if not vocabulary.reads(word))
+    if strange:
+        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
+
+
+def standard_input() -> BinaryIO:
+    """What is read where no file is named."""
+    from reefknot.errors import DataError
+
+    if sys.stdin is None:
+        raise DataError("standard input is closed; give the lines as `< FILE`, or on the command line")
+    return sys.stdin.buffer
+
+
+def emit(value: Any, text: str, as_json: bool) -> None:
+    """What a reading verb says: for a person, or for a program."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)

@@ -1,0 +1,52 @@
+"""`reefknot validate`: check recipes without running them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reefknot.lab.cli.options import AsJson, Data, emit
+
+if TYPE_CHECKING:
+    from reefknot.lab.recipes.recipe import Row
+
+EXAMPLES = """\b
+Examples:
+  reefknot validate my_recipe.toml
+  reefknot validate press2017/table6 demo --json
+"""
+
+
+def validate(
+    recipes: Annotated[list[str], typer.Argument(help="Shipped recipes or paths.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every setting of every row and that each model has as many parameters as its recipe says."""
+    from reefknot.errors import ReefknotError
+    from reefknot.lab.cli.sizes import checked_size, for_each_row
+    from reefknot.lab.recipes.recipe import load_recipe
+
+    checked, lines = [], []
+    problems: list[ReefknotError] = []
+    for name in recipes:
+        try:
+            loaded = load_recipe(name)
+            sizes = for_each_row(name, loaded, lambda row, experiment: checked_size(row, experiment, data))
+        except ReefknotError as error:
+            problems.append(error)
+        else:
+            checked += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
+            lines += [f"{name}  {row}: valid, {_size(loaded.row(row), size)}" for row, size in sizes.items()]
+            if others := len(loaded.rows) - len(sizes):
+                lines.append(f"{name}  nothing to train in {others} other row{'s' * (others > 1)}")
+    if problems:
+        raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems))))
+    emit(checked, "\n".join(lines), as_json)
+
+
+def _size(row: Row, parameters: int | None) -> str:
+    if parameters is None:
+        return "size unknown: corpus not here"
+    return f"{parameters:,} parameters" + (", as the recipe says" if row.parameters else "")

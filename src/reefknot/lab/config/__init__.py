@@ -1,0 +1,1 @@
+"""Settings, the registry of parts, and overrides."""

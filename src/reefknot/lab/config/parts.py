@@ -1,0 +1,117 @@
+"""The index of everything a recipe can name: one line per part, and what `reefknot ls` prints.
+
+To add a part, write its file and add its line here; its settings are read off its constructor (see `registry.py`) and
+the contract tests pick it up. Nothing is imported until a part is used.
+"""
+
+from __future__ import annotations
+
+from reefknot.lab.config.registry import Registry
+
+TABLES = Registry(
+    "tables",
+    {
+        "word": "reefknot.nn.tables:WordTable",
+        "banded": "reefknot.nn.tables:BandedTable",
+    },
+)
+
+PROJECTIONS = Registry(
+    "projections",
+    {
+        "bands": "reefknot.nn.tables:BandProjections",
+    },
+)
+
+INPUTS = Registry(
+    "inputs",
+    {
+        "lookup": "reefknot.nn.inputs.lookup:Lookup",
+        "adaptive": "reefknot.nn.inputs.adaptive:AdaptiveLookup",
+        "char_cnn": "reefknot.nn.inputs.char_cnn:CharCNN",
+    },
+)
+
+ENCODERS = Registry(
+    "encoders",
+    {
+        "lstm": "reefknot.nn.encoders.stacked:LSTM",
+        "gru": "reefknot.nn.encoders.stacked:GRU",
+        "rnn": "reefknot.nn.encoders.stacked:RNN",
+        "variational_lstm": "reefknot.nn.encoders.variational_lstm:VariationalLSTM",
+        "bayesian_lstm": "reefknot.nn.encoders.bayesian_lstm:BayesianLSTM",
+        "awd_lstm": "reefknot.nn.encoders.awd_lstm:AWDLSTM",
+        "highway": "reefknot.nn.encoders.highway:RecurrentHighway",
+        "transformer": "reefknot.nn.encoders.transformer:Transformer",
+        "attention_gru": "reefknot.nn.encoders.attention_gru:AttentionGRU",
+        "encoder_decoder": "reefknot.nn.encoders.encoder_decoder:EncoderDecoder",
+    },
+)
+
+LABELS = Registry(
+    "labels",
+    {
+        "plain": "reefknot.nn.classifiers.plain:Plain",
+        "projected": "reefknot.nn.classifiers.projected:Projected",
+        "bilinear": "reefknot.nn.classifiers.bilinear:Bilinear",
+        "dual": "reefknot.nn.classifiers.dual:Dual",
+        "drill": "reefknot.nn.classifiers.drill:Drill",
+    },
+)
+
+OUTPUTS = Registry(
+    "outputs",
+    {
+        "softmax": "reefknot.nn.outputs.softmax:Softmax",
+        "augmented": "reefknot.nn.outputs.augmented:Augmented",
+        "adaptive": "reefknot.nn.outputs.adaptive:AdaptiveSoftmax",
+        "mixture": "reefknot.nn.outputs.mixture:MixtureOfSoftmaxes",
+        "sampled": "reefknot.nn.outputs.sampled:SampledSoftmax",
+    },
+)
+
+OPTIMISERS = Registry(
+    "optimisers",
+    {
+        "sgd": "reefknot.lab.training.optimisers:SGD",
+        "adamw": "reefknot.lab.training.optimisers:AdamW",
+        "adam": "reefknot.lab.training.optimisers:Adam",
+        "adadelta": "reefknot.lab.training.optimisers:Adadelta",
+    },
+)
+
+SCHEDULES = Registry(
+    "schedules",
+    {
+        "constant": "reefknot.lab.training.schedules:Constant",
+        "decay": "reefknot.lab.training.schedules:Decay",
+        "cosine": "reefknot.lab.training.schedules:Cosine",
+        "inverse_sqrt": "reefknot.lab.training.schedules:InverseSqrt",
+    },
+)
+
+WINDOWS = Registry(
+    "windows",
+    {
+        "sliding": "reefknot.lab.evaluation.windows:Sliding",
+        "complete": "reefknot.lab.evaluation.windows:Complete",
+        "lines": "reefknot.lab.evaluation.windows:Lines",
+    },
+)
+
+FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, LABELS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
+
+NOTHING_TO_TIE = (
+    "a char-CNN makes its vectors from spellings and holds no table, so there is nothing that classes could share: "
+    "give them a table of their own"
+)
+KEPT_IN_BANDS = (
+    "the classes of one softmax are rows of a word table, but this table keeps its words in bands: "
+    "use the adaptive output with it, or give these labels a word table"
+)
+WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
+    ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
+    *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
+)
+"""Combinations that have no meaning, as kinds that must all match, and the sentence that building one raises. Every
+other combination of an input, labels, an output and a tie works."""

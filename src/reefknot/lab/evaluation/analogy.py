@@ -1,0 +1,116 @@
+"""Analogies: a is to b as c is to which word? (Mikolov et al. 2013)
+
+The answer is the word whose vector has the largest cosine to b - a + c, each of length one, the three being left out
+(3CosAdd), as word2vec's compute-accuracy and gensim's `most_similar` have it.
+
+Shapes: Q questions, V words, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reefknot.errors import DataError, shortened
+from reefknot.storage.lines import read_file
+from reefknot.vectors.lookup import Lookup
+from reefknot.vectors.word_vectors import WordVectors
+
+_CHUNK = 4_000_000  # cosines held at once
+
+Question = tuple[str, str, str, str]
+"""a is to b as c is to d."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Questions of one kind, such as capitals of countries."""
+
+    name: str
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many of `asked` questions were answered rightly; the others `of` these have a word without a vector."""
+
+    name: str
+    right: int
+    asked: int
+    of: int
+
+    @property
+    def share(self) -> float | None:
+        """Right answers among those asked; None where none could be asked."""
+        return self.right / self.asked if self.asked else None
+
+
+def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[str, float]]:
+    """The k best answers to "a is to b as c is to what", with their cosines, best first."""
+    ids_Q3 = np.array([Lookup(vectors).require([a, b, c], "these vectors")], dtype=np.int64)
+    ((_, cosines_QV),) = _cosines(vectors, ids_Q3)
+    order = np.argsort(-cosines_QV[0], kind="stable")[:k]
+    return [(vectors.words[index], float(cosines_QV[0, index])) for index in order if cosines_QV[0, index] > -np.inf]
+
+
+def read_questions(path: Path) -> tuple[Section, ...]:
+    """A file in word2vec's format: four words on a line, and a line ": NAME" before the questions of each kind."""
+    sections: list[tuple[str, list[Question]]] = []
+    for line in read_file(path):
+        words = line.words
+        if not words:
+            continue
+        if words[0].startswith(":"):
+            sections.append((" ".join(words).lstrip(": "), []))
+        elif len(words) != 4:
+            raise DataError(
+                f"{path}, line {line.number}: {shortened(' '.join(words))!r} is neither four words nor ': NAME'"
+            )
+        else:
+            if not sections:
+                sections.append((path.stem, []))
+            sections[-1][1].append((words[0], words[1], words[2], words[3]))
+    if not any(questions for _, questions in sections):
+        raise DataError(f"{path}: holds no questions; give four words on each line, such as 'man king woman queen'")
+    return tuple(Section(name, tuple(questions)) for name, questions in sections)
+
+
+def score_questions(vectors: WordVectors, sections: Sequence[Section]) -> list[Accuracy]:
+    """The accuracy of each section, and of all together last, under the name "total".
+
+    Words are looked up as written, then lower-cased; a question with an unknown word is left out and counted.
+    """
+    lookup = Lookup(vectors)
+    found = [_accuracy(vectors, lookup, section) for section in sections]
+    total = (sum(getattr(each, field) for each in found) for field in ("right", "asked", "of"))
+    return [*found, Accuracy("total", *total)]
+
+
+def _accuracy(vectors: WordVectors, lookup: Lookup, section: Section) -> Accuracy:
+    rows = [[lookup.find(word) for word in question] for question in section.questions]
+    known = [[row for row in question if row is not None] for question in rows]
+    ids_Q4 = np.array([question for question in known if len(question) == 4], dtype=np.int64).reshape(-1, 4)
+    right = sum(
+        int((cosines_QV.argmax(axis=1) == ids_Q4[start : start + len(cosines_QV), 3]).sum())
+        for start, cosines_QV in _cosines(vectors, ids_Q4[:, :3])
+    )
+    return Accuracy(section.name, right, len(ids_Q4), len(section.questions))
+
+
+def _cosines(vectors: WordVectors, ids_Q3: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """For some questions at a time, the first of them and the cosines of all words to b - a + c, -inf for the three."""
+    unit_VD = vectors.unit_VD
+    rows = max(1, _CHUNK // max(1, len(vectors)))
+    for start in range(0, len(ids_Q3), rows):
+        asked_Q3 = ids_Q3[start : start + rows]
+        a_QD, b_QD, c_QD = (unit_VD[asked_Q3[:, place]] for place in range(3))
+        wanted_QD = b_QD - a_QD + c_QD
+        lengths_Q1 = np.linalg.norm(wanted_QD, axis=1, keepdims=True)
+        wanted_QD = np.divide(wanted_QD, lengths_Q1, out=wanted_QD, where=lengths_Q1 > 0)
+        cosines_QV = wanted_QD @ unit_VD.T
+        np.put_along_axis(cosines_QV, asked_Q3, -np.inf, axis=1)
+        yield start, cosines_QV

@@ -1,0 +1,174 @@
+"""Is one translator better than another? A paired bootstrap over sentences (Koehn 2004) of corpus BLEU.
+
+Sentences of the text are drawn with replacement, the same ones for every run of both systems. BLEU of each text that
+might have been is counted from the sums of its sentences' statistics, by sacrebleu's own formula; where a system was
+trained several times, the mean of its runs' BLEU stands for it. The interval speaks of the sentences. How much the runs
+of a system differ is told beside it, and, where both were trained several times, the interval that covers training
+again too (`comparison.py`).
+
+Shapes: S runs (seeds) of a system, N sentences, R resamples, K statistics of a sentence: its length, that of its
+reference, then for each order of n-grams how many match, then how many there are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.comparison import FEWEST_UNITS, draw, widen
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+
+
+@dataclass(frozen=True)
+class BleuComparison:
+    """System B against system A on the same sentences; the difference is B - A, so above zero B is better."""
+
+    bleu_a: tuple[float, ...]
+    """BLEU of each of its runs, as sacrebleu gives it."""
+    bleu_b: tuple[float, ...]
+    interval: tuple[float, float]
+    """Of the difference, over the sentences."""
+    interval_with_seeds: tuple[float, float] | None
+    """That covers training again too; None where a system was trained once, which tells nothing of that."""
+    level: float
+    sentences: int
+    resamples: int
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return statistics.fmean(self.bleu_a), statistics.fmean(self.bleu_b)
+
+    @property
+    def spreads(self) -> tuple[float | None, float | None]:
+        """Standard deviation over the runs of each system; None where there is one run."""
+        a, b = (statistics.stdev(bleu) if len(bleu) > 1 else None for bleu in (self.bleu_a, self.bleu_b))
+        return a, b
+
+    @property
+    def difference(self) -> float:
+        a, b = self.means
+        return b - a
+
+    @property
+    def seen(self) -> bool:
+        """Whether the interval leaves out zero; that with the seeds, where there are several on both sides."""
+        return not _holds_zero(self._decisive)
+
+    @property
+    def _decisive(self) -> tuple[float, float]:
+        return self.interval_with_seeds or self.interval
+
+    @property
+    def verdict(self) -> str:
+        """One sentence, and a note for everything that limits it."""
+        return ". ".join([self._finding(), *self._notes()])
+
+    def _finding(self) -> str:
+        low, high = self._decisive
+        over = "sentences and seeds" if self.interval_with_seeds else "sentences"
+        range_ = f"B - A {self.difference:+.2f}, {100 * self.level:g} % interval over {over} {low:+.2f} to {high:+.2f}"
+        if self.seen:
+            return f"{'B' if self.difference > 0 else 'A'} is better: {abs(self.difference):.2f} BLEU more ({range_})"
+        return f"no difference seen ({range_}): one under about {(high - low) / 2:.2f} BLEU would not have shown"
+
+    def _notes(self) -> Iterator[str]:
+        once = [side for side, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
+        if len(once) == 2:
+            yield "Trained once: the interval speaks of the sentences, not of training again"
+        elif once:
+            yield f"{once[0]} was trained once: nothing is known of training it again"
+        elif self.interval_with_seeds:
+            low, high = self.interval
+            yield f"Over the sentences alone the interval is {low:+.2f} to {high:+.2f}"
+        if self.sentences < FEWEST_UNITS:
+            yield f"Only {self.sentences} sentences: the interval is rough"
+
+
+def compare_bleu(
+    bleu: BLEU,
+    a: Sequence[Sequence[str]],
+    b: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> BleuComparison:
+    """Compare two systems by their translations of the same sentences, for each of them one list per run.
+
+    `bleu` says how words are cut and counted. The same seed gives the same interval.
+    """
+    if len(references) < 2:
+        raise DataError("the text has fewer than two sentences: nothing can be resampled; compare on a longer text")
+    runs_SNK = np.stack([*_statistics("A", bleu, a, references), *_statistics("B", bleu, b, references)])
+    bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in runs_SNK.sum(axis=1)])
+    texts = draw(len(references), resamples, np.random.default_rng(seed))
+    # Whole numbers below 2 ** 53 add up exactly in float64, which is multiplied faster.
+    wide_NC = runs_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
+    drawn_RSK = np.concatenate([times_RN @ wide_NC for times_RN in texts]).reshape(resamples, *runs_SNK.shape[::2])
+    drawn_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in text_SK] for text_SK in drawn_RSK])
+    differences_R = drawn_RS[:, len(a) :].mean(axis=1) - drawn_RS[:, : len(a)].mean(axis=1)
+    tail = (1 - level) / 2
+    low, high = (float(end) for end in np.quantile(differences_R, [tail, 1 - tail]))
+    bleu_a, bleu_b = bleu_S[: len(a)], bleu_S[len(a) :]
+    several = min(len(a), len(b)) > 1
+    return BleuComparison(
+        bleu_a=tuple(bleu_a.tolist()),
+        bleu_b=tuple(bleu_b.tolist()),
+        interval=(low, high),
+        interval_with_seeds=widen((low, high), bleu_a, bleu_b, level) if several else None,
+        level=level,
+        sentences=len(references),
+        resamples=resamples,
+    )
+
+
+def sentence_statistics(bleu: BLEU, lines: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """What BLEU is counted from, sentence by sentence, (N, K)."""
+    # A text of one line: the score of a sentence by name is a smoothed one, and sacrebleu warns that this is none.
+    found = [bleu.corpus_score([line], [[reference]]) for line, reference in zip(lines, references, strict=True)]
+    return np.array([[each.sys_len, each.ref_len, *each.counts, *each.totals] for each in found], dtype=np.int64)
+
+
+def bleu_of_sums(bleu: BLEU, sums_K: NDArray[np.int64] | NDArray[np.float64]) -> float:
+    """Corpus BLEU from the statistics of a text's sentences, added up."""
+    length, reference, *counts = map(int, sums_K)
+    orders = bleu.max_ngram_order
+    score = bleu.compute_bleu(
+        correct=counts[:orders],
+        total=counts[orders:],
+        sys_len=length,
+        ref_len=reference,
+        smooth_method=bleu.smooth_method,
+        smooth_value=bleu.smooth_value,
+        effective_order=bleu.effective_order,
+        max_ngram_order=orders,
+    )
+    return float(score.score)
+
+
+def _statistics(
+    side: str, bleu: BLEU, runs: Sequence[Sequence[str]], references: Sequence[str]
+) -> Iterator[NDArray[np.int64]]:
+    if not runs:
+        raise DataError(f"system {side} has no translations to compare")
+    for number, lines in enumerate(runs, start=1):
+        if len(lines) != len(references):
+            raise DataError(
+                f"run {number} of system {side} has {len(lines):,} translations where there are {len(references):,} "
+                "references; translate the text again"
+            )
+        yield sentence_statistics(bleu, lines, references)
+
+
+def _holds_zero(interval: tuple[float, float]) -> bool:
+    low, high = interval
+    return low <= 0.0 <= high

@@ -1,0 +1,72 @@
+"""Nearest neighbours of a word, by the cosine of vectors from a table or from the labels.
+
+Shapes: W words asked for, V words of the vocabulary, S those and words that are only spelled, K neighbours, D width.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.inputs.symbols import END_OF_WORD
+from reefknot.vectors.word_vectors import WordVectors
+
+Neighbors = dict[str, list[tuple[str, float]]]
+
+
+@torch.no_grad()
+def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> Neighbors:
+    """For each word, the k other words of the vocabulary with the largest cosine, best first.
+
+    Vectors of an input end that go on after those of the vocabulary are those of `Vocabulary.spelled`: such words have
+    neighbours but are none.
+    """
+    ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=vectors_SD.device)
+    near = nearest_ids(F.normalize(vectors_SD.float(), dim=-1), ids_W, len(vocabulary), k)
+    return _named(words, vocabulary.words, *near)
+
+
+def nearest_words(vectors: WordVectors, words: list[str], k: int) -> Neighbors:
+    """The same for word vectors, by the words as they have them."""
+    ids_W = torch.tensor([vectors.id_of(word) for word in words], dtype=torch.long)
+    return _named(words, vectors.words, *nearest_ids(torch.from_numpy(vectors.unit_VD), ids_W, len(vectors), k))
+
+
+def _named(words: list[str], known: tuple[str, ...], values_WK: Tensor, near_WK: Tensor) -> Neighbors:
+    return {
+        word: [
+            (known[index], round(cosine, 4))
+            for index, cosine in zip(row.tolist(), cosines.tolist(), strict=True)
+            if cosine > -torch.inf
+        ]
+        for word, row, cosines in zip(words, near_WK, values_WK, strict=True)
+    }
+
+
+def nearest_ids(unit_SD: Tensor, ids_W: Tensor, classes: int, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines and ids of the k nearest of the first `classes` vectors; oneself comes last, at minus infinity."""
+    unit_VD = unit_SD[:classes]
+    oneself_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
+    cosines_WV = (unit_SD[ids_W] @ unit_VD.T).masked_fill(oneself_WV, -torch.inf)
+    values, near = cosines_WV.topk(min(k, classes), dim=-1)
+    return values, near
+
+
+def examples(vocabulary: Vocabulary, count: int) -> list[str]:
+    """Ordinary words to show: letters only, common enough to have been learned, spread over the ranks."""
+    usable = [
+        word
+        for word, seen in zip(vocabulary.words, vocabulary.counts, strict=True)
+        if seen >= 20
+        and len(text := word.removesuffix(END_OF_WORD)) > 3
+        and text.isalpha()
+        and vocabulary.ends_word(word)
+    ]
+    if len(usable) <= count:
+        return usable
+    first = min(8, len(usable) - count)  # the very commonest say little
+    ranks = np.unique(np.geomspace(first, len(usable) - 1, count).astype(int))
+    return [usable[rank] for rank in ranks]

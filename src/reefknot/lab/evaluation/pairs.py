@@ -1,0 +1,71 @@
+"""Perplexity of translations under teacher forcing: every target token scored once, each pair by itself.
+
+Shapes: N pairs, B of them at once, S source tokens, T target tokens, U = S + T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reefknot.errors import DataError, NonFiniteError
+from reefknot.kernels.scores import IGNORE
+from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, define
+from reefknot.lab.text.pair_dataset import Lines, PairSplit
+from reefknot.lab.text.samples import filled, laid_out
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.models.language_model import evaluating
+from reefknot.nn.models.translator import Translator
+
+
+@torch.no_grad()
+def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32") -> Score:
+    """Score the target side of a split, whose words are those of `vocabulary`.
+
+    Arguments:
+        precision: `float32`, or `bfloat16` or `float16` for autocast.
+    """
+    if not split.pairs:
+        raise DataError(f"the {split.name} text has no pairs: nothing can be scored")
+    if vocabulary.eos is None:
+        raise DataError("the words of the target have no <eos>, which begins and ends every line of pairs")
+    device = next(model.parameters()).device
+    nll = np.empty(split.tokens, dtype=np.float32)
+    with evaluating(model), autocast(device, precision):
+        for pairs_B in _batches(split, model.output.rows_per_token):
+            source_BS, _ = _rows(split.source, pairs_B)
+            y_BT, place_M = _rows(split.target, pairs_B)
+            before_BT = np.pad(y_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.eos)
+            x_BU = np.concatenate([source_BS, np.where(y_BT == IGNORE, 0, before_BT)], axis=1)
+            logp_BT, _ = model.target_log_probs(torch.from_numpy(x_BU).to(device), torch.from_numpy(y_BT).to(device))
+            nll[place_M] = -logp_BT.float().cpu().numpy()[y_BT != IGNORE]
+    if not np.isfinite(nll).all():
+        raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
+    words = split.words + split.pairs  # each line ends with <eos>
+    cut = f"{split.pairs:,} pairs, each computed afresh: a target's tokens after its whole source and those before them"
+    same = "independent of which pairs are computed together"
+    definition = define(split, vocabulary, scored=split.tokens, words=words, cut=cut, precision=precision, how=same)
+    return Score(nll, 0, words, split.bytes, definition)
+
+
+def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64]]:
+    """Numbers of pairs, those of like length together, the longest first, so that a batch too large for the machine is
+    the first one. What is computed together bounds the memory, never the result."""
+    source_N, target_N = split.source.lengths, split.target.lengths
+    longer_N = np.maximum(source_N, target_N)
+    order_N = np.lexsort((source_N, target_N, longer_N))[::-1]
+    room = max(ROWS_AT_ONCE // rows_per_token, int(longer_N.max()))
+    for first, stop in filled(longer_N[order_N], room):
+        yield order_N[first:stop]
+
+
+def _rows(lines: Lines, numbers_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lines side by side, ids_BT, filled up with `IGNORE`, and where the M ids that are no filling stand among all
+    lines, place_M."""
+    starts_B = lines.bounds[numbers_B]
+    lengths_B = lines.bounds[numbers_B + 1] - starts_B
+    place_BT, there_BT = laid_out(starts_B, lengths_B, int(lengths_B.max()), beyond=0)
+    return np.where(there_BT, lines.ids[place_BT], IGNORE).astype(np.int64), place_BT[there_BT]

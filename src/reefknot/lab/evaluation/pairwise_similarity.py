@@ -1,0 +1,163 @@
+"""Do two tables find the same words alike? Rank correlation of all pairwise cosines (Press & Wolf 2017, Table 4).
+
+V words have V (V - 1) / 2 pairs, 50 million for 10,000 words. To rank so many, nothing is sorted and memory does not
+grow with the pairs: a first walk over blocks of cosines finds the smallest and the largest, a second counts cosines in
+a million equal steps between these, which gives each step its mean rank, and a third adds up products of ranks.
+Cosines within a step count as equal, which moves the figure in the seventh decimal or later. A million pairs or fewer
+are sorted after all.
+
+A vocabulary too large for that is sampled: pairs are drawn with replacement, in parts whose spread gives the interval.
+
+Shapes: V words that both tables have, R of these and A after them, D width, N pairs (of a block, or drawn), S steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.special
+from numpy.typing import NDArray
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.lab.evaluation.similarity import DECIMALS, pair_cosines
+from reefknot.lab.evaluation.spearman import FEWEST_PAIRS, spearman
+from reefknot.vectors.word_vectors import WordVectors
+
+EXACT_BELOW = 20_000
+SAMPLES = 1_000_000
+PARTS = 40  # of a sample; their spread gives the interval
+FEW = 1_000_000  # pairs whose cosines are sorted as they are
+STEPS = 1 << 20
+_BLOCK = 1 << 21  # cosines held at once
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairwiseCorrelation:
+    """Spearman's rho of the pairwise cosines of two tables, over all pairs of shared words or over a sample of them.
+
+    A sampled one has a 95 % interval, which an exact one does not need. rho is None where it is undefined: fewer than 3
+    pairs, or all cosines of a table are equal.
+    """
+
+    rho: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    exact: bool
+
+
+def pairwise_correlation(
+    one: WordVectors,
+    other: WordVectors,
+    *,
+    exact_below: int = EXACT_BELOW,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> PairwiseCorrelation:
+    """Compare two tables over the words that both have, symbols such as <unk> included.
+
+    All pairs are taken where at most `exact_below` words are shared, or where they are no more than would be drawn.
+    """
+    if samples < FEWEST_PAIRS * PARTS:
+        raise SettingsError(f"samples = {samples}: must be at least {FEWEST_PAIRS * PARTS}")
+    shared = [word for word in one.words if word in other]
+    if not shared:
+        raise DataError("the two tables have no word in common, so there is nothing to compare")
+    tables = [table.vectors_VD[[table.id_of(word) for word in shared]] for table in (one, other)]
+    pairs = len(shared) * (len(shared) - 1) // 2
+    if len(shared) > exact_below and pairs > samples:
+        return _over_sample(tables, samples, seed)
+    rho = _sorted(tables) if pairs <= FEW else _counted(tables, pairs)
+    return PairwiseCorrelation(rho, None, None, pairs, exact=True)
+
+
+def _sorted(tables: list[NDArray[np.float32]]) -> float | None:
+    """Over all pairs, with their cosines in memory."""
+    x_N, y_N = (np.concatenate([np.zeros(0), *_blocks(_unit(vectors_VD))]) for vectors_VD in tables)
+    return spearman(np.round(x_N, DECIMALS), np.round(y_N, DECIMALS))
+
+
+def _counted(tables: list[NDArray[np.float32]], pairs: int) -> float | None:
+    """Over all pairs, by the mean ranks of steps."""
+    both = [_Cosines.of(vectors_VD) for vectors_VD in tables]
+    if any(cosines.constant for cosines in both):
+        return None
+    ranks = [cosines.centred_ranks(pairs) for cosines in both]
+    product = 0.0
+    for x_N, y_N in zip(*(cosines.steps() for cosines in both), strict=True):
+        product += float(ranks[0][0][x_N] @ ranks[1][0][y_N])
+    return float(np.clip(product / np.sqrt(ranks[0][1] * ranks[1][1]), -1.0, 1.0))
+
+
+@dataclass(frozen=True)
+class _Cosines:
+    """The cosines of all pairs of rows, made a block at a time, and the range they lie in."""
+
+    unit: Floats  # (V, D)
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, vectors_VD: NDArray[np.float32]) -> _Cosines:
+        unit_VD = _unit(vectors_VD)
+        extremes = [(block_N.min(), block_N.max()) for block_N in _blocks(unit_VD)]
+        return cls(unit_VD, float(min(low for low, _ in extremes)), float(max(high for _, high in extremes)))
+
+    @property
+    def constant(self) -> bool:
+        return self.high - self.low <= 10.0**-DECIMALS
+
+    def steps(self) -> Iterator[NDArray[np.int64]]:
+        """For each block, the step that each cosine lies nearest to."""
+        scale = (STEPS - 1) / (self.high - self.low)
+        for block_N in _blocks(self.unit):
+            block_N -= self.low
+            block_N *= scale
+            block_N += 0.5
+            yield block_N.astype(np.int64)
+
+    def centred_ranks(self, pairs: int) -> tuple[Floats, float]:
+        """The mean rank of each step less that of all, and the sum of their squares over all pairs."""
+        counts_S = np.zeros(STEPS, dtype=np.int64)
+        for steps_N in self.steps():
+            counts_S += np.bincount(steps_N, minlength=STEPS)
+        ranks_S = np.cumsum(counts_S) - (counts_S - 1) / 2 - (pairs + 1) / 2
+        return ranks_S, float(counts_S @ ranks_S**2)
+
+
+def _unit(vectors_VD: NDArray[np.float32]) -> Floats:
+    """Rows of length one; a zero row stays. In float64, unlike `WordVectors.unit_VD`, whose cosines are rounded in the
+    seventh decimal: neighbouring ranks would change places, and equal cosines would differ."""
+    rows_VD = vectors_VD.astype(np.float64)
+    lengths_V1 = np.linalg.norm(rows_VD, axis=1, keepdims=True)
+    np.divide(rows_VD, lengths_V1, out=rows_VD, where=lengths_V1 > 0)
+    return rows_VD
+
+
+def _blocks(unit_VD: Floats) -> Iterator[Floats]:
+    """The cosines of every row with all rows after it, for some rows at a time."""
+    start, words = 0, len(unit_VD)
+    while start < words - 1:
+        rows = min(max(1, _BLOCK // (words - start)), words - start)
+        rows_RD, after_AD = unit_VD[start : start + rows], unit_VD[start + rows :]
+        among_RR = rows_RD @ rows_RD.T
+        yield np.concatenate([among_RR[np.triu_indices(rows, k=1)], (rows_RD @ after_AD.T).ravel()])
+        start += rows
+
+
+def _over_sample(tables: list[NDArray[np.float32]], samples: int, seed: int) -> PairwiseCorrelation:
+    rng, words = np.random.default_rng(seed), len(tables[0])
+    one_N = rng.integers(words, size=samples)
+    other_N = (one_N + rng.integers(1, words, size=samples)) % words  # any word but the first
+    x_N, y_N = (pair_cosines(vectors_VD, one_N, other_N) for vectors_VD in tables)
+    rho = spearman(x_N, y_N)
+    parts = [spearman(*part) for part in zip(np.array_split(x_N, PARTS), np.array_split(y_N, PARTS), strict=True)]
+    told = [each for each in parts if each is not None]
+    if rho is None or len(told) < PARTS:
+        return PairwiseCorrelation(rho, None, None, samples, exact=False)
+    half = float(scipy.special.stdtrit(PARTS - 1, 0.975) * np.std(told, ddof=1) / np.sqrt(PARTS))
+    return PairwiseCorrelation(rho, max(-1.0, rho - half), min(1.0, rho + half), samples, exact=False)

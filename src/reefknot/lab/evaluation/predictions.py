@@ -1,0 +1,118 @@
+"""What a model takes for the next word (Inan et al. 2017, section 6.4 and Table 4).
+
+After a phrase: the most probable words, and the words that a model which knows little falls back on. Over a text: how
+much of the probability goes to those, and how much to the neighbours of the word that comes, which the augmented loss
+is meant to favour.
+
+Shapes: N contexts, D width, V classes, W watched words, K neighbours of a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.errors import SettingsError
+from reefknot.lab.evaluation.contexts import contexts, inside
+from reefknot.lab.evaluation.generation import prompt_ids
+from reefknot.lab.evaluation.neighbors import nearest_ids
+from reefknot.lab.evaluation.windows import Windows
+from reefknot.lab.text.dataset import Split
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.inputs.symbols import UNKNOWN
+from reefknot.nn.models.language_model import LanguageModel, evaluating
+
+WATCHED = (UNKNOWN, "a", "an", "the")
+"""The words whose probabilities Inan et al. look at: safe guesses, often right."""
+SCORES_AT_ONCE = 2**24
+"""Scores of an output end that are held at once: bounds the memory, never the result."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What may follow a phrase."""
+
+    words: list[tuple[str, float]]
+    """Words, or pieces of them, with their probabilities, best first."""
+    watched: dict[str, float]
+    """The probabilities of those of `WATCHED` that are words of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Tendency:
+    """Where the probability goes, in the mean over the contexts of a text."""
+
+    contexts: int
+    target: float
+    """Probability of the word that comes."""
+    neighbors: float
+    """Probability of the `k` words nearest to it, by the cosine of the input end's vectors, all together."""
+    k: int
+    watched: dict[str, float]
+
+
+@torch.no_grad()
+def predict(model: LanguageModel, words: list[str], vocabulary: Vocabulary, k: int = 10) -> Prediction:
+    """The k most probable next words after a phrase that begins a line, all where there are fewer than k."""
+    device = next(model.parameters()).device
+    watched = watched_ids(vocabulary)
+    with evaluating(model):
+        h_1D = model(torch.tensor([prompt_ids(words, vocabulary)], device=device)).output[:, -1]
+        logp_1K, ids_1K = model.output.topk(h_1D, min(k, model.output.vocab_size))
+        ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
+        logp_W = model.output.target_log_probs(h_1D.expand(len(ids_W), -1), ids_W)
+    best = zip(ids_1K[0].tolist(), logp_1K[0].exp().tolist(), strict=True)
+    return Prediction(
+        [(vocabulary.words[index], value) for index, value in best],
+        dict(zip(watched, logp_W.exp().tolist(), strict=True)),
+    )
+
+
+def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[str, int]:
+    """The ids of those of some words that are tokens of the vocabulary."""
+    cuts = {word: vocabulary.encode([word]) for word in words if word in vocabulary}
+    return {word: ids[0] for word, ids in cuts.items() if len(ids) == 1}
+
+
+@torch.no_grad()
+def tendency(
+    model: LanguageModel, split: Split, vocabulary: Vocabulary, k: int = 10, windows: Windows | None = None
+) -> Tendency:
+    """Means over every context of a text, read as one stream or in windows; its first token is context only."""
+    classes = model.output.vocab_size
+    if not 1 <= k < classes:
+        raise SettingsError(
+            f"neighbours: {k:,} of {classes - 1:,} other words were asked for; choose from 1 to {classes - 1:,}"
+        )
+    watched = watched_ids(vocabulary)
+    device = next(model.parameters()).device
+    ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
+    rows = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
+    x_T, y_T = inside(split)
+    spans = windows.cut(y_T, vocabulary.eos) if windows else None
+    y_T = y_T.to(device)
+    target = torch.zeros((), dtype=torch.float64, device=device)
+    near, total_W = torch.zeros_like(target), torch.zeros(len(ids_W), dtype=torch.float64, device=device)
+    with evaluating(model):
+        near_VK = _neighbors(model.input.vectors(), classes, k)
+        for found in contexts(model, x_T, spans):
+            for h_ND, place_N in zip(torch.split(found.output, rows), torch.split(found.place, rows), strict=True):
+                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[place_N]
+                target += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
+                near += p_NV.gather(1, near_VK[y_N]).sum(dtype=torch.float64)
+                total_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
+    count = len(y_T)
+    means = (total_W / count).tolist()
+    return Tendency(count, float(target) / count, float(near) / count, k, dict(zip(watched, means, strict=True)))
+
+
+def _neighbors(vectors_SD: Tensor, classes: int, k: int) -> Tensor:
+    """near_VK: the ids of the k nearest classes of each, some classes at a time."""
+    unit_SD = F.normalize(vectors_SD.float(), dim=-1)
+    ids_V = torch.arange(classes, device=unit_SD.device)
+    some = max(1, SCORES_AT_ONCE // classes)
+    return torch.cat([nearest_ids(unit_SD, ids_W, classes, k)[1] for ids_W in torch.split(ids_V, some)])

@@ -1,0 +1,81 @@
+"""Log-probability of given sentences, token by token; each sentence starts afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from reefknot.errors import DataError
+from reefknot.kernels.scores import IGNORE
+from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE
+from reefknot.lab.text.samples import filled
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.models.language_model import LanguageModel, evaluating
+
+
+@dataclass(frozen=True)
+class ScoredWord:
+    word: str
+    """Or a piece of one."""
+    log_prob: float
+    unknown: bool
+    """The word was scored as <unk>."""
+
+
+class _Tokens(NamedTuple):
+    shown: list[str]
+    inputs: list[int]
+    targets: list[int]
+
+
+def score_sentence(model: LanguageModel, words: list[str], vocabulary: Vocabulary) -> list[ScoredWord]:
+    """Score one sentence. With <eos> in the vocabulary it stands before the first word and is scored after the last."""
+    (found,) = score_sentences(model, [words], vocabulary)
+    return found
+
+
+@torch.no_grad()
+def score_sentences(
+    model: LanguageModel, sentences: Sequence[list[str]], vocabulary: Vocabulary
+) -> list[list[ScoredWord]]:
+    """Score each of some sentences; those of like length are computed together, which changes no score but by
+    rounding."""
+    if not sentences:
+        return []
+    tokens = [_tokens(words, vocabulary) for words in sentences]
+    lengths_S = np.array([len(each.targets) for each in tokens], dtype=np.int64)
+    order_S = np.argsort(-lengths_S, kind="stable")
+    room = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
+    found: list[list[ScoredWord]] = [[] for _ in tokens]
+    with evaluating(model):
+        for first, stop in filled(lengths_S[order_S], room):
+            places = order_S[first:stop].tolist()
+            together = [tokens[place] for place in places]
+            for place, each, logp_T in zip(places, together, _log_probs(model, together), strict=True):
+                scored = zip(each.shown, logp_T, each.targets, strict=False)
+                found[place] = [ScoredWord(word, logp, target == vocabulary.unk) for word, logp, target in scored]
+    return found
+
+
+def _tokens(words: list[str], vocabulary: Vocabulary) -> _Tokens:
+    ids, inputs = vocabulary.encode(words), vocabulary.encode_inputs(words)
+    shown = [token for word in words for token in vocabulary.cut(word)]
+    if vocabulary.eos is not None:
+        return _Tokens([*shown, vocabulary.words[vocabulary.eos]], [vocabulary.eos, *inputs], [*ids, vocabulary.eos])
+    if len(ids) < 2:
+        raise DataError("a sentence needs at least two words when the vocabulary has no <eos>")
+    return _Tokens(shown[1:], inputs[:-1], ids[1:])
+
+
+def _log_probs(model: LanguageModel, together: Sequence[_Tokens]) -> list[list[float]]:
+    """Those of the targets of each; the shorter ones are filled up at the right, which no token before it sees."""
+    device, steps = next(model.parameters()).device, max(len(each.targets) for each in together)
+    x_BT = torch.tensor([each.inputs + [0] * (steps - len(each.inputs)) for each in together], device=device)
+    y_BT = torch.tensor([each.targets + [IGNORE] * (steps - len(each.targets)) for each in together], device=device)
+    logp_BT, _ = model.target_log_probs(x_BT, y_BT)
+    found: list[list[float]] = logp_BT.tolist()
+    return found

@@ -1,0 +1,84 @@
+"""Spearman's rank correlation, equal numbers at their mean rank, with an interval by resampling the pairs.
+
+In a resample every pair weighs as often as it was drawn. The rank of a value then follows from the weights of the
+values below it, so that one formula serves the pairs as they are (all weights one) and all that might have been.
+
+Shapes: N pairs of numbers, R resamples, G distinct numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reefknot.lab.evaluation.comparison import draw
+
+FEWEST_PAIRS = 3
+"""Two pairs have a rank correlation of 1 or -1 whatever they are."""
+FEWEST_RESAMPLED = 10
+"""Resamples of fewer pairs are few distinct ones, and say little of other pairs."""
+
+Floats = NDArray[np.float64]
+
+
+def spearman(x_N: Floats, y_N: Floats) -> float | None:
+    """The rank correlation; None where there is none: fewer than 3 pairs, or all numbers of a side are equal."""
+    rho = float(_correlations(np.ones((1, len(x_N))), _Ranking.of(x_N), _Ranking.of(y_N))[0])
+    return rho if len(x_N) >= FEWEST_PAIRS and np.isfinite(rho) else None
+
+
+def spearman_interval(
+    x_N: Floats, y_N: Floats, *, resamples: int, seed: int, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Quantiles of the correlation over resampled pairs. Equal seeds give equal intervals.
+
+    None where `spearman` is, of fewer than 10 pairs, and of pairs in one perfect order: so is every resample, which
+    would seem to leave no doubt.
+    """
+    rho = spearman(x_N, y_N)
+    if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # but for rounding, 1
+        return None
+    x, y = _Ranking.of(x_N), _Ranking.of(y_N)
+    drawn = draw(len(x_N), resamples, np.random.default_rng(seed))
+    rho_R = np.concatenate([_correlations(times_RN, x, y) for times_RN in drawn])
+    rho_R = rho_R[np.isfinite(rho_R)]  # a draw of few pairs may be one of them over and over
+    if not len(rho_R):
+        return None
+    low, high = np.quantile(rho_R, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """The order of N numbers: which come first, where the distinct ones start in that order, and which one each is."""
+
+    order: NDArray[np.int64]  # (N,)
+    starts: NDArray[np.int64]  # (G,)
+    values: NDArray[np.int64]  # (N,)
+
+    @classmethod
+    def of(cls, numbers_N: Floats) -> _Ranking:
+        _, values_N, counts_G = np.unique(numbers_N, return_inverse=True, return_counts=True)
+        return cls(np.argsort(values_N, kind="stable"), np.cumsum(counts_G) - counts_G, values_N)
+
+    def centred(self, times_RN: Floats) -> Floats:
+        """Mean ranks of the numbers, each being there so many times, less the mean of all ranks."""
+        times_RG = np.add.reduceat(times_RN[:, self.order], self.starts, axis=1)
+        ranks_RG = np.cumsum(times_RG, axis=1) - (times_RG - 1) / 2
+        centred_RN: Floats = ranks_RG[:, self.values] - (times_RN.sum(axis=1, keepdims=True) + 1) / 2
+        return centred_RN
+
+
+def _correlations(times_RN: Floats, x: _Ranking, y: _Ranking) -> Floats:
+    """One correlation for each row of weights, NaN where there is none."""
+    if not times_RN.size:
+        return np.full(len(times_RN), np.nan)
+    x_RN, y_RN = x.centred(times_RN), y.centred(times_RN)
+    product_R, x_R, y_R = (
+        np.einsum("rn,rn,rn->r", times_RN, a, b) for a, b in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN))
+    )
+    spread_R = np.sqrt(x_R) * np.sqrt(y_R)
+    rho_R: Floats = np.divide(product_R, spread_R, out=np.full_like(spread_R, np.nan), where=spread_R > 0)
+    return np.clip(rho_R, -1.0, 1.0)

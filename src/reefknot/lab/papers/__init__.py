@@ -1,0 +1,1 @@
+"""The papers' figures, and what generates PAPERS.md."""

@@ -1,0 +1,39 @@
+"""The figures of the papers, by name. Only the one that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from reefknot.errors import SettingsError
+
+if TYPE_CHECKING:
+    from reefknot.lab.papers.figures.contract import Figure
+
+FIGURES = {
+    "inan2017/1": "reefknot.lab.papers.figures.subspace:SubspaceDistance",
+    "inan2017/2": "reefknot.lab.papers.figures.curves:Progress",
+    "inan2017/table4": "reefknot.lab.papers.figures.predictions:NextWords",
+    "pappas2019/3": "reefknot.lab.papers.figures.relative_loss:RelativeLoss",
+    "baevski2019/2": "reefknot.lab.papers.figures.frequency:ByTarget",
+    "baevski2019/3": "reefknot.lab.papers.figures.frequency:ByPrevious",
+    "baevski2019/4": "reefknot.lab.papers.figures.frequency:ByTargetBillionWord",
+    "baevski2019/5": "reefknot.lab.papers.figures.frequency:ByPreviousBillionWord",
+    "press2017/section3": "reefknot.lab.papers.figures.updates:UpdateRule",
+    "press2017/table2": "reefknot.lab.papers.figures.quality:SkipGramQuality",
+    "press2017/table3": "reefknot.lab.papers.figures.quality:LanguageModelQuality",
+    "press2017/table4": "reefknot.lab.papers.figures.pairwise:PairwiseSimilarity",
+}
+"""Name, and where the class of the figure is."""
+
+
+def open_figure(name: str) -> Figure:
+    """The figure of that name."""
+    if name not in FIGURES:
+        near = get_close_matches(name, FIGURES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(FIGURES)}"
+        raise SettingsError(f"no figure {name[:100]!r}; {hint}")
+    module, _, kind = FIGURES[name].partition(":")
+    figure: Figure = getattr(importlib.import_module(module), kind)()
+    return figure

@@ -1,0 +1,184 @@
+"""Inan et al. 2017, Figure 2: validation perplexity by epoch, with and without AL and RE, at two network sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from reefknot.errors import DataError
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.intervals import difference, over_seeds, verdict
+from reefknot.lab.reports.drawing import Drawing, style_of
+from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.reports.rows import group
+
+METHODS = ("VD", "VD+AL", "VD+RE", "VD+REAL")
+CORPUS = "ptb"
+SMALL, LARGE = 200, 1500
+"""Units of the paper's networks."""
+_LOWERS = (("VD+AL", "VD", "AL lowers the perplexity"), ("VD+RE", "VD", "RE lowers the perplexity"))
+CLAIMS = {
+    ("Small", SMALL): (*_LOWERS, ("VD+AL", "VD+RE", "AL lowers it more than RE")),
+    ("Large", LARGE): (*_LOWERS, ("VD+RE", "VD+AL", "RE lowers it more than AL")),
+}
+"""By network and its units: which method the paper finds lower than which other, and how it is told."""
+
+UNIT = "of validation perplexity"
+
+
+class Progress(Figure):
+    """A curve for each method and size."""
+
+    name = "inan2017/2"
+    recipe = "inan2017/figure2"
+    title = "Inan et al. 2017, Figure 2: progress of validation perplexity"
+    shows = (
+        "The validation perplexity after every epoch of variational LSTMs, plain (VD), with the augmented loss (AL), "
+        "with reused embeddings (RE) and with both (REAL), for a small and a large network on the Penn Treebank. RE "
+        "and AL lower it, AL more in the small network and RE more in the large one."
+    )
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """Per row the mean over seeds after each epoch, with intervals."""
+        curves = []
+        for name, results in group(runs).items():
+            seeds = [points for result in results if (points := _points(result))]
+            if not seeds:
+                continue
+            epochs = sorted(set.intersection(*(set(points) for points in seeds)))
+            found = [over_seeds([points[epoch] for points in seeds]).json() for epoch in epochs]
+            settings = flatten(results[0].settings)
+            record = results[0].record
+            curves.append(
+                {
+                    "row": name,
+                    "method": _method(settings),
+                    "size": settings.get("encoder.hidden_dim"),
+                    "corpus": record.corpus.name if record else None,
+                    "seeds": [result.seed for result in results],
+                    "epochs": epochs,
+                    "perplexity": found,
+                    "paper": record.paper.get("valid") if record else None,
+                }
+            )
+        if not curves:
+            raise DataError("these runs have logged no validation perplexity by epoch; name runs trained for epochs")
+        return {"curves": sorted(curves, key=lambda curve: curve["size"] or 0)}
+
+    def draw(self, measured: Measured) -> Drawing:
+        """A panel for each size, without the steep beginning of long curves."""
+        curves = measured["curves"]
+        sizes = list(dict.fromkeys(curve["size"] for curve in curves))
+        told = sorted({curve["method"] for curve in curves}, key=_place)
+
+        def draw(figure: Canvas) -> None:
+            grid: Any = figure.subplots(len(sizes), 1, squeeze=False)
+            for size, (axes,) in zip(sizes, grid, strict=True):
+                own = [curve for curve in curves if curve["size"] == size]
+                for curve in own:
+                    _draw(axes, curve)
+                _cut(axes, own)
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                axes.set(title=f"{size} units", ylabel="validation perplexity")
+            axes.set_xlabel("epoch")
+            handles = [Line2D([], [], **style_of(_place(method))) for method in told]
+            figure.legend(handles, told, loc="outside lower center", ncols=2, handlelength=2.6)
+
+        caption = "Validation perplexity by epoch, mean over seeds; shaded: its 95 % interval."
+        return Drawing(self.slug, 0.4 + 2.4 * len(sizes), told, draw, caption)
+
+    def lines(self, measured: Measured) -> list[str]:
+        """The lowest point of each curve, where it lies after a third of its epochs, and what the paper finds."""
+        lines = [f"{'row':<36} {'lowest':>7} {'epoch':>6} {'paper':>6} {'at a third':>11} {'epochs':>7} {'seeds':>6}"]
+        for curve in measured["curves"]:
+            means = [point["mean"] for point in curve["perplexity"]]
+            best = means.index(_lowest(curve)["mean"])
+            paper = f"{curve['paper']:.1f}" if curve["paper"] else ""
+            lines.append(
+                f"{curve['row']:<36} {means[best]:>7.1f} {curve['epochs'][best]:>6g} {paper:>6} "
+                f"{means[len(means) // 3]:>11.1f} {curve['epochs'][-1]:>7g} {len(curve['seeds']):>6}"
+            )
+        if any(not curve["paper"] and curve["size"] == SMALL for curve in measured["curves"]):
+            lines.append("The paper has no figures of first sessions: those of its small networks are of second ones.")
+        return [*lines, *_verdicts(measured["curves"])]
+
+
+def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the paper says of its two networks, by the lowest point of each curve."""
+    told = []
+    for (network, units), claims in CLAIMS.items():
+        own = [each for each in curves if each["size"] == units and _text(each) == CORPUS]
+        rows = {method: [_lowest(each) for each in own if each["method"] == method] for method in METHODS[:3]}
+        lacking = {method: len(points) for method, points in rows.items() if len(points) != 1}
+        where = f"{network} network ({units} units, {CORPUS})"
+        told += [
+            verdict(difference(rows[other][0], rows[lower][0]).json(), f"{where}: {claim}", unit=UNIT)
+            for lower, other, claim in claims
+            if lower not in lacking and other not in lacking
+        ]
+        if lacking:
+            what = "not decided" if len(lacking) > 1 else "the rest is not decided"
+            found = ", ".join(f"{method} (here {number})" for method, number in lacking.items())
+            told.append(f"{where}: {what}: one row each of {found} is needed.")
+    return [*told, *_strangers(curves)]
+
+
+def _strangers(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names the rows that no verdict counts, though their methods are asked for: a reader sees them in the table."""
+    sizes = [units for _, units in CLAIMS]
+    found = [
+        f"{each['row']} ({each['method']}, {each['size']} units, {_text(each)})"
+        for each in curves
+        if each["method"] in METHODS[:3] and (each["size"] not in sizes or _text(each) != CORPUS)
+    ]
+    return [f"Not counted, as the network or the text is another: {'; '.join(found)}."] if found else []
+
+
+def _text(curve: Mapping[str, Any]) -> str | None:
+    """What it was trained on; records from before a curve had its text are of the paper's."""
+    corpus: str | None = curve.get("corpus", CORPUS)
+    return corpus
+
+
+def _lowest(curve: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The point with the lowest mean, the first of several."""
+    points: Sequence[Mapping[str, Any]] = curve["perplexity"]
+    return min(points, key=lambda point: float(point["mean"]))
+
+
+def _points(result: Result) -> dict[float, float]:
+    """Validation perplexity by epoch; what stands before the first epoch is another training's."""
+    return {
+        metric.epoch: metric.perplexity
+        for metric in result.metrics
+        if metric.kind == "valid" and metric.epoch > 0 and metric.perplexity is not None
+    }
+
+
+def _method(settings: dict[str, Any]) -> str:
+    tied = settings.get("output.labels.table") == settings.get("input.table")
+    return METHODS[2 * tied + (settings.get("output.kind") == "augmented")]
+
+
+def _place(method: str) -> int:
+    return METHODS.index(method)
+
+
+def _draw(axes: Any, curve: dict[str, Any]) -> None:
+    style = style_of(_place(curve["method"])) | {"markevery": max(1, len(curve["epochs"]) // 12)}
+    axes.plot(curve["epochs"], [point["mean"] for point in curve["perplexity"]], **style)
+    if all(point["low"] is not None for point in curve["perplexity"]):
+        low, high = ([point[end] for point in curve["perplexity"]] for end in ("low", "high"))
+        axes.fill_between(curve["epochs"], low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _cut(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
+    """Room for what sets long curves apart."""
+    means = [[point["mean"] for point in curve["perplexity"]] for curve in curves]
+    if max(map(len, means)) > 16:
+        axes.set_ylim(0.97 * min(map(min, means)), 1.02 * max(each[len(each) // 8] for each in means))

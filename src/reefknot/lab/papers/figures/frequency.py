@@ -1,0 +1,151 @@
+"""Baevski & Auli 2019, Figures 2 to 5: the loss of each pair of ends by how often a word was seen in training.
+
+Figures 2 and 4 put the target into bins, Figures 3 and 5 the word before it; 2 and 3 are of WikiText-103, 4 and 5 of
+the Billion Word text. The paper's bins are its own; ours are powers of ten, as every result holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.units import seen
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.intervals import over_seeds, told
+from reefknot.lab.papers.figures.pictures import Panel, bars
+from reefknot.lab.reports.drawing import Drawing
+from reefknot.lab.reports.records import Band, Record
+from reefknot.lab.reports.results import Result
+from reefknot.lab.reports.rows import group
+from reefknot.lab.reports.scoring import cuts_words
+
+
+class _LossByFrequency(Figure):
+    """A bar for each band of training counts and each pair of ends."""
+
+    side: ClassVar[str]
+    """target or previous."""
+    word: ClassVar[str]
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """Mean loss by band over the seeds of a row. Rows are of one text and one way to cut it into tokens: those that
+        cut words, or have other tokens than the first, are named and left out."""
+        rows, left_out = [], []
+        first: list[tuple[int, int | None, int]] = []
+        systems = group(runs)
+        for name, results in systems.items():
+            bands = [bands for result in results if result.record and (bands := self._bands(result.record))]
+            if not bands:
+                continue
+            ends = [(band.low, band.high, band.tokens) for band in bands[0]]
+            first = first or ([] if cuts_words(results[0]) else ends)
+            if ends != first:
+                left_out.append(name)
+                continue
+            losses = [over_seeds([band.nll for band in of_band]).json() for of_band in zip(*bands, strict=True)]
+            rows.append({"row": name, "seeds": [result.seed for result in results], "nll": losses})
+        if not rows:
+            raise DataError("these runs hold no losses by frequency; name finished runs of language models over words")
+        total = sum(tokens for _, _, tokens in first)
+        return {
+            "side": self.side,
+            "corpus": next(each.record.corpus.name for each in systems[str(rows[0]["row"])] if each.record),
+            "bands": [{"low": low, "high": high, "share": tokens / total} for low, high, tokens in first],
+            "rows": rows,
+            "left_out": left_out,
+        }
+
+    def _bands(self, record: Record) -> list[Band]:
+        return [band for band in getattr(record.frequency, self.side) if band.tokens]
+
+    def draw(self, measured: Measured) -> Drawing:
+        """The losses, and how far each row lies from the first: most of what sets ends apart is not seen otherwise."""
+        labels = [f"{seen(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
+        losses = {row["row"]: row["nll"] for row in measured["rows"]}
+        panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
+        if len(losses) > 1:
+            reference, *_ = losses.values()
+            gaps = {name: [_gap(*pair) for pair in zip(own, reference, strict=True)] for name, own in losses.items()}
+            panels.append(Panel("", labels, gaps, measured=f"less that of {next(iter(losses))}"))
+        caption = (
+            f"Mean test loss by the training frequency of {self.word}, and its share of the text; lower is better."
+        )
+        along = f"training count of {self.word}, and share of tokens"
+        return bars(self.slug, panels, along=along, caption=caption)
+
+    def lines(self, measured: Measured) -> list[str]:
+        """A line for each row, a column for each band."""
+        heads = [seen(band["low"], band["high"]) for band in measured["bands"]]
+        cells = [[told(loss) for loss in row["nll"]] for row in measured["rows"]]
+        widths = [max(len(head), *(len(row[n]) for row in cells)) for n, head in enumerate(heads)]
+        width = max(len("row"), *(len(row["row"]) for row in measured["rows"]))
+        lines = [
+            f"loss in nats by the training frequency of {self.word}, {measured['corpus']}",
+            "  ".join([f"{'row':<{width}}", *(f"{head:>{w}}" for head, w in zip(heads, widths, strict=True))]),
+        ]
+        for row, of_row in zip(measured["rows"], cells, strict=True):
+            figures = (f"{cell:>{w}}" for cell, w in zip(of_row, widths, strict=True))
+            lines.append("  ".join([f"{row['row']:<{width}}", *figures]))
+        if measured["left_out"]:
+            lines.append(f"left out, as their tokens are others: {', '.join(measured['left_out'])}")
+        return lines
+
+
+class ByTarget(_LossByFrequency):
+    """Figure 2."""
+
+    name = "baevski2019/2"
+    recipe = "baevski2019/figure2"
+    stand_in: ClassVar[str | None] = "baevski2019/enwiki"
+    title = "Baevski & Auli 2019, Figure 2: loss by frequency of the word to predict, WikiText-103"
+    shows = (
+        "The test loss of each pair of ends in bins of the training frequency of the word to predict, on WikiText-103: "
+        "on which words one pair is better than another."
+    )
+    side, word = "target", "the word to predict"
+
+
+class ByPrevious(_LossByFrequency):
+    """Figure 3."""
+
+    name = "baevski2019/3"
+    recipe = "baevski2019/figure3"
+    stand_in: ClassVar[str | None] = "baevski2019/enwiki"
+    title = "Baevski & Auli 2019, Figure 3: loss by frequency of the word before, WikiText-103"
+    shows = (
+        "The test loss of each pair of ends in bins of the training frequency of the word before the one to predict, "
+        "on WikiText-103: what a rare word at the input costs each pair."
+    )
+    side, word = "previous", "the word before"
+
+
+class ByTargetBillionWord(ByTarget):
+    """Figure 4."""
+
+    name = "baevski2019/4"
+    recipe = "baevski2019/figure4"
+    stand_in = None
+    title = "Baevski & Auli 2019, Figure 4: loss by frequency of the word to predict, Billion Word"
+    shows = (
+        "The test loss of each pair of ends in bins of the training frequency of the word to predict, on the Billion "
+        "Word text: on which words one pair is better than another."
+    )
+
+
+class ByPreviousBillionWord(ByPrevious):
+    """Figure 5."""
+
+    name = "baevski2019/5"
+    recipe = "baevski2019/figure5"
+    stand_in = None
+    title = "Baevski & Auli 2019, Figure 5: loss by frequency of the word before, Billion Word"
+    shows = (
+        "The test loss of each pair of ends in bins of the training frequency of the word before the one to predict, "
+        "on the Billion Word text: what a rare word at the input costs each pair."
+    )
+
+
+def _gap(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {"mean": own["mean"] - other["mean"], "low": None, "high": None}

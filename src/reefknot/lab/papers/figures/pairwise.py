@@ -1,0 +1,140 @@
+"""Press & Wolf 2017, Table 4: do the tables of a model find the same words alike?
+
+Spearman's correlation of all pairwise cosines of two tables: input and output of the untied model, and each of them
+with the table of the tied model that was trained alike, the runs of one seed with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.pairwise_similarity import pairwise_correlation
+from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.intervals import over_correlations, over_seeds, told, verdict
+from reefknot.lab.papers.figures.pictures import Panel, bars
+from reefknot.lab.papers.figures.runs import refuse_mixtures
+from reefknot.lab.reports.drawing import Drawing
+from reefknot.lab.reports.results import Result, flatten
+from reefknot.vectors.word_vectors import WordVectors
+
+PAIRS = (("input", "output"), ("input", "tied"), ("output", "tied"))
+PAPER = {
+    "word2vec": (0.77, 0.19, 0.39),
+    "NNLM, 200 units": (0.13, 0.31, 0.65),
+    "NNLM, 1500 units": (0.16, 0.45, 0.77),
+}
+CLAIM = "The tied table is closer to the output table than to the input one"
+
+Tables = dict[str, WordVectors]
+
+
+class PairwiseSimilarity(Figure):
+    """A bar for each pair of tables and each model."""
+
+    name = "press2017/table4"
+    recipe = "press2017/table4"
+    also = ("press2017/table3", "press2017/table2")
+    stand_in = "press2017/enwiki-vectors"
+    kinds = ("language model", "skip-gram")
+    needs = "weights"
+    title = "Press & Wolf 2017, Table 4: rank correlation of pairwise similarities between tables"
+    shows = (
+        "Spearman's correlation of the cosines of all pairs of words between two tables. In language models input and "
+        "output have little in common and the tied table is close to the output one; in skip-gram input and output are "
+        "alike."
+    )
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """By model, each pair of tables over seeds: exact for small vocabularies, sampled for large ones."""
+        by_model: dict[tuple[str, str], list[Result]] = {}
+        for result in runs:
+            assert result.record is not None
+            by_model.setdefault((_model(result), result.record.corpus.name), []).append(result)
+        return {"models": [_compare(*key, results, device) for key, results in by_model.items()]}
+
+    def draw(self, measured: Measured) -> Drawing:
+        """A group of bars for each pair."""
+        names = [_named(model) for model in measured["models"]]
+        ours = {
+            name: [model["pairs"].get(_key(pair)) for pair in PAIRS]
+            for name, model in zip(names, measured["models"], strict=True)
+        }
+        papers = {
+            name: PAPER[model["model"]]
+            for name, model in zip(names, measured["models"], strict=True)
+            if model["model"] in PAPER
+        }
+        panel = Panel("", [_key(pair) for pair in PAIRS], ours, papers, measured="Spearman's rho")
+        caption = "Correlation of all pairwise cosines between two tables, mean over seeds with 95 % intervals."
+        return bars(self.slug, [panel], along="tables", caption=caption)
+
+    def lines(self, measured: Measured) -> list[str]:
+        """A line for each model and pair."""
+        lines = []
+        for model in measured["models"]:
+            lines.append(f"{_named(model)}: {model['counted']}; 95 % interval over seeds")
+            papers = dict(zip(map(_key, PAIRS), PAPER.get(model["model"], ()), strict=False))
+            for pair, found in model["pairs"].items():
+                paper = f"  paper {papers[pair]:.2f}" if pair in papers else ""
+                lines.append(f"  {pair:<16} {told(found):<22}{paper}".rstrip())
+            if any(model["alone"].values()):
+                alone = ", ".join(f"{form} {seed}" for form, seeds in model["alone"].items() for seed in seeds)
+                lines.append(f"  not in pairs with the tied table, for want of a run of the same seed: {alone}")
+            if model["closer"]:
+                lines.append(f"  {verdict(model['closer'], CLAIM)}")
+        return lines
+
+
+def _model(result: Result) -> str:
+    settings = flatten(result.settings)
+    if "skip_gram" in result.settings:
+        return "word2vec"
+    return f"NNLM, {settings.get('encoder.hidden_dim')} units"
+
+
+def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> dict[str, Any]:
+    """One model on one text: the runs of its untied form and those of its tied one, the same seeds with each other."""
+    opened = [(result, open_vectors(result.folder, device=device)) for result in runs]
+    apart = _by_seed([each for each in opened if "input" in each[1]])
+    tied = _by_seed([each for each in opened if "tied" in each[1]])
+    if not apart:
+        raise DataError(
+            f"{model} on {corpus}: no run whose ends have tables of their own; name one beside the tied ones"
+        )
+    rhos: dict[str, dict[int, float]] = {}
+    counted: list[str] = []
+    for one, other in PAIRS:
+        others = tied if other == "tied" else apart
+        for seed in sorted(apart.keys() & others):
+            found = pairwise_correlation(apart[seed][one], others[seed][other])
+            if found.rho is not None:
+                rhos.setdefault(_key((one, other)), {})[seed] = found.rho
+                counted.append(f"{found.pairs:,} pairs of words, {'all there are' if found.exact else 'a sample'}")
+    to_input, to_output = (rhos.get(_key((end, "tied")), {}) for end in ("input", "output"))
+    closer = [to_output[seed] - to_input[seed] for seed in sorted(to_output.keys() & to_input)]
+    return {
+        "model": model,
+        "corpus": corpus,
+        "counted": " or ".join(dict.fromkeys(counted)),
+        "seeds": sorted(apart),
+        "alone": {"untied": sorted(apart.keys() - tied) if tied else [], "tied": sorted(tied.keys() - apart)},
+        "pairs": {pair: over_correlations(list(by_seed.values())).json() for pair, by_seed in rhos.items()},
+        "closer": over_seeds(closer).json() if closer else None,
+    }
+
+
+def _by_seed(opened: Sequence[tuple[Result, Tables]]) -> dict[int, Tables]:
+    refuse_mixtures([result for result, _ in opened])
+    return {result.seed: tables for result, tables in opened}
+
+
+def _key(pair: tuple[str, str]) -> str:
+    return ", ".join(pair)
+
+
+def _named(model: Mapping[str, Any]) -> str:
+    return f"{model['model']}, {model['corpus']}"

@@ -1,0 +1,109 @@
+"""Grouped bars with intervals, ours filled and the paper's as an open mark on each: the picture of most figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogFormatter
+
+from reefknot.lab.reports.drawing import COLOURS, Drawing
+
+PAPER = "the paper's"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: for each series a bar per label, as estimates (mean, low, high); None where there is none."""
+
+    title: str
+    labels: Sequence[str]
+    ours: Mapping[str, Sequence[Mapping[str, Any] | None]]
+    papers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    measured: str = ""
+    """What the bars measure."""
+    logarithmic: bool = False
+    """For bars that span powers of ten, none of them below zero; one of zero is not seen."""
+    linear_to: float | None = None
+    """Where few bars may be far longer than the others, ten times as this or more: logarithmic beyond this, on either
+    side of zero. For bars that are not `logarithmic` altogether."""
+
+
+def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
+    """The panels below each other, with one legend; a series has the same colour in all."""
+    series = list(dict.fromkeys(each for panel in panels for each in (*panel.ours, *panel.papers)))
+    named = [*series, PAPER] if any(panel.papers for panel in panels) else series
+
+    def draw(figure: Figure) -> None:
+        alike = len({tuple(panel.labels) for panel in panels}) == 1
+        grid: Any = figure.subplots(len(panels), 1, sharex=alike, squeeze=False)
+        for panel, (axes,) in zip(panels, grid, strict=True):
+            _draw(axes, panel, series)
+        axes.set_xlabel(along)
+        handles: list[Any] = [Patch(color=_colour(n)) for n in range(len(series))]
+        handles += [Line2D([], [], **_MARK, markeredgecolor=_ink())] * (len(named) - len(series))
+        figure.legend(handles, named, loc="outside lower center", ncols=2)
+
+    return Drawing(name, 0.4 + 2.2 * len(panels), named, draw, caption)
+
+
+_MARK: dict[str, Any] = {"marker": "D", "linestyle": "none", "markersize": 5, "fillstyle": "none"}
+
+
+def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
+    own = [each for each in series if each in panel.ours or each in panel.papers]
+    width = 0.8 / len(own)
+    for place, each in enumerate(own):
+        n, shift = series.index(each), (place - (len(own) - 1) / 2) * width
+        for at, found in enumerate(panel.ours.get(each, ())):
+            if found is not None:
+                axes.bar(at + shift, found["mean"], width=0.92 * width, color=_colour(n))
+                if found["low"] is not None:
+                    axes.plot([at + shift] * 2, [found["low"], found["high"]], color=_ink(), linewidth=1)
+        for at, value in enumerate(panel.papers.get(each, ())):
+            if value is not None:
+                axes.plot(at + shift, value, **_MARK, markeredgecolor=_ink())
+    if panel.logarithmic:
+        axes.set_yscale("log")
+        # Plain numbers: the default's are formulas, which pictures of pages do not set.
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    else:
+        if panel.linear_to is not None:
+            _logarithmic_beyond(axes, panel.linear_to)
+        axes.axhline(0, color="#888888", linewidth=0.8)
+    crowded = len(panel.labels) * max(len(line) for label in panel.labels for line in label.split("\n")) > 60
+    axes.set_xticks(
+        range(len(panel.labels)), panel.labels, rotation=30 if crowded else 0, ha="right" if crowded else "center"
+    )
+    axes.set(ylabel=panel.measured, title=panel.title)
+
+
+def _logarithmic_beyond(axes: Axes, linear_to: float) -> None:
+    """Logarithmic beyond this, where something lies ten times as far: all else keeps half of the height at least."""
+    low, high = axes.dataLim.intervaly
+    if max(-low, high) <= 10 * linear_to:
+        return
+    decades = math.ceil(math.log10(max(-low, high) / linear_to))
+    axes.set_yscale("symlog", linthresh=linear_to, linscale=max(1.0, decades / 2))
+    sizes = [linear_to / 2, *(linear_to * 10**n for n in range(1 + decades))]
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (*(-each for each in reversed(sizes)), 0.0, *sizes) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:,g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
+    axes.minorticks_off()
+
+
+def _ink() -> str:
+    """The colour of the text around the figure."""
+    return str(mpl.rcParams["text.color"])
+
+
+def _colour(n: int) -> str:
+    return COLOURS[n % len(COLOURS)]

@@ -1,0 +1,199 @@
+"""Inan et al. 2017, Table 4: what a plain model and one with reused embeddings and the augmented loss expect next.
+
+The paper prints the ends of four contexts from the Penn Treebank's test text. Where that text is at hand, a model reads
+the line from its beginning to there; otherwise what is printed, as the beginning of a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.predictions import predict
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.reports.drawing import COLOURS, Drawing
+from reefknot.lab.reports.results import Result
+from reefknot.lab.reports.rows import group
+from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.text.dataset import Dataset
+from reefknot.lab.trained_run import open_run, open_texts
+
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Context:
+    """The end of a context as the paper prints it, the word that comes, and what the two models expect there."""
+
+    end: str
+    next: str
+    plain: Sequence[tuple[str, float]]
+    """The paper's VD-LSTM large."""
+    real: Sequence[tuple[str, float]]
+    """Its VD-LSTM+REAL large."""
+
+
+def _words(text: str) -> tuple[tuple[str, float], ...]:
+    parts = text.split()
+    return tuple((word, float(value)) for word, value in zip(parts[::2], parts[1::2], strict=True))
+
+
+CONTEXTS = (
+    Context(
+        "complaints filed in",
+        "federal",
+        _words("the .27 a .13 federal .13 N .09 <unk> .05 an .03 august .01 new .01 response .01 connection .01"),
+        _words("federal .22 the .10 a .08 N .06 state .04 connection .03 august .03 july .03 an .03 september .03"),
+    ),
+    Context(
+        "driving season in july and",
+        "august",
+        _words("the .09 N .08 a .07 <unk> .07 was .04 in .03 has .03 is .02 will .02 its .02"),
+        _words("august .08 N .05 early .05 september .05 the .03 a .03 in .03 that .02 ended .02 its .02"),
+    ),
+    Context(
+        "as soon as its audit is",
+        "completed",
+        _words("the .06 <unk> .05 a .05 in .04 n't .04 to .03 likely .03 expected .03 scheduled .01 completed .01"),
+        _words("expected .10 completed .04 <unk> .03 the .03 in .03 a .03 scheduled .03 n't .03 due .02 to .01"),
+    ),
+    Context(
+        "minister of industry science and",
+        "technology",
+        _words(
+            "<unk> .33 the .06 a .01 other .01 others .01 industry .01 commerce .01 planning .01 management .01 "
+            "mail .01"
+        ),
+        _words(
+            "<unk> .09 health .08 development .04 the .04 a .03 industry .03 business .02 telecomm. .02 human .02 "
+            "other .01"
+        ),
+    ),
+)
+PAPER = {"paper: VD-LSTM large": "plain", "paper: VD-LSTM+REAL large": "real"}
+
+
+class NextWords(Figure):
+    """The ten likeliest next words after each context."""
+
+    name = "inan2017/table4"
+    recipe = "inan2017/table4"
+    needs = "weights"
+    title = "Inan et al. 2017, Table 4: the likeliest next words"
+    shows = (
+        "The ten words that the large VD-LSTM and the large VD-LSTM+REAL find likeliest after four contexts. REAL puts "
+        "less on words that are safe whatever comes (the, a, <unk>) and more on words that mean something like the one "
+        "that comes."
+    )
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """By context and row, probabilities as means over seeds: the ten likeliest words, and the one that comes."""
+        lines = {result.folder: _lines(result, data) for result in runs}
+        found: dict[str, list[list[Mapping[str, float]]]] = {}
+        systems = group(runs)
+        for name, results in systems.items():
+            for result in results:
+                trained = open_run(result.folder, device)
+                words = [
+                    line or context.end.split() for line, context in zip(lines[result.folder], CONTEXTS, strict=True)
+                ]
+                guesses = [predict(trained.model, each, trained.vocabulary, len(trained.vocabulary)) for each in words]
+                found.setdefault(name, []).append([dict(each.words) for each in guesses])
+        return {
+            "seeds": {name: [result.seed for result in results] for name, results in systems.items()},
+            "pieces": [name for name, results in systems.items() if cuts_words(results[0])],
+            "contexts": [
+                {
+                    "end": context.end,
+                    "next": context.next,
+                    "whole_line": all(of_run[n] for of_run in lines.values()),
+                    "rows": {name: _mean([run[n] for run in of_row], context) for name, of_row in found.items()},
+                }
+                for n, context in enumerate(CONTEXTS)
+            ],
+        }
+
+    def draw(self, measured: Measured) -> Drawing:
+        """For each context and model the ten words as bars, the one that comes in another colour."""
+        contexts = measured["contexts"]
+        columns = [_columns(context) for context in contexts]
+
+        def draw(figure: Canvas) -> None:
+            grid: Any = figure.subplots(len(contexts), len(columns[0]), sharex="row", squeeze=False)
+            for context, of_context, line in zip(contexts, columns, grid, strict=True):
+                for (name, words), axes in zip(of_context.items(), line, strict=True):
+                    colours = [COLOURS[word == context["next"]] for word, _ in words]
+                    axes.barh([word for word, _ in words], [value for _, value in words], color=colours)
+                    axes.invert_yaxis()
+                    axes.set_title(f"{name}\n{context['end']} ...", fontsize=8)
+                    axes.tick_params(labelsize=8)
+
+        caption = "The ten likeliest next words after each context; the one that comes is in another colour."
+        return Drawing(self.slug, 2.1 * len(contexts), [], draw, caption, width=2.6 * len(columns[0]))
+
+    def lines(self, measured: Measured) -> list[str]:
+        """A column for each model, ours and then the paper's."""
+        lines = []
+        for context in measured["contexts"]:
+            columns = _columns(context)
+            read = "its line of the test text" if context["whole_line"] else "the beginning of a line"
+            lines += [f"{context['end']} [{context['next']}]   read as {read}"]
+            lines.append("  ".join(f"{name:<26}" for name in columns).rstrip())
+            for place in range(TOP):
+                found = [words[place] if place < len(words) else None for words in columns.values()]
+                cells = [f"{each[1]:.2f} {each[0]}" if each else "" for each in found]
+                lines.append("  ".join(f"{cell:<26}" for cell in cells).rstrip())
+            for name, own in context["rows"].items():
+                if own["rank"] is not None:
+                    told = f"rank {own['rank']:,} in {name}, probability {own['probability']:.4f}"
+                elif name in measured.get("pieces", ()):
+                    told = f"no rank in {name}, whose tokens are pieces of words"
+                else:
+                    told = f"no rank in {name}, to which it is unknown"
+                lines.append(f"{context['next']}: {told}")
+            lines.append("")
+        return [*lines, "Our probabilities are means over seeds."]
+
+
+def _columns(context: Mapping[str, Any]) -> dict[str, Sequence[tuple[str, float]]]:
+    """The words of each model after a context, ours and then the paper's."""
+    own = {name: row["words"] for name, row in context["rows"].items()}
+    (papers,) = [each for each in CONTEXTS if each.end == context["end"]]
+    return own | {title: getattr(papers, kind) for title, kind in PAPER.items()}
+
+
+def _lines(result: Result, data: Path | None) -> list[list[str] | None]:
+    """The beginning of the line of the test text that each context ends, where the text is here and has one."""
+    try:
+        texts = open_texts(RunFolder.open(result.folder), data)
+    except DataError:
+        return [None] * len(CONTEXTS)
+    return [_line(texts, context) for context in CONTEXTS]
+
+
+def _line(texts: Dataset, context: Context) -> list[str] | None:
+    """The words from the beginning of a line of the test text to the end of the context; None where no line has it."""
+    words, wanted = texts.vocabulary.words, context.end.split()
+    line: list[str] = []
+    for index in texts.splits["test"].ids:
+        if index == texts.vocabulary.eos:
+            line = []
+            continue
+        line.append(words[index])
+        if line[-len(wanted) :] == wanted:
+            return line
+    return None
+
+
+def _mean(found: Sequence[Mapping[str, float]], context: Context) -> dict[str, Any]:
+    """The words of several runs of a row by their mean probability, and the place of the one that comes."""
+    means = {word: sum(each[word] for each in found) / len(found) for word in found[0]}
+    ordered = sorted(means.items(), key=lambda each: -each[1])
+    rank = next((place for place, (word, _) in enumerate(ordered, 1) if word == context.next), None)
+    return {"words": ordered[:TOP], "rank": rank, "probability": means.get(context.next)}

@@ -1,0 +1,42 @@
+"""The record of a measured figure: what was measured, from which runs, by which code, command and machine.
+
+    reefknot figure inan2017/2 RUN ... --json results/figures/inan2017-2.json
+
+`script/papers` draws the records of results/figures into PAPERS.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.reports.results import Result
+from reefknot.lab.runs import environment
+
+FORMAT = 1
+
+
+def record_of(figure: Figure, measured: Measured, runs: Sequence[Result], notes: Sequence[str]) -> dict[str, Any]:
+    """Everything that somebody needs to get the same figure."""
+    return {
+        "format": FORMAT,
+        "figure": figure.name,
+        "measured": measured,
+        "notes": list(notes),
+        "environment": environment.capture(),
+        "runs": [_origin(result) for result in runs],
+    }
+
+
+def _origin(result: Result) -> dict[str, Any]:
+    """Where the figures of one run came from."""
+    record = result.record
+    assert record is not None
+    return {
+        **{key: getattr(record, key) for key in ("recipe", "row", "seed", "command", "commit", "dirty", "config_hash")},
+        "changed": list(record.changed),
+        "corpus": f"{record.corpus.name} ({record.corpus.fingerprint[:12]})",
+        "device": record.training.device,
+        "torch": result.environment.get("torch"),
+    }

@@ -1,0 +1,70 @@
+"""A figure inside a page: the report's sections, and a page of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from reefknot.errors import ReefknotError
+from reefknot.lab.papers.figures import FIGURES, open_figure
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.runs import among
+from reefknot.lab.reports.drawing import Drawing
+from reefknot.lab.reports.page import Section
+from reefknot.lab.reports.results import Result
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font-family: system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem }}
+.scroll {{ overflow-x: auto }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> tuple[list[Section], list[str]]:
+    """A section for each figure that has rows among the runs, and what was left out and why.
+
+    Figures that open weights or losses are left out unless they are asked for.
+    """
+    made, left_out = [], []
+    for name in FIGURES:
+        figure = open_figure(name)
+        chosen = among(figure, results)
+        if chosen is None or (figure.needs and not weights):
+            continue
+        try:
+            measured = figure.measure(chosen.runs, data=data)
+            html = _body(figure, measured, figure.draw(measured), chosen.notes)
+        except ReefknotError as error:
+            left_out.append(f"{name} is left out: {error}")
+            continue
+        made.append(Section(figure.title.partition(": ")[0], html, f"figure-{figure.slug}"))
+    return made, left_out
+
+
+def page(figure: Figure, measured: Measured, notes: Sequence[str]) -> str:
+    """A page of its own for one figure, without scripts or network."""
+    return _PAGE.format(title=escape(figure.title), body=_body(figure, measured, figure.draw(measured), notes))
+
+
+def _body(figure: Figure, measured: Measured, drawing: Drawing, notes: Sequence[str]) -> str:
+    table = escape("\n".join(figure.lines(measured)))
+    told = "".join(f"<p>Note: {escape(note)}.</p>\n" for note in notes)
+    return (
+        f"<p>{escape(figure.title)}. {escape(figure.shows)}</p>\n{told}"
+        f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(figure.title)}"><pre>{table}</pre></div>'
+    )

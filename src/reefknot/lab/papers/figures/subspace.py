@@ -1,0 +1,167 @@
+"""Inan et al. 2017, Figure 1: how far the class vectors are from the space of the input vectors, as the augmented loss
+takes the place of the nll, and as its temperature rises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.subspace import between_ends
+from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.intervals import over_bounded, told, verdict
+from reefknot.lab.papers.figures.runs import refuse_mixtures
+from reefknot.lab.reports.drawing import Drawing, style_of
+from reefknot.lab.reports.results import Result, differing, distinguishing, flatten
+from reefknot.storage.files import read_json
+
+TAU = 10.0
+"""The temperature while beta changes."""
+DESCRIBED = {"beta": {0.0: "near 1", 1.0: "about 0.06"}, "tau": {2.0: "already low"}}
+"""What the paper says of its curves in words; it prints no numbers beside them."""
+ABOUT = 0.06
+"""The distance at beta = 1."""
+NEAR = 0.03
+"""What we take "near" and "about" to mean; the paper gives no bounds."""
+LOW = 0.5
+"""What we take "low" to mean, as a share of the distance by chance."""
+
+
+class SubspaceDistance(Figure):
+    """Both sweeps, a point for each value."""
+
+    name = "inan2017/1"
+    recipe = "inan2017/figure1"
+    title = "Inan et al. 2017, Figure 1: subspace distance between input and output vectors"
+    shows = (
+        "The distance between the spaces of the input and of the output vectors of an untied model, trained on 20,000 "
+        "words with beta tau^2 V J_aug + (1 - beta) J. Without the augmented loss it is near 1, with nothing else "
+        "about 0.06, and smaller the larger its share; with nothing else it is already low at temperature 2."
+    )
+
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+        """The distance by beta at tau = 10, and by tau at beta = 1: means over seeds with intervals."""
+        by_point: dict[tuple[float, float], list[Result]] = {}
+        for run in runs:
+            settings = flatten(run.settings)
+            beta, tau = settings.get("output.beta"), settings.get("output.tau")
+            if beta is None or tau is None:
+                raise DataError(f"{run.folder}: not trained with output.beta; name runs of {self.recipe}")
+            by_point.setdefault((beta, tau), []).append(run)
+        _refuse_others(runs)
+        for seeds in by_point.values():
+            refuse_mixtures(seeds)
+        found = {point: [_found(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
+        # A distance lies between 0 and 1, and the curve comes close to both.
+        distances = {point: [each["distance"] for each in seeds] for point, seeds in found.items()}
+        means = {point: over_bounded(each, 0.0, 1.0).json() for point, each in distances.items()}
+        sweeps = {
+            "beta": [{"at": beta, **mean} for (beta, tau), mean in means.items() if tau == TAU],
+            "tau": [{"at": tau, **mean} for (beta, tau), mean in means.items() if beta == 1.0],
+        }
+        if not any(sweeps.values()):
+            raise DataError(f"none of these runs has tau = {TAU:g} or beta = 1; name runs of {self.recipe}")
+        return {**sweeps, "chance": next(iter(found.values()))[0]["chance"]}
+
+    def draw(self, measured: Measured) -> Drawing:
+        """Two panels with one scale of distances."""
+        names = {"beta": f"share of the augmented loss, beta (tau = {TAU:g})", "tau": "temperature, tau (beta = 1)"}
+        drawn = [sweep for sweep in names if measured[sweep]]
+
+        def draw(figure: Canvas) -> None:
+            grid: Any = figure.subplots(1, len(drawn), sharey=True, squeeze=False)
+            for sweep, axes in zip(drawn, grid[0], strict=True):
+                _draw(axes, measured[sweep], DESCRIBED[sweep])
+                axes.axhline(measured["chance"], color="#888888", linestyle=":", linewidth=1)
+                axes.set(xlabel=names[sweep], ylim=(0, 1.08))
+            grid[0][0].set_ylabel("subspace distance")
+
+        caption = (
+            "Distance between the spaces of the input and the output vectors, mean over seeds with its 95 % interval. "
+            "Dotted: two tables that have nothing to do with each other. Grey: what the paper says of its curves in "
+            "words."
+        )
+        return Drawing(self.slug, 2.9, (), draw, caption, width=7.2)
+
+    def lines(self, measured: Measured) -> list[str]:
+        """A line per point, with what the paper says of it, and whether that is seen."""
+        lines = [f"{'':<12} {'distance':<24} {'runs':>4}  paper, in words"]
+        for sweep in ("beta", "tau"):
+            for point in measured[sweep]:
+                said = DESCRIBED[sweep].get(point["at"], "")
+                at = f"{sweep} = {point['at']:g}"
+                lines.append(f"{at:<12} {told(point, 3):<24} {point['runs']:>4}  {said}".rstrip())
+        return [*lines, f"by chance    {measured['chance']:.3f}", *_verdicts(measured)]
+
+
+def _refuse_others(runs: Sequence[Result]) -> None:
+    """Runs of one picture differ in beta, tau and the seed: all else, such as the width, moves the distance too."""
+    first = runs[0]
+    for run in runs:
+        odd = differing([distinguishing(each.settings) for each in (first, run)])
+        others = [key for key in odd if key not in ("output.beta", "output.tau")]
+        if others:
+            raise DataError(
+                f"{first.folder} and {run.folder} differ in {others[0]}, beside beta and tau; name runs of one kind"
+            )
+
+
+def _verdicts(measured: Measured) -> list[str]:
+    """The paper's three statements, each with what we take its words to mean."""
+    chance = measured["chance"]
+    low = LOW * chance
+    statements = {
+        ("beta", 0.0): (f"near its chance level (within {NEAR} of {chance:.3f})", chance - NEAR, chance + NEAR),
+        ("beta", 1.0): (f"about {ABOUT} (within {NEAR} of it)", ABOUT - NEAR, ABOUT + NEAR),
+        ("tau", 2.0): (f"already low (below {LOW} of chance, {low:.3f})", -math.inf, low),
+    }
+    points = {(sweep, point["at"]): point for sweep in ("beta", "tau") for point in measured[sweep]}
+    return [
+        verdict(points[sweep, at], f"At {sweep} = {at:g} the distance is {claim}", *ends)
+        for (sweep, at), (claim, *ends) in statements.items()
+        if (sweep, at) in points
+    ]
+
+
+def _found(run: Result, device: str) -> dict[str, Any]:
+    """What a run's result says of the distance; where it was not asked for, what its weights say."""
+    stored: dict[str, Any] | None = read_json(run.folder / "result.json").get("subspace")
+    if stored is not None:
+        return stored
+    vectors = open_vectors(run.folder, device=device)
+    if "input" not in vectors or "output" not in vectors:
+        raise DataError(f"{run.folder}: its ends hold one table, which has no distance to itself; name an untied run")
+    return between_ends(vectors["input"].vectors_VD, vectors["output"].vectors_VD)
+
+
+def _draw(axes: Any, points: Sequence[dict[str, Any]], described: dict[float, str]) -> None:
+    at, mean = ([point[key] for point in points] for key in ("at", "mean"))
+    style = style_of(0)
+    axes.plot(at, mean, **style)
+    known = [point for point in points if point["low"] is not None]
+    axes.vlines(
+        [point["at"] for point in known],
+        [point["low"] for point in known],
+        [point["high"] for point in known],
+        color=style["color"],
+    )
+    means = dict(zip(at, mean, strict=True))
+    for value, words in described.items():
+        if value in means:
+            # On the side of the point where a curve that falls is not.
+            last = value == max(at)
+            axes.annotate(
+                f"paper: {words}",
+                (value, means[value]),
+                xytext=(-10, -3) if last else (6, 5),
+                textcoords="offset points",
+                ha="right" if last else "left",
+                va="top" if last else "bottom",
+                color="#888888",
+                fontsize=8,
+            )

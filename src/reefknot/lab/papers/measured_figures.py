@@ -1,0 +1,139 @@
+"""Records of the papers' figures, as PAPERS.md shows them: a heading, the picture, the table, and where it came from.
+
+A record is what `reefknot figure NAME RUN ... --json FILE` wrote; `script/papers --record FILE` takes it into
+results/figures/, once the code that measured it is known to be its commit's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reefknot.errors import DataError
+from reefknot.storage.files import read_json, write_text
+
+FOLDER = Path("results/figures")
+PICTURES = Path("docs/figures")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A record with what its figure makes of it."""
+
+    title: str
+    shows: str
+    lines: Sequence[str]
+    svg: str
+    record: Mapping[str, Any]
+
+    @property
+    def picture(self) -> Path:
+        """Where the picture stands, from the root of the project."""
+        return PICTURES / f"{slug(self.record)}.svg"
+
+    @property
+    def anchor(self) -> str:
+        """What leads to it within PAPERS.md."""
+        return "#" + re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
+
+
+def slug(record: Mapping[str, Any]) -> str:
+    """The name of a record's figure as a file's."""
+    return str(record["figure"]).replace("/", "-")
+
+
+def read_figures(root: Path) -> list[dict[str, Any]]:
+    """The records of the project, all of which can be traced."""
+    return [_traceable(path) for path in sorted((root / FOLDER).glob("*.json"))]
+
+
+def take(root: Path, path: Path) -> Path:
+    """Copy a record into the project and return its place there."""
+    record = _traceable(path)
+    environment = record["environment"]
+    refuse_other_code(root, path, environment["commit"], environment.get("source_sha256"))
+    place = root / FOLDER / f"{slug(record)}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_text(place, without_places(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
+    return place
+
+
+def _traceable(path: Path) -> dict[str, Any]:
+    """A record that says which code and command measured it, and which made each of its runs."""
+    record = read_json(path)
+    if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
+        raise DataError(f"{path}: no record of a figure; `reefknot figure NAME --json {path}` writes one")
+    for made, what in [(record["environment"], "it"), *((run, f"its run {run.get('row')}") for run in record["runs"])]:
+        refuse_untraceable(path, made, what)
+    return record
+
+
+def refuse_untraceable(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
+    """What does not say which code and command made it."""
+    missing = [key for key in ("commit", "command") if not made.get(key)]
+    if missing:
+        raise DataError(f"{path}: does not say by which {' and '.join(missing)} {what} was made; measure it again")
+    if made.get("dirty"):
+        raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
+
+
+def without_places(text: str) -> str:
+    """JSON whose commands run anywhere: RUN and DIR stand for the folders of the machine that they were given on, and
+    a file that is written has its name alone."""
+    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda found: found[1] + _general(found[2]), text)
+
+
+def _general(command: str) -> str:
+    command = re.sub(r"--data[ =]\S+", "--data DIR", command)
+    command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
+    return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
+
+
+def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
+    """A machine without the history takes the commit on trust; here the history can tell."""
+    from reefknot.lab.runs.environment import source_sha256  # imports torch, which reports do without
+
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "commit.tar"
+        command = ["git", "-C", str(root), "archive", "-o", str(archive), str(commit), "src/reefknot"]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            raise DataError(f"{where}: commit {commit} is not in this repository")
+        shutil.unpack_archive(archive, folder, filter="data")
+        if source_sha256(Path(folder) / "src" / "reefknot") != code:
+            raise DataError(f"{where}: the code that ran is not that of commit {commit}; run it again")
+
+
+def to_markdown(figure: Shown) -> str:
+    """What stands in PAPERS.md."""
+    notes = "".join(f"{note[0].upper()}{note[1:]}.\n\n" for note in figure.record.get("notes", ()))
+    table = "\n".join(figure.lines)
+    return (
+        f"## {figure.title}\n\n{figure.shows}\n\n![{figure.title}]({figure.picture.as_posix()})\n\n"
+        f"```text\n{table}\n```\n\n{notes}{_origin(figure.record)}\n"
+    )
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    """Runs, machines and code: what somebody needs to get the same figure."""
+    runs, environment = record["runs"], record["environment"]
+    facts = {
+        "Runs of": [f"`{run['recipe']}`" for run in runs],
+        "corpus": [run.get("corpus") for run in runs],
+        "seeds": [str(seed) for seed in sorted({run["seed"] for run in runs})],
+        "device": [run.get("device") for run in runs],
+        "torch": [run.get("torch") for run in runs],
+        "commit": [f"`{run['commit'][:12]}`" for run in runs],
+    }
+    told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
+    machine = ", ".join(environment.get("gpus") or [environment.get("cpu") or "a CPU"])
+    return (
+        f"{'; '.join(told)}. Measured by `{environment['command']}` on {machine}, "
+        f"commit `{environment['commit'][:12]}`."
+    )

@@ -1,0 +1,375 @@
+"""PAPERS.md, and the results in README.md and docs/ends.md, generated from the records under `results/`.
+
+    script/papers                     write them
+    script/papers --check             say which is out of date
+    script/papers --record RUN ...    add finished runs, or records of figures, to the records first
+
+A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
+where the run has any; that of a figure is `results/figures/<figure>.json`, and one of training steps is in
+`results/performance/`. One that does not say which code, command and settings made it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.ways import in_words
+from reefknot.lab.papers.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
+from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
+from reefknot.lab.papers.measured_steps import measured_steps, with_steps
+from reefknot.lab.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
+from reefknot.lab.reports.records import Evaluation, Record
+from reefknot.lab.reports.results import Result, collect
+from reefknot.lab.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
+from reefknot.lab.reports.table import to_markdown
+from reefknot.lab.runs.folder import folder_name
+from reefknot.storage.files import write_text
+
+
+@dataclass(frozen=True)
+class Idea:
+    """An idea of a paper, the file that holds it, and the row of a recipe, or the figure, that shows it."""
+
+    name: str
+    paper: str
+    code: str
+    shown_by: str
+    row: str | None = None
+    """Of the recipe that shows it; a figure has none."""
+
+
+_PRESS = "Press and Wolf 2017"
+_INAN = "Inan et al. 2017"
+_BAEVSKI = "Baevski and Auli 2019"
+_PAPPAS = "Pappas and Henderson 2019"
+_ENCODERS, _OUTPUTS, _CLASSIFIERS = (f"src/reefknot/nn/{name}" for name in ("encoders", "outputs", "classifiers"))
+_SCORED, _FIGURES = "src/reefknot/lab/evaluation", "src/reefknot/lab/papers/figures"
+_LABELS = f"{_OUTPUTS}/labels"
+_LARGE, _SMALL = "press2017/table5", "press2017/table6"
+_VARIATIONAL = "inan2017/table1"
+_AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
+_TRANSLATED, _SMALL_GRU = "press2017/table8", "press2017/multi30k"
+_SMALL_TRANSLATOR, _TRANSLATOR = "pappas2019/multi30k", "pappas2019/table5"
+_VECTORS = "press2017/enwiki-vectors"
+_ENDS_OF_TRANSFORMER, _SMALL_TRANSFORMER, _TAILS = "baevski2019/table3", "baevski2019/enwiki", "baevski2019/wikitext2"
+TOUR = "ends"
+"""The recipe with every end on one encoder; its table stands in docs/ends.md."""
+
+IDEAS = (
+    Idea("LSTM as of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
+    Idea("weight tying (WT)", _PRESS, "src/reefknot/nn/tables.py", _SMALL, "Small + WT"),
+    Idea("projection regularisation (PR)", _PRESS, f"{_LABELS}/projected.py", _SMALL, "Small + PR"),
+    Idea("Bayesian dropout (Gal), tied", _PRESS, f"{_ENCODERS}/bayesian_lstm.py", _LARGE, "Large + BD + WT"),
+    Idea("recurrent highway network, tied", _PRESS, f"{_ENCODERS}/highway.py", _LARGE, "RHN + BD + WT"),
+    Idea("variational LSTM", _INAN, f"{_ENCODERS}/variational_lstm.py", _VARIATIONAL, "VD-LSTM small"),
+    Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+AL small"),
+    Idea("reused embeddings (RE)", _INAN, "src/reefknot/nn/tables.py", _VARIATIONAL, "VD-LSTM+RE small"),
+    Idea("both (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+REAL small"),
+    Idea("word dropout", _PAPPAS, "src/reefknot/nn/inputs/lookup.py", TOUR, "tied, word dropout"),
+    Idea("fixed narrow input", _BAEVSKI, "src/reefknot/nn/inputs/lookup.py", TOUR, "narrow input"),
+    Idea("adaptive input", _BAEVSKI, "src/reefknot/nn/inputs/adaptive.py", TOUR, "adaptive ends, tied"),
+    Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", TOUR, "adaptive softmax"),
+    Idea("char-CNN input", _BAEVSKI, "src/reefknot/nn/inputs/char_cnn.py", TOUR, "char-CNN"),
+    Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/lab/text/bpe.py", TOUR, "BPE, tied"),
+    Idea("Transformer", _BAEVSKI, f"{_ENCODERS}/transformer.py", _ENDS_OF_TRANSFORMER, "ADP-T"),
+    Idea("cosine cycles", _BAEVSKI, "src/reefknot/lab/training/schedules.py", _ENDS_OF_TRANSFORMER, "ADP-T"),
+    Idea("batches of sentences", _BAEVSKI, "src/reefknot/lab/text/sentence_batches.py", "baevski2019/table4", "ADP-T"),
+    Idea("adaptive ends, tied (ADP-T)", _BAEVSKI, "src/reefknot/nn/tables.py", _SMALL_TRANSFORMER, "ADP-T"),
+    Idea("context at inference", _BAEVSKI, f"{_SCORED}/windows.py", _SMALL_TRANSFORMER, "ADP-T, context 480"),
+    Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TAILS, "ADP-T, tail dropout 0.2"),
+    Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
+    Idea("finetuned by averaging anew", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
+    Idea("bilinear mapping", _PAPPAS, f"{_LABELS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
+    Idea("dual nonlinear mapping", _PAPPAS, f"{_LABELS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
+    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_LABELS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
+    Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
+    Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
+    Idea("dynamic evaluation", _PAPPAS, f"{_SCORED}/dynamic.py", _AWD, "AWD-LSTM-DRILL + dynamic evaluation"),
+    Idea("attention model of translation", _PRESS, f"{_ENCODERS}/attention_gru.py", _SMALL_GRU, "Baseline"),
+    Idea("three-way tying (TWWT)", _PRESS, "src/reefknot/nn/models/translator.py", _SMALL_GRU, "TWWT"),
+    Idea("BPE learned on both sides", _PRESS, "src/reefknot/lab/text/vocabulary.py", _TRANSLATED, "EN-DE: TWWT"),
+    Idea("Adadelta", _PRESS, "src/reefknot/lab/training/optimisers.py", _TRANSLATED, "EN-FR: Baseline"),
+    Idea("Transformer of translation", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _SMALL_TRANSLATOR, "TWWT"),
+    Idea("DRILL in translation", _PAPPAS, f"{_LABELS}/drill.py", _TRANSLATOR, "Transformer-DRILL (base)"),
+    Idea("dual mapping in translation", _PAPPAS, f"{_LABELS}/dual.py", _SMALL_TRANSLATOR, "TWWT + dual"),
+    Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _SMALL_TRANSLATOR, "Baseline"),
+    Idea("beam search", _PAPPAS, f"{_SCORED}/beam.py", _SMALL_TRANSLATOR, "TWWT + DRILL"),
+    Idea("continuous cache pointer", _PAPPAS, f"{_SCORED}/cache.py", _AWD, "AWD-LSTM + continuous cache pointer"),
+    Idea("skip-gram", _PRESS, "src/reefknot/kernels/skip_gram.py", _VECTORS, "untied"),
+    Idea("tied skip-gram", _PRESS, "src/reefknot/nn/models/skip_gram.py", _VECTORS, "tied"),
+    Idea("word similarity", _PRESS, f"{_SCORED}/similarity.py", "press2017/table3", "Small, PTB"),
+    Idea("pairwise similarity of two tables", _PRESS, f"{_SCORED}/pairwise_similarity.py", "press2017/table4"),
+    Idea("which rows an update changes", _PRESS, f"{_SCORED}/updates.py", "press2017/section3"),
+    Idea("subspace distance", _INAN, f"{_SCORED}/subspace.py", "inan2017/1"),
+    Idea("loss by frequency", _BAEVSKI, f"{_SCORED}/frequency.py", "baevski2019/2"),
+    Idea("loss relative to another model's", _PAPPAS, f"{_FIGURES}/relative_loss.py", "pappas2019/3"),
+)
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+_NOTE = "<!-- Generated by script/papers from results/. Do not edit. -->"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the generator needs of a recipe; its rows are as `table.from_recipe` gives them."""
+
+    name: str
+    title: str
+    rows: Sequence[TableRow]
+    left_out: int = 0
+    """Rows that are shown elsewhere."""
+
+
+def update(root: Path, recipes: Sequence[Recipe], figures: Sequence[Shown] = (), *, check: bool = False) -> list[Path]:
+    """Bring PAPERS.md, README.md, docs/ends.md and the pictures of figures up to date and return those that were not;
+    `check` writes nothing."""
+    tables = _tables(root / "results", recipes)
+    wanted = {root / "PAPERS.md": "\n".join([_papers(tables, figures), *map(figures_to_markdown, figures)])}
+    wanted |= {root / figure.picture: figure.svg for figure in figures}
+    for page, shown, level in (
+        (root / "README.md", [_run_part(table) for table in tables if table.name != TOUR and _records(table)], 3),
+        (root / "docs" / "ends.md", [table for table in tables if table.name == TOUR], 4),
+    ):
+        if shown:
+            wanted[page] = _between_marks(page, _results(shown, level))
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    leftover = [path for path in sorted((root / PICTURES).glob("*.svg")) if path not in wanted]
+    if not check:
+        for path in stale:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, wanted[path])
+        for path in leftover:
+            path.unlink()
+    return [*stale, *leftover]
+
+
+RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
+"""What a record keeps of a run: no weights, no words of a corpus."""
+EVALUATED = "evaluations"
+"""What it keeps besides, if there is any: the folder of what `reefknot evaluate --save` has found."""
+
+
+def record(root: Path, runs: Sequence[Path]) -> list[Path]:
+    """Copy finished runs into results/, by recipe, row and seed, once the code that ran is known to be its commit's;
+    and records of figures."""
+    added = []
+    results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
+    for result in results:
+        _refuse_untraceable(result)
+        _refuse_other_code(root, result)
+        folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
+        if folder in added:
+            raise DataError(f"{result.folder}: another run of its row and seed was named too; name one of them")
+        added.append(folder)
+    for result, folder in zip(results, added, strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        if result.evaluations:
+            (folder / EVALUATED).mkdir(exist_ok=True)
+        for name in (*RECORDED, *(f"{EVALUATED}/{kind}.json" for kind in result.evaluations)):
+            write_text(folder / name, without_places((result.folder / name).read_text(encoding="utf-8")))
+        write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
+    return added + [take(root, path) for path in runs if path.is_file()]
+
+
+def _by_epoch(path: Path) -> str:
+    """Every validation, and one line of training per epoch with its mean loss: what curves are drawn from."""
+    epochs: dict[int, list[dict[str, Any]]] = {}
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        epochs.setdefault(line["epoch"], []).append(line)
+    kept: list[dict[str, Any]] = []
+    for lines in epochs.values():
+        train = [line for line in lines if line["kind"] == "train"]
+        if train and "nll" in train[-1]:
+            tokens = [line.get("tokens", 1) for line in train]
+            mean = fmean((line["nll"] for line in train), weights=tokens)
+            kept.append(train[-1] | {"nll": mean, "tokens": sum(tokens)})
+        else:
+            kept += train[-1:]  # of skip-gram: the loss of the same pairs every time
+        kept += [line for line in lines if line["kind"] != "train"]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+
+
+def _refuse_other_code(root: Path, result: Result) -> None:
+    """A run in several sittings, all of the same code, which is that of the commit."""
+    if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
+        raise DataError(f"{result.folder}: was begun with other code than it was finished with; run it again")
+    made = [each for each in (result.record, *result.evaluations.values()) if each]
+    for commit, code in dict.fromkeys((each.commit, each.source_sha256) for each in made):
+        refuse_other_code(root, result.folder, commit, code)
+
+
+def _earlier(result: Result) -> list[dict[str, object]]:
+    """The environments of a run's earlier sittings that were not like its last."""
+    return list(result.environment.get("earlier", []))
+
+
+def _tables(folder: Path, recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The recipes with their rows joined to the records in the folder, all of which can be traced."""
+    recorded = [path for recipe in recipes if (path := folder / recipe.name).is_dir()]
+    results = collect(recorded) if recorded else []
+    for result in results:
+        _refuse_untraceable(result)
+    steps = measured_steps(folder / "performance")
+    tables = []
+    for recipe in recipes:
+        own = [result for result in results if result.recipe == recipe.name]
+        rows = with_steps(recipe.name, join(recipe.rows, own), steps)
+        tables.append(Recipe(recipe.name, recipe.title, rows))
+    return tables
+
+
+def _refuse_untraceable(result: Result) -> None:
+    if result.record is None:
+        raise DataError(f"{result.folder}: has no result.json; only finished runs are recorded")
+    _refuse_unsigned(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
+    for kind, evaluation in result.evaluations.items():
+        _refuse_unsigned(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
+
+
+def _refuse_unsigned(made: Record | Evaluation, path: Path, wanted: Sequence[str]) -> None:
+    """What does not say which code and command made it."""
+    missing = [key for key in wanted if not getattr(made, key)]
+    if missing:
+        raise DataError(f"{path}: has no {', '.join(missing)}; record a run that says so")
+    if made.dirty:
+        raise DataError(f"{path}: was made with uncommitted changes; commit and run it again")
+
+
+def _papers(tables: Sequence[Recipe], figures: Sequence[Shown]) -> str:
+    rows: dict[tuple[str, str], TableRow] = {}
+    for table in tables:
+        for each in table.rows:
+            rows.setdefault((table.name, each.own_name), each)
+    measured = {str(figure.record["figure"]): figure for figure in figures}
+    lines = [
+        _NOTE,
+        "",
+        "# From the papers to the code",
+        "",
+        "Each idea, the file that holds it, the row or the figure that shows it, our test perplexity, BLEU or rho, and "
+        "the paper's. rho is the mean over Press and Wolf's five benchmarks of word similarity, of the input / output "
+        "vectors, or of the one table that both ends share.",
+        "",
+        "| idea | paper | code | recipe, row | ours | paper's |",
+        "|---|---|---|---|---:|---:|",
+    ]
+    for idea in IDEAS:
+        code = f"[{Path(idea.code).name}]({idea.code})"
+        shown = f"`{idea.shown_by}`, {idea.row}" if idea.row else f"figure `{idea.shown_by}`"
+        ours, theirs = _figures(_row(idea, rows)) if idea.row else (_place(measured.get(idea.shown_by)), "")
+        lines.append(f"| {idea.name} | {idea.paper} | {code} | {shown} | {ours} | {theirs} |")
+    return "\n".join([*lines, "", _results(tables, level=2)])
+
+
+def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
+    row = rows.get((idea.shown_by, idea.row or ""))
+    if row is None:
+        raise DataError(
+            f"idea '{idea.name}': recipe {idea.shown_by} has no row '{idea.row}'; correct the list of ideas"
+        )
+    return row
+
+
+def _place(figure: Shown | None) -> str:
+    """Where in PAPERS.md the figure stands."""
+    return f"[measured]({figure.anchor})" if figure else "not measured"
+
+
+def _figures(row: TableRow) -> tuple[str, str]:
+    """Ours and the paper's: BLEU of a translator, rho where vectors are judged, perplexity of any other."""
+    if row.bleu("test") or "bleu_test" in row.paper:
+        papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
+        return f"BLEU {points(row.bleu('test'))}" if row.bleu("test") else row.state, papers
+    if row.paper_similarity or judged_by_similarity([row]):
+        ours, theirs = mean_rho(row), papers_mean_rho(row)
+        return f"rho {ours}" if ours else row.state, f"rho {theirs}" * bool(theirs)
+    ours = (spread(row.perplexity("test")) or row.state) + (" per word" if row.per_word else "")
+    return ours, number(row.paper["test"]) if "test" in row.paper else ""
+
+
+def _results(tables: Sequence[Recipe], level: int) -> str:
+    """A heading, a table and where it came from, for each recipe."""
+    parts = []
+    for table in tables:
+        records = _records(table)
+        origin = _origin(table, records) if records else "Not trained yet.\n" if _timed(table) else "Not run yet.\n"
+        more = f"Rows that are quoted or not run: {table.left_out}, in [PAPERS.md](PAPERS.md).\n\n" * bool(
+            table.left_out
+        )
+        parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{more}{origin}")
+    return "\n".join(parts)
+
+
+def _timed(table: Recipe) -> bool:
+    """Whether its training steps answer what the table asks."""
+    return judged_by_time(table.rows) and any(row.steps for row in table.rows)
+
+
+def _records(table: Recipe) -> list[Record]:
+    return [record for row in table.rows for record in row.records]
+
+
+def _run_part(table: Recipe) -> Recipe:
+    """The rows that were run, where there is no room for all."""
+    return replace(table, rows=[row for row in table.rows if row.ran], left_out=sum(not row.ran for row in table.rows))
+
+
+def _origin(table: Recipe, records: Sequence[Record]) -> str:
+    """Machine, code and commands: what somebody needs to get the same figures."""
+    results = [result for row in table.rows for result in row.results]
+    environments = [result.environment for result in results]
+    # A run that was resumed with other code names both commits.
+    commits = [each.get("commit") for result in results for each in _earlier(result)]
+    commits += [record.commit for record in records]
+    commits += [evaluation.commit for row in table.rows for evaluation in row.evaluations]
+    devices = [record.training.device for record in records]
+    facts = {
+        "Recipe": [f"`{table.name}`"],
+        "device": devices,
+        "CPU": [cpu for environment in environments if (cpu := str(environment.get("cpu") or "")) not in devices],
+        "torch": [str(environment.get("torch") or "") for environment in environments],
+        "corpus": [f"{record.corpus.name} ({record.corpus.fingerprint[:12]})" for record in records],
+        "seeds": sorted({str(record.seed) for record in records}, key=int),
+        "commit": [f"`{str(commit)[:12]}`" for commit in commits if commit],
+    }
+    told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
+    command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
+    scored = [line for record in records if record.test for line in record.test.definition.splitlines()]
+    context = next((line for line in scored if line.startswith("context: ")), "")
+    ways = dict.fromkeys((row.by, each.command) for row in table.rows if row.by for each in row.evaluations)
+    evaluated = "".join(f", and `{scoring}` scores them by {in_words(by)}" for by, scoring in ways if scoring)
+    counted = dict.fromkeys(
+        each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
+    )
+    context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
+    by_updates = any(result.by_updates for result in results)
+    moment, pace = (
+        ("update", "tokens/s is") if by_updates else ("epoch", "s/epoch is that of the fastest run's median epoch,")
+    )
+    best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
+    weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
+    return (
+        f"{'; '.join(told)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
+        f"over seeds; {pace} training alone, whatever else ran on the device{f'; {context}' * bool(context)}.\n\n"
+        f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
+    )
+
+
+def _mean_of(number: int) -> str:
+    """Checkpoints that were averaged, which may be fewer than were asked for."""
+    return f"the mean of the last {number} checkpoints" if number > 1 else "the last checkpoint"
+
+
+def _between_marks(page: Path, block: str) -> str:
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise DataError(f"{page}: no place for the results; put the lines {BEGIN} and {END} where they belong")
+    return f"{head}{BEGIN}\n{_NOTE}\n\n{block}\n{END}{tail}"

@@ -1,0 +1,1 @@
+"""Recipes: the shipped TOML files, and what reads them."""

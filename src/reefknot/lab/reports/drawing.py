@@ -1,0 +1,159 @@
+"""What all figures of the page have in common: colours, markers and lines of rows, legends, captions, and SVG that can
+stand inside a page.
+
+The same drawing gives the same bytes. Every id starts with the figure's name, so that figures never share one; text is
+text in the page's own font and colour, and rows differ by colour, marker and line style together.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from reefknot.lab.reports.rows import SIGNS, TableRow
+
+# Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
+COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
+"""A row as one point: hollow, so that none hides another, and as large in the legend, where small ones look alike."""
+_LINES = ("-", "--", "-.", ":")
+_FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
+
+# Stands for the page's text colour while matplotlib draws.
+_INK = "#010203"
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.edgecolor": "#88888888",
+    "axes.labelcolor": _INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#88888840",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "text.color": _INK,
+    "xtick.color": "#888888",
+    "ytick.color": "#888888",
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished figure: SVG to inline, and a sentence that says what it shows."""
+
+    svg: str
+    caption: str
+
+
+def left_out(rows: Sequence[TableRow], reason: str) -> str:
+    """Which rows are not drawn: by the signs of their footnotes where they have any, which say it all."""
+    ends = [row.name.rpartition(" ")[2] for row in rows]
+    signs = dict.fromkeys(end for end in ends if not end.strip(SIGNS))
+    named = [row.name for row, end in zip(rows, ends, strict=True) if end not in signs]
+    told = [f"rows with {' or '.join(signs)}"] * bool(signs) + named
+    return f" Left out, as {reason}: {', '.join(told)}." if rows else ""
+
+
+def style_of(n: int) -> dict[str, Any]:
+    """How the n-th row is drawn."""
+    colour = COLOURS[n % len(COLOURS)]
+    return {"color": colour, "marker": _MARKERS[n % len(_MARKERS)], "linestyle": _LINES[n % len(_LINES)]}
+
+
+def legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], *, points: bool = False) -> None:
+    """Below the figure, the rows that are drawn; `rows` are all, whose places give the styles."""
+    handles = [Line2D([], [], **style_of(rows.index(row)) | (POINT if points else {})) for row in drawn]
+    # matplotlib leaves out names that begin with an underscore.
+    names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in drawn]
+    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(drawn), handlelength=2.6)
+
+
+def legend_columns(drawn: Sequence[TableRow]) -> int:
+    """Names side by side in a legend."""
+    return _columns_for([row.name for row in drawn])
+
+
+def _columns_for(names: Sequence[str]) -> int:
+    return 2 if max(map(len, names), default=0) <= 28 else 1
+
+
+def svg(name: str, height: float, drawn: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
+    """One figure of the page, as SVG to inline."""
+    return Drawing(name, height, [row.name for row in drawn], draw, caption).svg
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn: inside a page, as a file of its own, or in pixels."""
+
+    name: str
+    """What its ids start with."""
+    height: float
+    """In inches, without the legend."""
+    series: Sequence[str]
+    """The names in the legend, for which room is left below."""
+    draw: Callable[[Figure], None]
+    caption: str
+    width: float = 4.9
+
+    @property
+    def svg(self) -> str:
+        """Fit to be inlined: no prolog, own ids, the page's font and colour."""
+        text = self._saved("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+        view = re.search(r'viewBox="[^"]*"', text)
+        assert view is not None
+        body = text[text.index(">", text.index("<svg")) + 1 :]
+        body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
+        body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{self.name}-", body)
+        body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+        body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_INK, "currentColor")
+        body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
+        return f'<svg {view[0]} role="img" aria-label="{escape(self.caption)}" stroke-linejoin="round">\n{body}\n'
+
+    @property
+    def file(self) -> str:
+        """SVG as a file of its own, on white whatever the page around it."""
+        opening = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{_FONTS}" color="#1f2933" '
+        head, body = self.svg.replace("<svg ", opening, 1).split("\n", 1)
+        return f'{head}\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}'
+
+    @property
+    def png(self) -> bytes:
+        """Pixels, twice as dense as a plain screen's."""
+        return self._saved("png", dpi=200, facecolor="white", metadata={"Software": None})
+
+    def _saved(self, format: str, **how: Any) -> bytes:
+        below = 0.2 * math.ceil(len(self.series) / _columns_for(self.series))
+        with mpl.rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
+            figure = Figure(figsize=(self.width, self.height + below), layout="constrained")
+            self.draw(figure)
+            out = io.BytesIO()
+            figure.savefig(out, format=format, **how)
+        return out.getvalue()

@@ -1,0 +1,272 @@
+"""What the ends learned, as the page shows it: a picture of some words at either end, how alike people find words that
+lie close, and the nearest words of both ends side by side.
+
+Shapes: W words, K places that a label may take, B boxes in the way; a box is left, bottom, right, top, in points.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from reefknot.lab.reports.drawing import Plot, style_of, svg
+from reefknot.lab.reports.records import Embedding, Judgement, Neighbors, Record
+from reefknot.lab.reports.results import Result
+from reefknot.lab.reports.rows import TableRow
+from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.text.bpe import readable
+
+Floats = NDArray[np.float64]
+
+LONGEST = 18
+"""Letters of a word that a picture has room for."""
+_WIDTH, _LOWEST, _HIGHEST = 4.9 * 72, 2.6 * 72, 4.4 * 72  # of a picture, in points
+_MARGIN = 18.0  # between the edge and the outermost words, which need twice as much on either side
+_SIZE = 8.0  # of letters
+_RINGS = (3.5, 9.0, 16.0, 25.0, 36.0)
+_ANGLES = np.radians([0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 340, 200, 70, 110, 290, 250])
+_ENDS = {"input": "input vectors", "output": "output vectors", "tied": "shared table"}
+_TRANSLATOR = {
+    "three-way": "one table for source, input and output",
+    "decoder": "one table for input and output, one for the source",
+    "none": "two tables for input and output, and the source's",
+}
+
+
+@dataclass(frozen=True)
+class Near:
+    """A neighbour at one end; `only` if it is none at the other."""
+
+    word: str
+    cosine: float
+    only: bool
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A benchmark of word similarity and each end's correlation with it; `best` is the highest, where there are two."""
+
+    name: str
+    pairs: int
+    of: int
+    ends: tuple[Judgement | None, ...]
+    best: Judgement | None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is shown of a row, from its first finished run that has any of it."""
+
+    row: str
+    seed: int
+    note: str
+    pictures: tuple[Plot, ...]
+    judged_ends: tuple[str, ...]
+    judged: tuple[Judged, ...]
+    near_ends: tuple[str, ...]
+    near: tuple[tuple[str, tuple[tuple[Near, ...], ...]], ...]
+    """A word, and its neighbours at each end."""
+
+
+def learned(rows: Sequence[TableRow]) -> list[Learned]:
+    """One entry for each row that has anything to show."""
+    found = []
+    for n, row in enumerate(rows):
+        if (shown := shown_of(row)) and shown.record:
+            show = readable if cuts_words(shown) else str
+            found.append(_learned(f"ends-{n}", row.name, shown.record, show))
+    return found
+
+
+def shown_of(row: TableRow) -> Result | None:
+    """The run whose ends a row shows: the first finished one that has anything to show."""
+    return next((result for result in row.results if result.record and _has_any(result.record)), None)
+
+
+def _has_any(record: Record) -> bool:
+    near = record.neighbors
+    return bool(near.input or near.labels or record.similarity or record.embedding.words)
+
+
+def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Any]]) -> TableRow:
+    """A row that shows neighbours and a picture of other words than its record has: `look` gives both for a run."""
+    shown = shown_of(row)
+    if shown is None or shown.record is None:
+        return row
+    found = look(shown)
+    looked = {
+        "neighbors": Neighbors.model_validate(found["neighbors"]),
+        "embedding": Embedding.model_validate(found["embedding"]),
+    }
+    other = replace(shown, record=shown.record.model_copy(update=looked))
+    return replace(row, results=tuple(other if result is shown else result for result in row.results))
+
+
+def _learned(name: str, row: str, record: Record, show: Callable[[str], str]) -> Learned:
+    """`show` gives a token as people read it."""
+    near = _ends(record.neighbors)
+    words = tuple(map(show, record.embedding.words))
+    judged = record.similarity
+    tied = record.neighbors.tied or "tied" in judged or record.embedding.tied is not None
+    return Learned(
+        row,
+        record.seed,
+        _TRANSLATOR.get(record.tied or "", "one table for both ends" if tied else "two tables"),
+        tuple(_pictures(name, record.embedding.model_copy(update={"words": words}))),
+        tuple(_ENDS.get(end, end) for end in judged),
+        tuple(_judged(judged)),
+        tuple(near),
+        tuple(_side_by_side(near, show)),
+    )
+
+
+def _ends(near: Neighbors) -> dict[str, dict[str, tuple[tuple[str, float], ...]]]:
+    """Neighbours by end; one end where both give the same."""
+    if near.tied and near.input == near.labels:
+        return {_ENDS["tied"]: near.input}
+    ends = {_ENDS["input"]: near.input, _ENDS["output"]: near.labels}
+    return {end: words for end, words in ends.items() if words}
+
+
+def _side_by_side(
+    ends: dict[str, dict[str, tuple[tuple[str, float], ...]]], show: Callable[[str], str]
+) -> list[tuple[str, tuple[tuple[Near, ...], ...]]]:
+    found = []
+    for word in dict.fromkeys(word for end in ends.values() for word in end):
+        lists = [end.get(word, ()) for end in ends.values()]
+        shared = set.intersection(*({other for other, _ in each} for each in lists))
+        marked = (tuple(Near(show(other), cosine, other not in shared) for other, cosine in each) for each in lists)
+        found.append((show(word), tuple(marked)))
+    return found
+
+
+def _judged(ends: dict[str, tuple[Judgement, ...]]) -> list[Judged]:
+    """Benchmarks in their order, without those that have no pair of known words."""
+    by_end = [{each.name: each for each in judgements} for judgements in ends.values()]
+    found = []
+    for name in dict.fromkeys(name for end in by_end for name in end):
+        each = tuple(end.get(name) for end in by_end)
+        known = [one for one in each if one is not None and one.rho is not None]
+        if known:
+            best = max(known, key=lambda one: one.rho or 0.0) if len(each) > 1 else None
+            found.append(Judged(name, known[0].pairs, known[0].of, each, best))
+    return found
+
+
+def _pictures(name: str, shown: Embedding) -> list[Plot]:
+    """One picture per end, all of one size; none where the record has no place for every word."""
+    ends = {"input": shown.input, "output": shown.output, "tied": shown.tied}
+    count = len(shown.words)
+    found = {end: each for end, each in ends.items() if each and len(each.xy) == len(shown.groups) == count > 1}
+    places = {end: np.array(each.xy, dtype=np.float64) for end, each in found.items()}
+    height = max(map(_height, places.values()), default=_LOWEST)
+    return [
+        _picture(f"{name}-{end}", _ENDS[end], shown, _fit(places[end], height), height, each.explained)
+        for end, each in found.items()
+    ]
+
+
+def _picture(
+    name: str, end: str, shown: Embedding, points_W2: Floats, height: float, explained: tuple[float, float]
+) -> Plot:
+    """Words of a group have one colour and one marker, and a line to the word that they are neighbours of."""
+    words = [_short(word) for word in shown.words]
+    labels = _place(points_W2, words, height)
+    leaders = [_leader(*each) for each in zip(points_W2, labels, words, strict=True) if each[1][2]]
+
+    def draw(figure: Figure) -> None:
+        figure.set_layout_engine("none")
+        axes: Any = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(0, height))
+        axes.axis("off")
+        for group in sorted(set(shown.groups)):
+            middle, *others = (n for n, each in enumerate(shown.groups) if each == group)
+            style = style_of(group) | {"linestyle": "none", "markersize": 5, "markeredgewidth": 1.1}
+            there_and_back = [n for other in others for n in (middle, other)]
+            axes.plot(*points_W2[there_and_back].T, color=style["color"], linewidth=0.7, alpha=0.35)
+            axes.plot(*points_W2[others].T, **style, fillstyle="none")
+            axes.plot(*points_W2[middle], **style)
+        axes.add_collection(LineCollection(leaders, colors="#888888", linewidths=0.5))
+        for word, (left, bottom, _) in zip(words, labels, strict=True):
+            axes.text(left, bottom, word, fontsize=_SIZE)
+
+    shares = " and ".join(f"{100 * share:.0f}" for share in explained)
+    caption = f"{end.capitalize()}: the first two principal components, which hold {shares} % of the variance."
+    return Plot(svg(name, height / 72, (), draw, caption), caption)
+
+
+def _leader(point: Floats, label: tuple[float, float, bool], word: str) -> Floats:
+    """From a word's marker to the nearest end of its label."""
+    left, bottom, _ = label
+    return np.array([point, np.clip(point, (left, bottom), (left + _width(word), bottom + 0.7 * _SIZE))])
+
+
+def _height(xy_W2: Floats) -> float:
+    """What a picture needs that is as wide as there is room."""
+    across, up = np.ptp(xy_W2, axis=0)
+    return float(np.clip((_WIDTH - 4 * _MARGIN) * up / across if across else 0.0, _LOWEST, _HIGHEST))
+
+
+def _fit(xy_W2: Floats, height: float) -> Floats:
+    """Places in points: in the middle of the picture and as large as there is room, at one scale for both axes."""
+    low, high = xy_W2.min(axis=0), xy_W2.max(axis=0)
+    room = np.array([_WIDTH - 4 * _MARGIN, height - 2 * _MARGIN])
+    scale = min((r / d for r, d in zip(room, high - low, strict=True) if d > 0), default=1.0)
+    return np.asarray((xy_W2 - (low + high) / 2) * scale + np.array([_WIDTH, height]) / 2)
+
+
+def _place(points_W2: Floats, words: Sequence[str], height: float) -> list[tuple[float, float, bool]]:
+    """Left end and base line of every word's label, and whether it lies so far away that a line must lead to it.
+
+    One after the other, and that three times over, labels take the place beside their word that covers least of other
+    labels and of all markers, and lies nearest.
+    """
+    markers_W4 = np.hstack([points_W2 - 3, points_W2 + 3])
+    choices = [_choices(point, word) for point, word in zip(points_W2, words, strict=True)]
+    far_K = np.repeat(_RINGS, len(_ANGLES))
+    taken_W4 = np.full((len(words), 4), np.inf)  # of no size, out of everyone's way
+    chosen = [0] * len(words)
+    for _ in range(3):
+        for n, boxes_K4 in enumerate(choices):
+            taken_W4[n] = np.inf
+            covered_K = _overlap(boxes_K4, taken_W4).sum(axis=1) + _overlap(boxes_K4, markers_W4).sum(axis=1)
+            outside_K = (boxes_K4[:, :2] < 0).any(axis=1) | (boxes_K4[:, 2:] > (_WIDTH, height)).any(axis=1)
+            chosen[n] = int(np.argmin(covered_K + far_K + 1e6 * outside_K))
+            taken_W4[n] = boxes_K4[chosen[n]]
+    ends = [boxes_K4[k] for boxes_K4, k in zip(choices, chosen, strict=True)]
+    return [
+        (float(box[0]), float(box[1] + 0.22 * _SIZE), k >= len(_ANGLES)) for box, k in zip(ends, chosen, strict=True)
+    ]
+
+
+def _choices(point: Floats, word: str) -> Floats:
+    """Boxes [K, 4] around a point, nearest first: each touches a ring around it from outside."""
+    half = np.array([_width(word), 1.1 * _SIZE]) / 2
+    directions = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
+    middles = [point + directions * (ring + half) for ring in _RINGS]
+    middles_K2 = np.concatenate(middles)
+    return np.hstack([middles_K2 - half, middles_K2 + half])
+
+
+def _overlap(one_K4: Floats, other_B4: Floats) -> Floats:
+    """Areas [K, B] that boxes have in common."""
+    low = np.maximum(one_K4[:, None, :2], other_B4[None, :, :2])
+    high = np.minimum(one_K4[:, None, 2:], other_B4[None, :, 2:])
+    return np.asarray(np.clip(high - low, 0, None).prod(axis=2))
+
+
+def _width(word: str) -> float:
+    """About as wide as a reader's font makes it, in points."""
+    return _SIZE * sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.62 for letter in word)
+
+
+def _short(word: str) -> str:
+    """A word that fits into a picture, in letters that can be seen."""
+    seen = "".join(letter if letter.isprintable() else "\ufffd" for letter in word)
+    return seen if len(seen) <= LONGEST else seen[: LONGEST - 1] + "…"

@@ -1,0 +1,216 @@
+"""The report: one self-contained HTML page, without scripts or network, for a screen, a phone or paper."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from reefknot.errors import SettingsError
+from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.reports import embedding, plots, translations
+from reefknot.lab.reports.cells import number
+from reefknot.lab.reports.reading import read
+from reefknot.lab.reports.records import Evaluation, Record, Score
+from reefknot.lab.reports.results import Result, differing, flatten
+from reefknot.lab.reports.rows import TableRow, join, judged_by_time, mark
+from reefknot.lab.reports.table import build
+from reefknot.storage.files import write_text
+
+_HEADINGS = {
+    "pace": "seconds per epoch",
+    "ratio": "times the first row",
+    "valid BLEU": "validation BLEU",
+    "test BLEU": "test BLEU",
+    "training": "training perplexity",
+    "validation": "validation perplexity",
+    "test": "test perplexity",
+    **{name: name for name in PRESS},
+}
+"""Over the groups of columns that have a figure of ours and perhaps the paper's."""
+_ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting that differs between rows: its key and each row's value."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page that someone else has made: its HTML stands there as it is."""
+
+    title: str
+    html: str
+    anchor: str
+    """Its id, which links lead to."""
+
+    def __post_init__(self) -> None:
+        if self.anchor in _ANCHORS or not re.fullmatch("[a-z][a-z0-9-]*", self.anchor):
+            raise SettingsError(
+                f"a section's anchor is small letters, digits and hyphens and none of the page's own"
+                f" ({', '.join(_ANCHORS)}), not '{self.anchor}'"
+            )
+
+
+def write_report(
+    results: Sequence[Result],
+    path: Path | str,
+    *,
+    rows: list[TableRow] | None = None,
+    title: str,
+    sections: Sequence[Section] = (),
+) -> Path:
+    """Write the page for the results, atomically, and return its path.
+
+    `rows` are a recipe's rows in its order, run or not; without them the results' own rows are shown. `sections` follow
+    the results.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise SettingsError(f"{path}: is a folder; name a file for the report, such as {path / 'report.html'}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render(join(rows or [], results), title, sections))
+    return path
+
+
+def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = ()) -> str:
+    """The page as text; the same rows and sections give the same text."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number
+    ran = [row for row in rows if row.results]
+    drawn = [row for row in mark(rows)[0] if row.results]
+    table = build(rows)
+    runs = [result for row in ran for result in row.results]
+    text = environment.get_template("page.html").render(
+        title=title,
+        headings=_HEADINGS,
+        sections=sections,
+        facts=_facts(rows, runs),
+        corpora=_unique(record.corpus for row in ran for record in row.records),
+        table=table,
+        cost=table.only([bool(row.results) for row in rows]),
+        reading=read(rows),
+        sizes=[] if judged_by_time(rows) else plots.sizes(drawn),
+        curves=plots.curves(drawn),
+        frequency=plots.frequency(drawn),
+        learned=embedding.learned(ran),
+        samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
+        translations=_translations(drawn),
+        scores=_scores(rows),
+        definitions=_definitions(rows),
+        changed=_changed(ran),
+        ran=ran,
+        runs=runs,
+        environments=_unique(text for result in runs if (text := _environment(result))),
+        settings=[(row.name, _json(row.results[0].settings)) for row in ran if row.results[0].settings],
+    )
+    # A lone surrogate in corpus text cannot be written as UTF-8.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _translations(drawn: Sequence[TableRow]) -> dict[str, Any]:
+    """What the section on translations shows; empty where nothing was translated."""
+    figures = translations.figures(drawn)
+    if not figures:
+        return {}
+    return {
+        "figures": figures,
+        "signatures": translations.signatures(drawn),
+        "by_length": translations.by_length(drawn),
+        "pairs": translations.side_by_side(drawn),
+        "attention": translations.attention(drawn),
+    }
+
+
+def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:
+    """What the page is about, one line each."""
+    records = [result.record for result in runs if result.record]
+    counted = f"{len(records)} finished" + (f" of {len(runs)}" if len(records) < len(runs) else "")
+    facts = [
+        ("recipe", ", ".join(_unique(result.recipe for result in runs if result.recipe))),
+        ("corpus", ", ".join(_unique(_corpus(record) for record in records))),
+        ("rows", str(len(rows))),
+        ("runs", counted),
+        (
+            "device",
+            ", ".join(_unique(record.training.device for record in records if record.training.device)),
+        ),
+        ("code", ", ".join(_unique(_code(record) for record in records if record.commit))),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _corpus(record: Record) -> str:
+    mark = record.corpus.fingerprint[:12]
+    return f"{record.corpus.name} ({mark})" if mark else record.corpus.name
+
+
+def _code(record: Record) -> str:
+    return (record.commit or "")[:12] + (" with uncommitted changes" if record.dirty else "")
+
+
+def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Score]]:
+    """Row, seed and score of each finished run, and of each evaluation of one; of the validation text where the test
+    is withheld."""
+    found = []
+    for row in rows:
+        made: list[tuple[int, Record | Evaluation]] = [(each.seed, each) for each in row.records]
+        made += zip((result.seed for result in row.models), row.evaluations, strict=True)
+        found += [(row.name, seed, score) for seed, each in made if (score := each.test or each.valid)]
+    return found
+
+
+def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
+    """Each distinct definition of perplexity under a heading: the rows that it holds for, if it is not for all."""
+    ours: dict[str, list[str]] = {}
+    papers: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        scores = row.scores("test") or row.scores("valid")
+        for text in _unique(score.definition for score in scores if score.definition):
+            ours.setdefault(text, []).append(row.name)
+        for protocol in _unique((each.name, each.definition) for record in row.records if (each := record.protocol)):
+            papers.setdefault(protocol, []).append(row.name)
+    told = [("" if len(ours) == 1 else ", ".join(names), text) for text, names in ours.items()]
+    for (name, text), names in papers.items():
+        told.append((f"protocol {name}" + (f": {', '.join(names)}" if len(papers) > 1 else ""), text))
+    return told
+
+
+def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
+    flat = [flatten(row.results[0].settings) for row in ran]
+    return [_Setting(key, tuple(_json(one[key]) if key in one else "" for one in flat)) for key in differing(flat)]
+
+
+def _environment(result: Result) -> str:
+    """Where it ran; the command is each run's own and has its column."""
+    shown = {key: value for key, value in result.environment.items() if key != "command"}
+    return _json(shown) if shown else ""
+
+
+def _unique(values: Any) -> list[Any]:
+    kept: list[Any] = []
+    for value in values:
+        if value not in kept:
+            kept.append(value)
+    return kept
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, indent=2 if isinstance(value, dict) else None, ensure_ascii=False)

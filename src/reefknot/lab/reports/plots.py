@@ -1,0 +1,265 @@
+"""Figures as SVG to put inside the page: training curves, loss by word frequency, size against perplexity or BLEU.
+
+How they are drawn is the business of `drawing.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from reefknot.lab.evaluation.units import perplexity
+from reefknot.lab.reports.drawing import POINT, Plot, left_out, legend, style_of, svg
+from reefknot.lab.reports.records import Band, Metric
+from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.reports.rows import TableRow, comparable, judged_by_bleu, rivals
+from reefknot.lab.reports.scoring import cuts_words, pieces_in_validation
+
+
+def curves(rows: Sequence[TableRow]) -> list[Plot]:
+    """Validation and training perplexity, and the loss of skip-gram's pairs, one figure each; none where nothing was
+    logged."""
+    results = [result for row in rows for result in row.results]
+    by = "update" if results and all(result.by_updates for result in results) else "epoch"
+    return [*_validation(rows, by), *_training(rows, by), *_pairs(rows)]
+
+
+def _validation(rows: Sequence[TableRow], by: str) -> list[Plot]:
+    logged = [row for row in rows if any(result.last("valid") for result in row.results)]
+    whole = [row for row in logged if any(_curve(result, "valid", by) for result in row.results)]
+    fair = comparable(rows)
+    drawn = [row for row in whole if not row.score or row in fair]
+    caption = f"Validation perplexity per word by {by}."
+    caption += left_out(
+        [row for row in whole if row not in drawn], "they were scored in another way or on another text"
+    )
+    caption += left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
+    return _drawn("valid", by, rows, drawn, caption)
+
+
+def _training(rows: Sequence[TableRow], by: str) -> list[Plot]:
+    named = [_named_by_loss(row) for row in rows]
+    drawn = [row for row in named if any(_curve(result, "train", by) for result in row.results)]
+    mean = "each epoch" if by == "epoch" else "the updates since the last point"
+    caption = f"Training perplexity per token by {by}. A mean over {mean} while the weights change, so not comparable"
+    caption += " with validation."
+    if named != list(rows):
+        caption += " A sampled loss, or one per piece, is not comparable with the others."
+    return _drawn("train", by, named, drawn, caption)
+
+
+def _pairs(rows: Sequence[TableRow]) -> list[Plot]:
+    drawn = [row for row in rows if any(result.last("pairs") for result in row.results)]
+    caption = "Skip-gram: mean loss of a pair of words and its negatives, over the same few pairs every time."
+    return _drawn("pairs", "words read", rows, drawn, caption)
+
+
+def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
+    if not drawn:
+        return []
+    # Where there are many points, the first would leave no room for what sets the curves apart.
+    long = max(len(_curve(result, kind, by)) for row in drawn for result in row.results) > 16
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        means = []
+        for row in drawn:
+            seeds = [points for result in row.results if (points := _curve(result, kind, by))]
+            mean = _mean(seeds)
+            means.append(mean)
+            style = style_of(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
+            for points in seeds if len(seeds) > 1 else []:
+                axes.plot(*zip(*points, strict=True), color=style["color"], linewidth=0.6, alpha=0.45)
+            axes.plot(*zip(*mean, strict=True), **style)
+        if long:
+            lowest, early = min(y for mean in means for _, y in mean), max(mean[len(mean) // 8][1] for mean in means)
+            axes.set_ylim(0.97 * lowest, 1.03 * early)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if kind == "pairs":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        else:
+            _log_scale(axes)
+        axes.set(xlabel=by, ylabel="nats per pair" if kind == "pairs" else "perplexity, log scale")
+        legend(figure, rows, drawn)
+
+    if long:
+        caption += " The steep beginning is cut off."
+    if any(len(row.results) > 1 for row in drawn):
+        caption += " Thin lines are seeds, thick lines their mean."
+    return [Plot(svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
+
+
+def frequency(rows: Sequence[TableRow]) -> list[Plot]:
+    """Loss by how often the target, and the previous word, was seen in training, one figure each.
+
+    Only of rows with the same tokens: another token is another thing to predict.
+    """
+    plots = []
+    for end, of in (("target", "the token to predict"), ("previous", "the previous token")):
+        scored = [row for row in rows if row.score and _bands(row, end)]
+        fair = comparable(scored)
+        alike = [row for row in fair if _tokens(row) == _tokens(fair[0])]
+        losses = {rows.index(row): _bands(row, end) for row in alike}
+        if not losses:
+            continue
+        # By the previous word the losses of all rows lie on one another: only their difference is seen.
+        panels = ("loss",) if len(losses) == 1 else ("loss", "difference") if end == "target" else ("difference",)
+
+        def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses, panels: Sequence[str] = panels) -> None:
+            _draw_frequency(figure, rows, losses, panels)
+
+        caption = f"Mean test loss by the training frequency of {of}"
+        if "difference" in panels:
+            below = ". Below: the same" if "loss" in panels else ","
+            caption += f"{below} as a difference to {rows[min(losses)].name}; lower is better"
+        caption += "."
+        caption += left_out(
+            [row for row in scored if row not in alike], "they were scored in another way or on other tokens"
+        )
+        drawn = [rows[n] for n in losses]
+        height = 4.2 if len(panels) > 1 else 2.8
+        plots.append(Plot(svg(f"frequency-{end}", height, drawn, draw, caption), caption))
+    return plots
+
+
+def sizes(rows: Sequence[TableRow]) -> list[Plot]:
+    """Parameters against test perplexity, or BLEU where that is what rows are judged by, when there are two rows to
+    compare."""
+    by_bleu = judged_by_bleu(rows)
+    measure, better, other = (
+        (TableRow.bleu, "higher", "their text or their way of counting is another")
+        if by_bleu
+        else (TableRow.perplexity, "lower", "they were scored in another way or on another text")
+    )
+    what = "test BLEU" if by_bleu else "test perplexity"
+    scored = [row for row in rows if measure(row, "test") and row.size]
+    drawn = max(rivals(scored, "test"), key=len, default=[]) if by_bleu else comparable(scored)
+    if len(drawn) < 2:
+        return []
+    unit, units = (1e6, "millions") if max(row.size or 0 for row in drawn) >= 2e6 else (1e3, "thousands")
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for row in drawn:
+            score = measure(row, "test")
+            assert score is not None
+            style = style_of(rows.index(row)) | POINT
+            axes.errorbar((row.size or 0) / unit, score.mean, yerr=score.sd, **style)
+        axes.margins(0.18)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set(xlabel=f"parameters, {units}", ylabel=what)
+        legend(figure, rows, drawn, points=True)
+
+    caption = f"Parameters against {what}; {better} and further left is better."
+    caption += left_out([row for row in scored if row not in drawn], other)
+    return [Plot(svg("sizes", 2.8, drawn, draw, caption), caption)]
+
+
+def _draw_frequency(
+    figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]], panels: Sequence[str]
+) -> None:
+    bands = sorted({(band.low, band.high or math.inf): band for one in losses.values() for band in one}.items())
+    ends = [key for key, _ in bands]
+    grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[3, 2][: len(panels)])
+    axes = dict(zip(panels, (row[0] for row in grid), strict=True))
+    first = _by_ends(losses[min(losses)])
+    for n, one in losses.items():
+        loss = _by_ends(one)
+        xs = [ends.index(key) for key in ends if key in loss]
+        style = style_of(n) | {"linewidth": 1.1}
+        if "loss" in axes:
+            axes["loss"].plot(xs, [loss[ends[x]] for x in xs], **style)
+        if "difference" in axes:
+            both = [x for x in xs if ends[x] in first]
+            axes["difference"].plot(both, [loss[ends[x]] - first[ends[x]] for x in both], **style)
+    shares = {(band.low, band.high): band.tokens for band in losses[min(losses)]}
+    total = sum(shares.values())
+    labels = [f"{_short(band)}\n{100 * shares.get((band.low, band.high), 0) / total:.0f} %" for _, band in bands]
+    lowest = axes[panels[-1]]
+    lowest.set_xticks(range(len(bands)), labels)
+    lowest.set_xlabel("times seen in training (share of tokens)")
+    if "loss" in axes:
+        axes["loss"].set(ylabel="nats per token", ylim=(0, None))
+    if "difference" in axes:
+        axes["difference"].axhline(0, color="#888888", linewidth=0.8, zorder=0)
+        axes["difference"].set_ylabel("difference" if "loss" in axes else "difference, nats per token")
+    legend(figure, rows, [rows[n] for n in losses])
+
+
+def _log_scale(axes: Any) -> None:
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    # Where the curves span little, even ticks; the usual powers of ten would leave the axis bare.
+    few = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+    axes.yaxis.set_major_locator(few if high < 4 * low else LogLocator(subs=(1, 2, 3, 5), numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
+    """Place and perplexity of each validation, per word, or of the mean training loss, per token: of each epoch, or of
+    each line of metrics where places are updates. Of pairs of words, the loss itself."""
+    metrics = [metric for metric in result.metrics if metric.kind == kind]
+    if kind == "pairs":
+        return [(metric.tokens, metric.nll) for metric in metrics]
+    if kind == "train" and by == "update":
+        return [(metric.step, perplexity(metric.nll)) for metric in metrics]
+    if kind == "train":
+        epochs: dict[float, list[Metric]] = {}
+        for metric in metrics:
+            epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
+        means = {n: fmean([m.nll for m in of], weights=[m.tokens for m in of]) for n, of in epochs.items()}
+        return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
+    # A step lies in the epoch it names, so the largest ratio is the length of an epoch (exact at its end).
+    length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
+    pieces = pieces_in_validation(result)
+    if not length or pieces is None:
+        return []
+    unit = 1.0 if by == "update" else length
+    return [(metric.step / unit, perplexity(metric.nll * pieces)) for metric in metrics]
+
+
+def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The mean curve of several seeds, as far as all of them go; the one there is."""
+    return [(at[0][0], fmean(y for _, y in at)) for at in zip(*curves, strict=False)]
+
+
+def _named_by_loss(row: TableRow) -> TableRow:
+    """The row, named after what its training loss is where that is not the loss of a word."""
+    if not row.results:
+        return row
+    remarks = ["sampled loss"] if flatten(row.results[0].settings).get("output.kind") == "sampled" else []
+    remarks += ["per piece"] if cuts_words(row.results[0]) else []
+    return replace(row, name=f"{row.name} ({', '.join(remarks)})") if remarks else row
+
+
+def _tokens(row: TableRow) -> int | None:
+    return row.score.tokens if row.score else None
+
+
+def _bands(row: TableRow, end: str) -> dict[Band, float]:
+    """Mean loss over seeds for each band that has tokens."""
+    losses: dict[tuple[int, int | None], list[Band]] = {}
+    for record in row.records:
+        for band in getattr(record.frequency, end):
+            if band.tokens:
+                losses.setdefault((band.low, band.high), []).append(band)
+    return {bands[0]: fmean(band.nll for band in bands) for bands in losses.values()}
+
+
+def _by_ends(losses: dict[Band, float]) -> dict[tuple[int, float], float]:
+    return {(band.low, band.high or math.inf): loss for band, loss in losses.items()}
+
+
+def _short(band: Band) -> str:
+    """The band's lower end: its upper end is where the next one begins."""
+    for unit, name in ((10**6, "M"), (10**3, "k")):
+        if band.low >= unit:
+            return f"{band.low / unit:g}{name}+"
+    return band.label if band.high is not None and band.high < 1000 else f"{band.low}+"

@@ -1,0 +1,150 @@
+"""What the page shows of translators beside the table: BLEU by the source's length, the same pairs in the words of
+every row, and where a translation looked in its source.
+
+Shapes: S tokens of a source, T tokens of its translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from reefknot.lab.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
+from reefknot.lab.reports.records import Example, LengthBand, Translated
+from reefknot.lab.reports.rows import TableRow, rivals
+from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.text.bpe import readable
+
+PICTURES = 2
+"""Of a row: a look at some says what there is to see."""
+FAINT = 0.02
+"""A weight that a picture leaves out: less cannot be seen."""
+LONGEST = 40
+"""Tokens on a side of what fits into a picture."""
+_CELL, _LETTER = 0.19, 0.08  # inches of a token in a picture, and of a letter of its label
+_NO_WEIGHT_TO_ALL = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
+"""From nothing at all, so that it is seen on any page, to the colour of the first row."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair of the test text, and what the rows made of its source."""
+
+    source: str
+    reference: str
+    translations: tuple[tuple[str, str], ...]
+    """Names of rows, and their translations."""
+
+
+def by_length(rows: Sequence[TableRow]) -> list[Plot]:
+    """Test BLEU by the length of the source, of the largest group of rows that can be compared."""
+    scored = [row for row in rows if _bands(row)]
+    drawn = max(rivals(scored, "test"), key=len, default=[])
+    bands = sorted({(band.low, band.high) for row in drawn for band in _bands(row)}, key=lambda ends: ends[0])
+    if len(bands) < 2:
+        return []
+    pairs = {(band.low, band.high): band.pairs for band in _bands(drawn[0])}
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for row in drawn:
+            points = {(band.low, band.high): band.bleu for band in _bands(row)}
+            places = [n for n, ends in enumerate(bands) if ends in points]
+            axes.plot(places, [points[bands[n]] for n in places], **style_of(rows.index(row)) | {"linewidth": 1.1})
+        axes.set_xticks(range(len(bands)), [f"{_ends(*each)}\n{pairs.get(each, 0):,}" for each in bands])
+        axes.set(xlabel="tokens of the source (pairs)", ylabel="BLEU")
+        legend(figure, rows, drawn)
+
+    caption = "Test BLEU by the length of the source; higher is better."
+    if any(len(row.translated("test")) > 1 for row in drawn):
+        caption += " Means over seeds."
+    caption += left_out([row for row in scored if row not in drawn], "their text or their way of counting is another")
+    return [Plot(svg("by-length", 2.8, drawn, draw, caption), caption)]
+
+
+def side_by_side(rows: Sequence[TableRow]) -> list[Pair]:
+    """The pairs that records show, each with the translation by the first run of every row that has it."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        for each in _examples(row):
+            found.setdefault((each.source, each.reference), {}).setdefault(row.name, each.translation)
+    return [Pair(*pair, tuple(told.items())) for pair, told in found.items()]
+
+
+def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
+    """By row, pictures of the weights over the source with which tokens were written."""
+    found = []
+    for n, row in enumerate(rows):
+        whole = (each for each in _examples(row) if _fits(each))
+        show = readable if row.results and cuts_words(row.results[0]) else str
+        pictures = [_picture(f"attention-{n}-{k}", each, show) for k, each in enumerate(islice(whole, PICTURES))]
+        if pictures:
+            found.append((row.name, pictures))
+    return found
+
+
+def figures(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
+    """Row, seed and figures of each run that translates; of the validation text where the test is withheld."""
+    records = [(row.name, record) for row in rows for record in row.records if record.translation]
+    told = [(name, record.seed, record.translation) for name, record in records]
+    return [(name, seed, split) for name, seed, found in told if found and (split := found.test or found.valid)]
+
+
+def signatures(rows: Sequence[TableRow]) -> list[str]:
+    """How BLEU and chrF were counted, each way once."""
+    counted = [figure for _, _, figure in figures(rows)]
+    named = [("BLEU", each.bleu_signature) for each in counted] + [("chrF", each.chrf_signature) for each in counted]
+    return list(dict.fromkeys(f"{name}: {signature}" for name, signature in named if signature))
+
+
+def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
+    """A cell for each token of the source (across) and of the translation (down), as dark as its weight."""
+    across, down = (list(map(show, tokens)) for tokens in (example.source_tokens, example.target_tokens))
+    weights_TS = np.ma.masked_less(np.asarray(example.attention), FAINT)
+    height = 0.3 + _CELL * len(down) + _LETTER * max(map(len, across))
+
+    def draw(figure: Figure) -> None:
+        axes: Any = figure.add_subplot()
+        axes.pcolormesh(weights_TS, cmap=_NO_WEIGHT_TO_ALL, vmin=0.0, vmax=1.0)
+        axes.set_xticks(np.arange(len(across)) + 0.5, across, rotation=90)
+        axes.set_yticks(np.arange(len(down)) + 0.5, down)
+        axes.invert_yaxis()
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+
+    caption = f"{example.translation} — what each of its tokens (down) looked at in the source (across)."
+    return Plot(svg(name, height, (), draw, caption), caption)
+
+
+def _fits(example: Example) -> bool:
+    """Whether there is a weight for every pair of tokens, and room for all."""
+    across, down = len(example.source_tokens), len(example.target_tokens)
+    whole = len(example.attention) == down and all(len(row) == across for row in example.attention)
+    return whole and 0 < across <= LONGEST and 0 < down <= LONGEST
+
+
+def _examples(row: TableRow) -> tuple[Example, ...]:
+    """Those of its first finished run that has any."""
+    found = (record.translation.examples for record in row.records if record.translation)
+    return next((examples for examples in found if examples), ())
+
+
+def _bands(row: TableRow) -> list[LengthBand]:
+    """Bands of length with the mean BLEU over seeds."""
+    found: dict[tuple[int, int | None], list[LengthBand]] = {}
+    for each in row.translated("test"):
+        for band in each.by_length:
+            found.setdefault((band.low, band.high), []).append(band)
+    return [bands[0].model_copy(update={"bleu": fmean(band.bleu for band in bands)}) for bands in found.values()]
+
+
+def _ends(low: int, high: int | None) -> str:
+    return f"{low}+" if high is None else f"{low}–{high}"

@@ -1,0 +1,120 @@
+"""What a result depends on besides its settings: the machine, the versions, the code and the command.
+
+No user name, no host name, no path of a home folder: these records are published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def capture() -> dict[str, Any]:
+    """Everything above as plain JSON values."""
+    commit, dirty = _revision()
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "numpy": numpy.__version__,
+        "reefknot": _version(),
+        "commit": commit,
+        "dirty": dirty,
+        "source_sha256": source_sha256(),
+        "command": _command(),
+    }
+
+
+def peak_memory_bytes(device: torch.device | str) -> int:
+    """The most memory this process has held: allocated on a CUDA device, or resident on the host."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        # Not ru_maxrss, which Linux hands on to a child: a small process of a large one would seem large.
+        (peak,) = re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(peak) * 1024
+    except (OSError, ValueError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version("reefknot")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    """The name on the chip where the system tells it, else the kind of processor."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _revision() -> tuple[str | None, bool | None]:
+    """The commit of the checkout this package runs from, and whether files differ from it.
+
+    REEFKNOT_COMMIT names it on a machine that has the files but not their history, or an older one; `script/papers`
+    checks the claim.
+    """
+    named = os.environ.get("REEFKNOT_COMMIT") or None
+    # An installed copy may lie inside somebody else's checkout (a virtual environment in a project), so the
+    # checkout counts only if it tracks this very file.
+    if _git("ls-files", "--error-unmatch", __file__) is not None:
+        commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+        if commit and (status == "" or not named):
+            return commit, None if status is None else bool(status)
+    return named, None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints, or None when it fails or is not there."""
+    # GIT_DIR and its like, set while git runs a hook, would point at another repository.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(_PACKAGE), *arguments]
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def source_sha256(package: Path = _PACKAGE) -> str:
+    """Says which code ran even where there is no git: every .py and .toml file of the package by its path."""
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".toml")]
+    total = hashlib.sha256()
+    for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):
+        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _command() -> str:
+    """The command line as one would type it, with the home folder as ~."""
+    program = Path(sys.argv[0])
+    name = "reefknot" if program.name == "__main__.py" and program.parent.name == "reefknot" else program.name
+    text = shlex.join([name, *sys.argv[1:]]).encode(errors="replace").decode()
+    home = str(Path.home())
+    return text if home == "/" else re.sub(rf"{re.escape(home)}(?![^/'\s:,])", "~", text)

@@ -1,0 +1,311 @@
+"""A run folder: where every file of a run lies, who may train in it, and what it was trained with.
+
+    RUN/config.json          the complete settings; a run is resumed only with equal ones
+        environment.json     the machine, the versions and the code
+        vocabulary.json      the words
+        tokenizer.json       how they are cut into pieces, if they are
+        metrics.jsonl        one line per report of the training loop
+        result.json          the finished run in figures
+        scores.safetensors   negative log-likelihood of every token, per split
+        evaluations/         dynamic.json, cache.json, mc.json: figures of other ways to score
+        translations/        valid.txt, test.txt: what a translator makes of the held-out sources
+        log.txt              what was said, with the time
+        checkpoints/, best   see checkpoints.py
+        .lock                held while a process trains here; the kernel frees it when the process dies
+
+Nothing here ever deletes a run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
+from reefknot.storage import files as durable
+from reefknot.storage.lines import read_plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SHOWN = 8  # differences a message lists before it counts the rest
+_ABSENT = object()
+_FREE = "settings.training.accumulate:"
+"""What a run may go on with another of: how much fits at once depends on how many GPUs there are now."""
+
+
+class RunFolder:
+    """One run. `open_for_training` holds its lock until `close`; `open` only reads."""
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        """Use `open` or `open_for_training`, which check what they find."""
+        self.path = path
+        self.metrics = Metrics(path / "metrics.jsonl")
+        self._lock = lock
+
+    @classmethod
+    def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
+        """Start a run at `path`, or resume the one that is there if its settings are equal."""
+        path = Path(path)
+        _refuse_foreign(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(path)
+        except OSError as error:
+            raise SettingsError(f"cannot train in {path}: {error.strerror}; use another --out") from error
+        run = cls(path, lock)
+        try:
+            durable.remove_leftovers(path)
+            if (path / "config.json").exists():
+                _refuse_other(path, run.config, config, finished=run.result is not None)
+            else:
+                durable.write_json(path / "config.json", config)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A run to read, finished or not."""
+        path = Path(path)
+        if not path.is_dir():
+            what = "it is a file" if path.exists() else "there is no such folder"
+            raise DataError(f"{path} is no run: {what}")
+        if not (path / "config.json").is_file():
+            below = min(
+                (found.parent for depth in (1, 2, 3) for found in path.glob("*/" * depth + "config.json")), default=None
+            )
+            advice = f"; it holds runs such as {below}: name one" if below else ""
+            raise DataError(f"{path} is no run: it has no config.json{advice}")
+        return cls(path)
+
+    def close(self) -> None:
+        """Let another process train here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return _object(self.path / "config.json")
+
+    @property
+    def imported(self) -> bool:
+        """Whether another program has trained the model, and decided on the ids of its words."""
+        return "imported" in self.config
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path)
+
+    @property
+    def vocabulary_path(self) -> Path:
+        return self.path / "vocabulary.json"
+
+    @property
+    def source_vocabulary_path(self) -> Path:
+        """Of a translator whose source has words of its own."""
+        return self.path / "source" / "vocabulary.json"
+
+    @property
+    def environment(self) -> dict[str, Any] | None:
+        return _object_or_none(self.path / "environment.json")
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        durable.write_json(self.path / "environment.json", environment)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The figures of the finished run; None while it is not."""
+        return _object_or_none(self.path / "result.json")
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        durable.write_json(self.path / "result.json", result)
+
+    def evaluation(self, kind: str) -> dict[str, Any] | None:
+        """The figures of one other way to score, if they were saved."""
+        return _object_or_none(self._evaluation_path(kind))
+
+    def write_evaluation(self, kind: str, record: dict[str, Any]) -> Path:
+        """Where it was written."""
+        path = self._evaluation_path(kind)
+        with durable.writing(path):
+            path.parent.mkdir(exist_ok=True)
+        durable.remove_leftovers(path.parent)
+        durable.write_json(path, record)
+        return path
+
+    def _evaluation_path(self, kind: str) -> Path:
+        return self.path / "evaluations" / f"{kind}.json"
+
+    def read_scores(self) -> dict[str, Tensor]:
+        """Negative log-likelihood of every token, per split."""
+        path = self.path / "scores.safetensors"
+        if not path.exists():
+            raise DataError(
+                f"{path} is missing: the losses of every token are in run folders, not in records of them; {RESTORE}"
+            )
+        return durable.read_tensors(path)
+
+    def write_translations(self, split: str, lines: Sequence[str]) -> None:
+        """What a translator makes of a split's sources, line for line."""
+        folder = self.path / "translations"
+        folder.mkdir(exist_ok=True)
+        durable.write_bytes(folder / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
+
+    def read_translations(self, split: str) -> list[str]:
+        """What was written so."""
+        return list(read_plain(self.path / "translations" / f"{split}.txt"))
+
+    def write_scores(self, scores: Mapping[str, Tensor]) -> None:
+        durable.write_tensors(self.path / "scores.safetensors", scores)
+
+    def log(self, text: str) -> None:
+        """Add `text` to log.txt, each line with the time in UTC."""
+        stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        _append(self.path / "log.txt", "".join(f"{stamp} {line}\n" for line in text.splitlines() or [""]))
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object per line. What the clock says lies under "wall", so that the rest of two
+    equal runs is equal to the bit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: dict[str, Any]) -> None:
+        _append(self.path, json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
+
+    @property
+    def lines(self) -> int:
+        """How many there are; one that a kill has torn does not count."""
+        return len(self._whole_lines())
+
+    def read(self) -> list[dict[str, Any]]:
+        lines = enumerate(self._whole_lines(), start=1)
+        return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in lines]
+
+    def cut(self, lines: int) -> None:
+        """Keep the first `lines` lines: those the checkpoint that training resumes from has seen."""
+        whole = self._whole_lines()
+        if len(whole) < lines:
+            raise DataError(f"{self.path} has {len(whole)} lines where the checkpoint has seen {lines}")
+        kept = b"".join(line + b"\n" for line in whole[:lines])
+        if self.path.exists() and self.path.stat().st_size != len(kept):
+            durable.write_bytes(self.path, kept)
+
+    def sync(self) -> None:
+        """Wait until the disk has every line; a checkpoint that counts them may be committed after this."""
+        if self.path.exists():
+            with durable.writing(self.path):
+                durable.sync(self.path)
+                durable.sync(self.path.parent)
+
+    def _whole_lines(self) -> list[bytes]:
+        return durable.read_bytes(self.path).split(b"\n")[:-1] if self.path.exists() else []
+
+
+def folder_name(row: str) -> str:
+    """A row's name as that of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-") or "row"
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """SHA-256 of the settings as canonical JSON; the order of keys does not matter."""
+    return hashlib.sha256(_canonical(config).encode()).hexdigest()
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What changed, one `dotted.key: old -> new` each. Empty exactly when the hashes are equal."""
+    return list(_differences(old, new, ""))
+
+
+def _differences(old: Any, new: Any, key: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            dotted = f"{key}.{name}" if key else str(name)
+            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), dotted)
+    elif old is _ABSENT or new is _ABSENT or _canonical(old) != _canonical(new):
+        yield f"{key}: {_shown(old)} -> {_shown(new)}"
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise SettingsError(f"{path} is a file, not a folder; use another --out")
+    if not path.is_dir() or (path / "config.json").exists():
+        return
+    # A process killed while it started a run leaves its lock and half a config.json: still ours.
+    strangers = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith("config.json.tmp-")]
+    if strangers:
+        raise SettingsError(f"{path} is no run (it holds {min(strangers)} but no config.json); use another --out")
+
+
+def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
+    changed = [each for each in differences(old, new) if finished or not each.startswith(_FREE)]
+    if changed and all(each.startswith("start.") for each in changed):
+        raise SettingsError(
+            f"{path} holds a run that began with other weights; leave out --start to go on with it, "
+            "or use another --out"
+        )
+    if changed:
+        more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        listed = "; ".join(changed[:_SHOWN])
+        raise SettingsError(f"{path} holds a run with other settings ({listed}{more}); use another --out")
+
+
+def _take_lock(path: Path) -> int:
+    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise SettingsError(
+            f"process {holder} is training in {path}; wait for it to end or use another --out"
+        ) from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def _append(path: Path, text: str) -> None:
+    with durable.writing(path), path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return durable.decode_object(durable.read_bytes(path), path)
+
+
+def _object_or_none(path: Path) -> dict[str, Any] | None:
+    return _object(path) if path.exists() else None

@@ -1,0 +1,1 @@
+"""The kinds of experiment: language models, translation, skip-gram."""

@@ -1,0 +1,163 @@
+"""How parameters start, where a paper says so for the whole model, or for its word tables, at once; and tables that
+start from a file of word vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from torch import nn
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.lab.config.settings import Positive, Settings
+from reefknot.lab.text.vocabulary import Sides, Vocabulary, whole_word
+from reefknot.nn.inputs.contract import InputEnd
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.models.translator import Translator
+from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
+from reefknot.nn.tables import BandProjections, WordTable
+from reefknot.storage.progress import Say, silent
+from reefknot.vectors.files import fingerprint, read_vectors
+from reefknot.vectors.lookup import Lookup, as_piece
+from reefknot.vectors.word_vectors import WordVectors
+
+
+def _as_one(raw: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One complaint where a number and a word would each have theirs."""
+    try:
+        return check(raw)
+    except ValidationError:
+        raise ValueError("must be a number greater than 0, or 'normal'") from None
+
+
+class InitialisationSettings(Settings):
+    """Left out, every part starts its own way."""
+
+    uniform: Annotated[
+        Positive | None,
+        Field(description="draw every parameter, biases too, from [-uniform, uniform] (Zaremba, Inan, Press)"),
+    ] = None
+    tables: Annotated[
+        Positive | Literal["normal"] | None,
+        Field(
+            description="draw the word tables alone, at either end, from [-tables, tables] (AWD-LSTM: 0.1), or normal: "
+            "with the deviation width^-0.5; Xavier-uniform the matrices and clusters of bands, and the tables that an "
+            "adaptive softmax does not share with the input (Baevski)"
+        ),
+        WrapValidator(_as_one),
+    ] = None
+
+
+def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
+    """Draw the parameters, then the tables where they have a start of their own. What is said of one table counts more
+    than what is said of all."""
+    with torch.no_grad():
+        if settings.uniform is not None:
+            for parameter in model.parameters():
+                parameter.uniform_(-settings.uniform, settings.uniform)
+        untied = _untied(model)
+        for module in model.modules():
+            if settings.tables == "normal":
+                _normal_tables(module, untied)
+            elif settings.tables is not None and isinstance(module, WordTable):
+                module.weight.uniform_(-settings.tables, settings.tables)
+            if isinstance(module, WordTable) and module.uniform is not None:
+                module.draw()
+
+
+def _untied(model: nn.Module) -> set[WordTable]:
+    """The bands of an adaptive softmax that no input end reads."""
+    ends = list(model.modules())
+    read = {table for end in ends if isinstance(end, InputEnd) for table in end.tables()}
+    return {table for end in ends if isinstance(end, AdaptiveSoftmax) for table in end.tables()} - read
+
+
+def _normal_tables(module: nn.Module, untied: set[WordTable]) -> None:
+    """The start of a table, or of what stands between its bands and the model, in the program of Baevski & Auli. There
+    an adaptive softmax is made of linear layers, and only takes over an input end's tables as they are."""
+    if isinstance(module, WordTable):
+        if module in untied:
+            nn.init.xavier_uniform_(module.weight)
+        else:
+            module.weight.normal_(std=module.dim**-0.5)
+    elif isinstance(module, BandProjections):
+        for matrix in module.bands:
+            nn.init.xavier_uniform_(matrix)
+    elif isinstance(module, AdaptiveSoftmax) and module.clusters is not None:
+        nn.init.xavier_uniform_(module.clusters)
+
+
+def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
+    """The files that tables start from, by the names of these."""
+    files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
+    return {name: Path(file).expanduser() for name, file in files.items() if file is not None}
+
+
+def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+    """SHA-256 of each of these files: other vectors would make another run. Of one that is gone, what was recorded."""
+    recorded = recorded or {}
+    return {
+        name: recorded[name] if name in recorded and not file.exists() else fingerprint(file)
+        for name, file in table_files(tables).items()
+    }
+
+
+def start_tables(model: LanguageModel, words: Vocabulary | Sides, say: Say = silent) -> list[str]:
+    """Give the tables that start from files the vectors there; returns a sentence on each. Only a model that is to be
+    trained needs this: a trained one has its weights, and the files may be gone."""
+    sides = words if isinstance(words, Sides) else Sides(words, words)
+    source, target = sides.vocabularies
+    of_source = set(model.source.tables()) if isinstance(model, Translator) else set()
+    return [
+        start_table(table, source if table in of_source else target, say)
+        for table in model.modules()
+        if isinstance(table, WordTable) and table.file is not None
+    ]
+
+
+def start_table(table: WordTable, vocabulary: Vocabulary, say: Say = silent) -> str:
+    """Give the words of a table the vectors that its file has for them, looked up as `Lookup` does; the others keep
+    what was drawn. Returns a sentence on how many were found.
+
+    A piece that does not end a word takes a vector from a file of pieces alone: a word of that spelling is another.
+    """
+    if table.file is None:
+        raise SettingsError("this table starts from no file; give it vectors, the name of one")
+    tokens = vocabulary.words
+    if len(tokens) != table.vocab_size:
+        raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; give the table's own words")
+    found = _read_for(vocabulary, table.file, say)
+    if found.dim != table.dim:
+        raise SettingsError(
+            f"{table.file} has vectors of {found.dim:,} numbers but the table has dim = {table.dim}; make it as wide"
+        )
+    taken = [_row(token, vocabulary, found) for token in tokens]
+    rows = [row for row, source in enumerate(taken) if source is not None]
+    if not rows:
+        raise DataError(f"{table.file} has none of the {len(tokens):,} words; start from vectors of the same language")
+    vectors_RD = found.vectors_VD[[source for source in taken if source is not None]]
+    with torch.no_grad():
+        table.weight[rows] = torch.from_numpy(vectors_RD).to(table.weight)
+    return f"{table.file} has vectors of {len(rows):,} of the {len(tokens):,} words; the others are drawn"
+
+
+def _read_for(vocabulary: Vocabulary, file: str, say: Say) -> WordVectors:
+    """What a file has for a vocabulary. It holds pieces where more of the words stand there as their last piece than
+    plainly: exports of a run do, and no word that merely ends in `</w>` makes them."""
+    words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
+    words |= {word.lower() for word in words}
+    pieces = {as_piece(word) for word in words}
+    found = read_vectors(Path(file), only={*vocabulary.words, *words, *pieces}, say=say)
+    return replace(found, pieces=sum(map(found.__contains__, pieces)) > sum(map(found.__contains__, words)))
+
+
+def _row(token: str, vocabulary: Vocabulary, found: WordVectors) -> int | None:
+    """Where the vector of a token stands in the file."""
+    word = whole_word(token, vocabulary)
+    if word is not None:
+        return Lookup(found).find(word)
+    return found.id_of(token) if found.pieces and token in found else None

@@ -1,0 +1,23 @@
+"""Blocks: a text cut every so many tokens, wherever lines and documents end (Baevski & Auli 2019, WikiText-103)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reefknot.lab.text.samples import Offsets, TextSamples
+
+
+class Blocks(TextSamples):
+    """Blocks of `steps` targets, shuffled; `batch` of them make a window.
+
+    What is left over is kept: the last block of the text may be shorter, and the last window of an epoch may have
+    fewer of them.
+    """
+
+    def _cut(self) -> Offsets:
+        return np.append(np.arange(self._first, len(self._targets), self.steps), len(self._targets))
+
+    def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
+        blocks = len(self._bounds) - 1
+        firsts = np.arange(0, blocks, self._total)
+        return random.permutation(blocks), np.stack([firsts, np.minimum(firsts + self._total, blocks)], axis=1)

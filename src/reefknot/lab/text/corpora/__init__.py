@@ -1,0 +1,1 @@
+"""The corpora that are known by name: one file each."""

@@ -1,0 +1,43 @@
+"""The One Billion Word benchmark (Chelba et al. 2013): shuffled sentences of news, a sentence to a line.
+
+Read as it is published: 99 training shards, and of the 50 shards that the hundredth was cut into, the first as test,
+which is every paper's, and the eleventh as valid. Papers keep the words seen at least three times
+(vocabulary.min_count = 3).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reefknot.lab.text.prepared import Lines, Preparation
+
+_TRAIN = tuple(f"news.en-{shard:05}-of-00100" for shard in range(1, 100))
+_HELD_OUT = {"news.en.heldout-00010-of-00050": "valid", "news.en.heldout-00000-of-00050": "test"}
+_FOLDERS = ("training-monolingual.tokenized.shuffled", "heldout-monolingual.tokenized.shuffled")
+_RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
+
+
+def _files(place: Path) -> list[Path]:
+    training, held_out = (place / folder for folder in _FOLDERS)
+    found = [*(training / name for name in _TRAIN), *(held_out / name for name in _HELD_OUT)]
+    return found if all(path.is_file() for path in found) else []
+
+
+def _lines(files: list[Path]) -> Lines:
+    for path in files:
+        split = _HELD_OUT.get(path.name, "train")
+        with path.open(encoding="utf-8", newline="\n") as stream:
+            yield from ((split, line.rstrip("\n")) for line in stream)
+
+
+BILLION_WORD = Preparation(
+    title="One Billion Word, single sentences; held-out shards 10 and 0 are valid and test",
+    wanted=(f"the folders {_FOLDERS[0]} ({_TRAIN[0]} to {_TRAIN[-1]}) and {_FOLDERS[1]} ({' and '.join(_HELD_OUT)})"),
+    places=("billion-word", _RELEASE),
+    files=_files,
+    lines=_lines,
+    sha256={
+        "news.en.heldout-00000-of-00050": "265dccd51762253e20425c21ff6ddf09e6da2e11a365da399b0390eebb2d52c8",
+        "news.en.heldout-00010-of-00050": "13d5e6e54f5a1f12549f997029954781df3fb87b84e628f4ea802ca08e852399",
+    },
+)

@@ -1,0 +1,108 @@
+"""Tatoeba's English-German sentences (manythings.org/anki, file of 2018-05-13): 169,813 pairs, as they were written.
+
+Many sentences of either language have several translations, or come again with other punctuation. A split by lines or
+by English sentences would train on references of the test, so pairs are split by connected components of a graph: its
+nodes are the English and the German sentences, bare of case, punctuation and spaces, and each pair is an edge. In the
+order of the SHA-256 of their smallest English sentence the first 2,000 components are valid, the next 2,000 test, the
+others train: no bare sentence of either language is in two texts.
+
+Valid and test keep one pair for each bare English sentence, the one with the lowest SHA-256, so that none counts twice
+in BLEU; its other translations are in no text. That leaves 164,418 pairs to train on, 2,156 valid and 2,165 test.
+
+Read from deu-eng.zip as it is published: English, tab, German.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from reefknot.errors import DataError
+from reefknot.lab.text.prepared import Lines, Preparation
+
+_ARCHIVE = "deu-eng.zip"
+_TEXT = "deu.txt"
+_HELD_OUT = 2_000  # components for each of valid and test
+
+_Pair = tuple[str, str]  # English, German
+_Node = tuple[str, str]  # language, bare sentence
+
+
+def _files(place: Path) -> list[Path]:
+    path = place / _ARCHIVE
+    return [path] if path.is_file() else []
+
+
+def _lines(files: list[Path]) -> Lines:
+    (path,) = files
+    by_hash = sorted(_components(_pairs(path)), key=lambda component: _hash(min(english for english, _ in component)))
+    for rank, component in enumerate(by_hash):
+        split = "valid" if rank < _HELD_OUT else "test" if rank < 2 * _HELD_OUT else "train"
+        for english, german in component if split == "train" else _one_each(component):
+            yield f"{split}.en", english
+            yield f"{split}.de", german
+
+
+def _pairs(path: Path) -> Iterator[_Pair]:
+    with zipfile.ZipFile(path) as archive:
+        if _TEXT not in archive.namelist():
+            raise DataError(f"{path}: holds no {_TEXT}; copy it anew")
+        lines = archive.read(_TEXT).decode().removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        columns = line.removesuffix("\r").split("\t")
+        if len(columns) != 2:
+            raise DataError(f"{path}, line {number}: not English, tab, German; copy it anew")
+        yield columns[0], columns[1]
+
+
+def _components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
+    """The pairs of each connected component of the graph of bare sentences, by union and find."""
+    parents: dict[_Node, _Node] = {}
+
+    def root(node: _Node) -> _Node:
+        while (parent := parents.setdefault(node, node)) != node:
+            parents[node] = parents[parent]  # every walk halves the way of the next
+            node = parent
+        return node
+
+    edges = []
+    for pair in pairs:
+        english, german = ("en", _bare(pair[0])), ("de", _bare(pair[1]))
+        parents[root(german)] = root(english)
+        edges.append((english, pair))
+    components: dict[_Node, list[_Pair]] = defaultdict(list)
+    for english, pair in edges:
+        components[root(english)].append(pair)
+    return components.values()
+
+
+def _one_each(component: list[_Pair]) -> Iterable[_Pair]:
+    """For each English sentence the translation with the lowest hash."""
+    kept: dict[str, _Pair] = {}
+    for pair in sorted(component, key=lambda pair: _hash("\t".join(pair))):
+        kept.setdefault(_bare(pair[0]), pair)
+    return kept.values()
+
+
+def _bare(sentence: str) -> str:
+    """Its letters and digits, case folded: what sentences are told apart by."""
+    return "".join(filter(str.isalnum, sentence.casefold()))
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+TATOEBA = Preparation(
+    title="Tatoeba English-German; by hash 2,000 groups of sentences that share translations are valid, 2,000 test",
+    wanted=_ARCHIVE,
+    places=("tatoeba-deu-eng", "tatoeba"),
+    files=_files,
+    lines=_lines,
+    sha256={_ARCHIVE: "b7688f84f99fa33c17397c14d8bd9cef1fdeb2ee0bf50074767023aee8926e28"},
+    version=2,
+    languages=("en", "de"),
+)

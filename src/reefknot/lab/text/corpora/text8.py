@@ -1,0 +1,61 @@
+"""text8: the first hundred million characters of Wikipedia's plain text (Mahoney 2006), lower-case letters and spaces.
+
+Cut as by the script of Mikolov et al. (2014), to which Press & Wolf (2017) refer: the last million characters are held
+out, and a line has 1,000 words. There is no third part, so the held-out text is both valid and test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from reefknot.errors import DataError
+from reefknot.lab.text.prepared import Lines, Preparation
+
+SIZE = 100_000_000
+HELD_OUT = 1_000_000
+WORDS = 1_000  # of a line
+_BLOCK = 1 << 20
+
+
+def _files(place: Path) -> list[Path]:
+    path = place / "text8"
+    return [path] if path.is_file() else []
+
+
+def _lines(files: list[Path]) -> Lines:
+    (path,) = files
+    if path.stat().st_size != SIZE:
+        raise DataError(f"{path}: {path.stat().st_size:,} bytes, but text8 has {SIZE:,}; copy it anew")
+    with path.open("rb") as stream:
+        yield from (("train", line) for line in _cut(stream, SIZE - HELD_OUT))
+        for line in _cut(stream, HELD_OUT):
+            yield "valid", line
+            yield "test", line
+
+
+def _cut(stream: BinaryIO, size: int) -> Iterator[str]:
+    """The next `size` characters in lines of so many words; a word that the end cuts in two is two."""
+    words: list[bytes] = []
+    rest = b""
+    while size:
+        block = stream.read(min(size, _BLOCK))
+        size -= len(block)
+        *whole, rest = (rest + block).split(b" ")
+        words += filter(None, whole)
+        while len(words) >= WORDS:
+            yield b" ".join(words[:WORDS]).decode("ascii")
+            del words[:WORDS]
+    words += filter(None, [rest])
+    if words:
+        yield b" ".join(words).decode("ascii")
+
+
+TEXT8 = Preparation(
+    title="text8, lines of 1,000 words; the last 1,000,000 characters are valid and test alike",
+    wanted="the file text8",
+    places=("text8",),
+    files=_files,
+    lines=_lines,
+)

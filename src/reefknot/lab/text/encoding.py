@@ -1,0 +1,232 @@
+"""Encoding: from a corpus to a folder of ids, and back from the folder.
+
+The folder holds the vocabulary, one file of little-endian 32-bit ids per split (two where words outside the
+vocabulary keep their spelling), and `counts.json`, with which the other files must agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from reefknot.errors import DataError
+from reefknot.lab.config.settings import Settings
+from reefknot.lab.text.corpus import SPLITS, Corpus
+from reefknot.lab.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularySettings
+from reefknot.storage.lines import Line
+from reefknot.storage.progress import Say
+
+FORMAT: Literal[1] = 1
+ID = np.dtype("<i4")
+BUFFER = 1 << 18  # bytes held before they are written
+_SECONDS = 3.0  # between two lines of progress
+
+
+class _Counts(Settings):
+    tokens: int
+    words: int
+    lines: int
+    bytes: int
+    unknown: int
+
+
+class _Record(Settings):
+    """The contents of `counts.json`."""
+
+    format: Literal[1]
+    vocabulary: str
+    splits: dict[str, _Counts]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One encoded text."""
+
+    name: str
+    ids: NDArray[np.int32]
+    words: int
+    """Words between whitespace, so `<eos>` does not count."""
+    lines: int
+    bytes: int
+    """Size of the text in UTF-8, line ends included."""
+    unknown: int
+    """How many of the ids are `<unk>`."""
+    spelled: NDArray[np.int32] | None = None
+    """The same text with ids of their own for the words in `Vocabulary.spelled`."""
+
+    @property
+    def inputs(self) -> NDArray[np.int32]:
+        """What an input end reads; `ids` are what it is to predict."""
+        return self.ids if self.spelled is None else self.spelled
+
+    @property
+    def tokens(self) -> int:
+        """How many ids there are, `<eos>` included."""
+        return len(self.ids)
+
+
+class _Part(NamedTuple):
+    """A line, or the part of it that a cut leaves, as tokens."""
+
+    number: int
+    tokens: list[str]
+    words: int
+    size: int
+
+
+def write_encoded(
+    folder: Path, corpus: Corpus, settings: VocabularySettings, say: Say, words: Vocabulary | None = None
+) -> None:
+    """Encode every split into `folder`, with these words, or with those counted in the training text."""
+    counts: Counter[str] = Counter()
+    if words is None:
+        for part in _read(corpus, "train", settings, "counted", say):
+            counts.update(part.tokens)
+        words = Vocabulary.from_counts(counts, settings)
+    vocabulary = words
+    if settings.keep_spellings:
+        vocabulary = replace(vocabulary, spelled=_outside(vocabulary, corpus, settings, counts, say))
+    vocabulary.save(folder / "vocabulary.json")
+    splits = {split: _write_split(folder, corpus, split, settings, vocabulary, say) for split in SPLITS}
+    if vocabulary.spelled:
+        for split in SPLITS:
+            _write_inputs(folder, corpus, split, settings, vocabulary, say)
+    _check_published(corpus, splits, counts)
+    record = _Record(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=splits)
+    (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
+
+
+def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
+    """Open what `write_encoded` wrote, DataError if it is damaged; ids stay on disk until they are used."""
+    try:
+        record = _Record.model_validate_json((folder / "counts.json").read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DataError(f"{folder / 'counts.json'} is not what was written") from error
+    vocabulary = Vocabulary.load(folder / "vocabulary.json")
+    if vocabulary.fingerprint != record.vocabulary:
+        raise DataError(f"{folder / 'vocabulary.json'} is not what was written")
+    splits = {}
+    for name in SPLITS:
+        counts = record.splits.get(name)
+        if counts is None:
+            raise DataError(f"{folder / 'counts.json'} is not what was written")
+        ids = read_array(_ids_file(folder, name), ID, counts.tokens)
+        spelled = read_array(_inputs_file(folder, name), ID, counts.tokens) if vocabulary.spelled else None
+        splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}), spelled=spelled)
+    return vocabulary, splits
+
+
+def _ids_file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.ids"
+
+
+def _inputs_file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.inputs"
+
+
+def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
+    """So many numbers of a kind, DataError unless the file has their size; they stay on disk until they are used."""
+    size = number * kind.itemsize
+    if not path.is_file() or path.stat().st_size != size:
+        raise DataError(f"{path} does not have the {size:,} bytes that were written")
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def _outside(
+    vocabulary: Vocabulary, corpus: Corpus, settings: VocabularySettings, counts: Counter[str], say: Say
+) -> tuple[str, ...]:
+    """The words outside the vocabulary, in the order in which the texts first have them."""
+    found = dict.fromkeys(word for word in counts if word not in vocabulary)
+    for split in SPLITS[1:]:
+        for part in _read(corpus, split, settings, "searched", say):
+            found.update(dict.fromkeys(word for word in part.tokens if word not in vocabulary))
+    return tuple(found)
+
+
+def _write_split(
+    folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+) -> _Counts:
+    tokens = words = lines = size = unknown = 0
+    unk = -1 if vocabulary.unk is None else vocabulary.unk
+    with _ids_file(folder, split).open("wb", BUFFER) as stream:
+        for part in _read(corpus, split, settings, "encoded", say):
+            ids = encode_line(part.tokens, vocabulary, settings.unknown, corpus.files[split], part.number)
+            stream.write(np.array(ids, dtype=ID).tobytes())
+            tokens += len(ids)
+            unknown += ids.count(unk)
+            words += part.words
+            lines += 1
+            size += part.size
+    if not words:
+        raise DataError(f"{corpus.files[split]}: the {split} text holds no words")
+    return _Counts(tokens=tokens, words=words, lines=lines, bytes=size, unknown=unknown)
+
+
+def _write_inputs(
+    folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+) -> None:
+    with _inputs_file(folder, split).open("wb", BUFFER) as stream:
+        for part in _read(corpus, split, settings, "spelled", say):
+            stream.write(np.array(vocabulary.encode_inputs(part.tokens), dtype=ID).tobytes())
+
+
+def encode_line(
+    tokens: Iterable[str], vocabulary: Vocabulary, unknown: UnknownPolicy, path: Path, number: int
+) -> list[int]:
+    """The ids of a line; where its words are refused, the file and the line are named."""
+    try:
+        return vocabulary.encode(tokens, unknown)
+    except DataError as error:
+        raise DataError(f"{path}, line {number}: {error}") from None
+
+
+def _read(corpus: Corpus, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Part]:
+    """The lines of a split, with a line of progress every few seconds."""
+    limit = corpus.settings.tokens if split == "train" else None
+    tokens, reported = 0, time.monotonic()
+    for part in _parts(corpus.lines(split), settings, limit):
+        yield part
+        tokens += len(part.tokens)
+        now = time.monotonic()
+        if now - reported > _SECONDS:
+            say(f"{split}: {tokens:,} tokens {deed}")
+            reported = now
+
+
+def _parts(lines: Iterator[Line], settings: VocabularySettings, limit: int | None) -> Iterator[_Part]:
+    """Lines as tokens; of a limited text the first `limit` tokens, the last line cut short if need be."""
+    left = limit
+    for number, words, size in lines:
+        tokens = [*words, END_OF_LINE] if settings.end_of_line else words
+        if left is not None and len(tokens) >= left:
+            if len(tokens) > left:
+                tokens, words = tokens[:left], words[:left]
+                size = len(" ".join(words).encode())
+            yield _Part(number, tokens, len(words), size)
+            return
+        yield _Part(number, tokens, len(words), size)
+        if left is not None:
+            left -= len(tokens)
+
+
+def _check_published(corpus: Corpus, splits: dict[str, _Counts], counts: Counter[str]) -> None:
+    """The bytes of a known corpus were checked before; here the way we read them is."""
+    known = corpus.known
+    if known is None:
+        return
+    cut = corpus.settings.part or corpus.settings.tokens
+    for split, found in splits.items():
+        tokens, published = found.words + found.lines, known.files[split].tokens
+        if tokens != published and not (cut and split == "train"):
+            raise DataError(f"{corpus.files[split]}: {tokens:,} tokens with <eos>, {published:,} published")
+    types = len(counts.keys() | {END_OF_LINE})
+    if counts and types != known.types and not cut:
+        raise DataError(f"{corpus.files['train']}: {types:,} types with <eos>, {known.types:,} published")

@@ -1,0 +1,279 @@
+"""Encoding of parallel text: from aligned files to a folder of ids, and back from the folder.
+
+The folder holds the vocabulary of the target, `source/` with that of the source where it is another one, and for each
+split little-endian files: the ids of either side and where its lines begin, and the number that each pair has in its
+files. With `counts.json` the other files must agree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from reefknot.errors import DataError
+from reefknot.lab.config.settings import Settings
+from reefknot.lab.text.corpus import SPLITS, PairCorpus
+from reefknot.lab.text.encoding import BUFFER, ID, encode_line, read_array
+from reefknot.lab.text.pairs import Aligned
+from reefknot.lab.text.vocabulary import END_OF_LINE, Sides, UnknownPolicy, Vocabulary, VocabularySettings
+from reefknot.storage.cache import cache_folder, file_hash
+from reefknot.storage.lines import read_plain
+from reefknot.storage.progress import Say, reported
+
+FORMAT: Literal[1] = 1
+Side = Literal["source", "target"]
+SIDES: tuple[Side, Side] = ("source", "target")
+_NUMBER = np.dtype("<i8")
+
+
+class _Side(Settings):
+    tokens: int
+    words: int
+    unknown: int
+
+
+class _Counts(Settings):
+    pairs: int
+    source: _Side
+    target: _Side
+    bytes: int
+    dropped: dict[str, int]
+
+
+class _Record(Settings):
+    """The contents of `counts.json`."""
+
+    format: Literal[1]
+    joint: bool
+    vocabularies: tuple[str, str]
+    splits: dict[str, _Counts]
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Lines of ids, each of which ends with `<eos>`: line i is `ids[bounds[i] : bounds[i + 1]]`."""
+
+    ids: NDArray[np.int32]
+    bounds: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lines: Iterable[Sequence[int]]) -> Lines:
+        """Lines held in memory."""
+        rows = list(lines)
+        ids = np.fromiter(chain.from_iterable(rows), np.int32)
+        return cls(ids, np.cumsum([0, *map(len, rows)], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, index: int) -> NDArray[np.int32]:
+        index = range(len(self))[index]
+        return self.ids[self.bounds[index] : self.bounds[index + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Ids of each line, `<eos>` included."""
+        return np.diff(self.bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class PairSplit:
+    """One encoded parallel text. What is counted, but for the pairs, is counted on the target side."""
+
+    name: str
+    source: Lines
+    target: Lines
+    words: int
+    """Words between whitespace, so `<eos>` does not count."""
+    bytes: int
+    """Size of the target text in UTF-8, line ends included."""
+    unknown: int
+    """How many of the target's ids are `<unk>`."""
+    unknown_source: int
+    dropped: dict[str, int]
+    """Pairs that were left out, by reason; held-out pairs never are."""
+    numbers: NDArray[np.int64]
+    """The line, from 1, at which each pair stands in its files."""
+    files: Aligned
+    sha256: str
+
+    @property
+    def pairs(self) -> int:
+        """How many there are."""
+        return len(self.target)
+
+    @property
+    def lines(self) -> int:
+        """Lines of the target, as a text has lines."""
+        return len(self.target)
+
+    @property
+    def tokens(self) -> int:
+        """How many ids the target has, `<eos>` included."""
+        return len(self.target.ids)
+
+    def text(self, side: Side) -> list[str]:
+        """The lines of one side as they stand in the files, for the pairs that are here."""
+        if self.files.sha256(lambda path: file_hash(path, cache_folder())) != self.sha256:
+            raise DataError(
+                f"{self.files.source} or {self.files.target} has changed since the pairs were read; run this again"
+            )
+        lines = list(read_plain(getattr(self.files, side)))
+        return [lines[number - 1] for number in self.numbers]
+
+
+def write_pairs(folder: Path, corpus: PairCorpus, settings: VocabularySettings, say: Say) -> None:
+    """Encode every split into `folder`, with the words counted in the training text."""
+    words = Sides.from_counts(*_count(corpus, say), settings)
+    source, target = words.vocabularies
+    target.save(folder / "vocabulary.json")
+    if not words.joint:
+        (folder / "source").mkdir()
+        source.save(folder / "source" / "vocabulary.json")
+    splits = {split: _write_split(folder, corpus, split, settings, words, say) for split in SPLITS}
+    fingerprints = (source.fingerprint, target.fingerprint)
+    record = _Record(format=FORMAT, joint=words.joint, vocabularies=fingerprints, splits=splits)
+    (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
+
+
+def read_pairs(folder: Path, corpus: PairCorpus) -> tuple[Sides, dict[str, PairSplit]]:
+    """Open what `write_pairs` wrote, DataError if it is damaged; ids stay on disk until they are used."""
+    path = folder / "counts.json"
+    try:
+        record = _Record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DataError(f"{path} is not what was written") from error
+    words = _read_words(folder, record)
+    if set(record.splits) != set(SPLITS):
+        raise DataError(f"{path} is not what was written")
+    return words, {name: _read_split(folder, corpus, name, record.splits[name]) for name in SPLITS}
+
+
+def _count(corpus: PairCorpus, say: Say) -> tuple[Counter[str], Counter[str]]:
+    """How often each side of the training text has each word. Pairs are left out later, when they are in tokens."""
+    source, target = Counter[str](), Counter[str]()
+    for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", say):
+        source.update(pair.source)
+        target.update(pair.target)
+        source[END_OF_LINE] += 1
+        target[END_OF_LINE] += 1
+    return source, target
+
+
+@dataclass
+class _Writer:
+    """Writes the lines of one side and counts them."""
+
+    vocabulary: Vocabulary
+    unknown: UnknownPolicy
+    file: Path
+    stream: IO[bytes]
+    bounds: array[int] = field(default_factory=lambda: array("q", [0]))
+    words: int = 0
+    strange: int = 0
+
+    def encode(self, words: list[str], number: int) -> list[int]:
+        line = [*words, END_OF_LINE]
+        known = self.vocabulary.known_parts(line) if self.unknown == "replace" else line
+        return encode_line(known, self.vocabulary, self.unknown, self.file, number)
+
+    def add(self, words: list[str], ids: list[int]) -> None:
+        self.stream.write(np.array(ids, dtype=ID).tobytes())
+        self.bounds.append(self.bounds[-1] + len(ids))
+        self.words += len(words)
+        self.strange += 0 if self.vocabulary.unk is None else ids.count(self.vocabulary.unk)
+
+    @property
+    def counts(self) -> _Side:
+        return _Side(tokens=self.bounds[-1], words=self.words, unknown=self.strange)
+
+
+def _write_split(
+    folder: Path, corpus: PairCorpus, split: str, settings: VocabularySettings, words: Sides, say: Say
+) -> _Counts:
+    files, numbers, size = corpus.files[split], array("q"), 0
+    dropped: Counter[str] = Counter()
+    with ExitStack() as stack:
+        source, target = (
+            _Writer(
+                known, settings.unknown, file, stack.enter_context(_path(folder, split, side, "ids").open("wb", BUFFER))
+            )
+            for known, file, side in zip(words.vocabularies, files, SIDES, strict=True)
+        )
+        for pair in reported(corpus.pairs(split), lambda number: f"{split}: {number:,} pairs encoded", say):
+            ids, translated = source.encode(pair.source, pair.number), target.encode(pair.target, pair.number)
+            if split == "train" and (reason := corpus.filters.leaves_out(len(ids) - 1, len(translated) - 1)):
+                dropped[reason] += 1
+                continue
+            source.add(pair.source, ids)
+            target.add(pair.target, translated)
+            numbers.append(pair.number)
+            size += pair.size
+    if not source.words or not target.words:
+        why = f"every pair is left out ({told(dropped)})" if dropped else "a side holds no words"
+        raise DataError(f"{files.source} and {files.target}: {why}, so that there is no {split} text")
+    if dropped:
+        say(f"{split}: {len(numbers):,} pairs; left out: {told(dropped)}")
+    _path(folder, split, "source", "bounds").write_bytes(_little_endian(source.bounds))
+    _path(folder, split, "target", "bounds").write_bytes(_little_endian(target.bounds))
+    _numbers(folder, split).write_bytes(_little_endian(numbers))
+    return _Counts(pairs=len(numbers), source=source.counts, target=target.counts, bytes=size, dropped=dict(dropped))
+
+
+def told(dropped: Mapping[str, int]) -> str:
+    """How many pairs were left out, by reason."""
+    return ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
+
+
+def _read_words(folder: Path, record: _Record) -> Sides:
+    target = Vocabulary.load(folder / "vocabulary.json")
+    source = target if record.joint else Vocabulary.load(folder / "source" / "vocabulary.json")
+    if (source.fingerprint, target.fingerprint) != record.vocabularies:
+        raise DataError(f"{folder}: a vocabulary is not what was written")
+    return Sides(source, target)
+
+
+def _read_split(folder: Path, corpus: PairCorpus, name: str, counts: _Counts) -> PairSplit:
+    return PairSplit(
+        name,
+        _read_lines(folder, name, "source", counts.pairs, counts.source.tokens),
+        _read_lines(folder, name, "target", counts.pairs, counts.target.tokens),
+        words=counts.target.words,
+        bytes=counts.bytes,
+        unknown=counts.target.unknown,
+        unknown_source=counts.source.unknown,
+        dropped=counts.dropped,
+        numbers=read_array(_numbers(folder, name), _NUMBER, counts.pairs),
+        files=corpus.files[name],
+        sha256=corpus.hashes[name],
+    )
+
+
+def _read_lines(folder: Path, split: str, side: Side, pairs: int, tokens: int) -> Lines:
+    ids = read_array(_path(folder, split, side, "ids"), ID, tokens)
+    bounds = read_array(path := _path(folder, split, side, "bounds"), _NUMBER, pairs + 1)
+    if bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 1).any():
+        raise DataError(f"{path} is not what was written")
+    return Lines(ids, bounds)
+
+
+def _path(folder: Path, split: str, side: Side, what: str) -> Path:
+    return folder / f"{split}.{side}.{what}"
+
+
+def _numbers(folder: Path, split: str) -> Path:
+    return folder / f"{split}.numbers"
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    return np.array(numbers, dtype=_NUMBER).tobytes()

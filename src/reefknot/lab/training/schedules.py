@@ -1,0 +1,110 @@
+"""Learning-rate schedules: what the first rate is multiplied with, a function of the epoch and of the updates made so
+far, so that there is nothing to resume.
+
+The recurrent papers change the rate from epoch to epoch. Baevski & Auli (2019) change it with every update, after a
+linear warm-up: cosine cycles (Loshchilov & Hutter 2017), each longer and lower than the one before. The inverse square
+root is that of Vaswani et al. (2017).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from reefknot.errors import SettingsError
+from reefknot.lab.config.settings import Count, Positive
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Constant:
+    """The same rate throughout."""
+
+    def factor(self, epoch: int, step: int) -> float:
+        """What the first rate is multiplied with in this epoch, after so many updates; epochs count from 1."""
+        return 1.0
+
+
+class Decay:
+    """The first rate for some epochs, then multiplied once before every epoch."""
+
+    def __init__(
+        self,
+        hold: Annotated[int, Field(ge=0, le=10**6, description="epochs at the first rate")],
+        factor: Annotated[Positive, Field(description="0.5 halves the rate before each later epoch")],
+    ) -> None:
+        self.hold = hold
+        self.rate = factor
+
+    def factor(self, epoch: int, step: int) -> float:
+        return float(self.rate ** max(epoch - self.hold, 0))
+
+
+class Cosine:
+    """A linear warm-up, then cycles in which the rate falls as a cosine does from its peak to its valley.
+
+    A cycle begins where the last one ended, however long training goes on: one that is to end in a valley ends with a
+    cycle.
+    """
+
+    def __init__(
+        self,
+        period: Annotated[Count, Field(description="updates of the first cycle, after the warm-up")],
+        warmup: Annotated[int, Field(ge=0, le=10**9, description="updates until the rate is the whole one")] = 0,
+        warmup_from: Annotated[Share, Field(description="share of the rate at the first update of the warm-up")] = 0.0,
+        growth: Annotated[
+            float, Field(ge=1.0, le=1e9, description="how many times as long as the one before a cycle is; 2: doubling")
+        ] = 1.0,
+        shrink: Annotated[
+            float,
+            Field(gt=0.0, le=1.0, description="peak and valley of a cycle, as a share of those of the one before"),
+        ] = 1.0,
+        least: Annotated[Share, Field(description="valley of the first cycle, as a share of the rate")] = 0.0,
+    ) -> None:
+        _refuse("period", period, "must be at least 1", period < 1)
+        _refuse("warmup", warmup, "must be at least 0", warmup < 0)
+        _refuse("warmup_from", warmup_from, "must lie between 0 and 1", not 0.0 <= warmup_from <= 1.0)
+        _refuse("growth", growth, "must be at least 1", not 1.0 <= growth < math.inf)
+        _refuse("shrink", shrink, "must be above 0 and at most 1", not 0.0 < shrink <= 1.0)
+        _refuse("least", least, "must lie between 0 and 1", not 0.0 <= least <= 1.0)
+        self.period, self.growth, self.shrink, self.least = period, growth, shrink, least
+        self.warmup, self.warmup_from = warmup, warmup_from
+
+    def factor(self, epoch: int, step: int) -> float:
+        if step < self.warmup:
+            return self.warmup_from + (1.0 - self.warmup_from) * step / self.warmup
+        cycle, passed = self._place(step - self.warmup)
+        height = (1.0 + math.cos(math.pi * passed)) / 2
+        return float(self.shrink**cycle * (self.least + (1.0 - self.least) * height))
+
+    def _place(self, step: int) -> tuple[int, float]:
+        """The cycle of a step after the warm-up, counted from 0, and how much of the cycle has passed."""
+        if self.growth == 1.0:
+            return step // self.period, step % self.period / self.period
+        # Whole updates, one cycle after the other: a logarithm may take the first of a cycle for the end of the last.
+        cycle, into, length = 0, step, self.period
+        while into >= length:
+            cycle, into = cycle + 1, into - length
+            length = round(self.period * self.growth**cycle)
+        return cycle, into / length
+
+
+class InverseSqrt:
+    """A linear warm-up from 0, then a rate that falls as the square root of the updates rises."""
+
+    def __init__(
+        self, warmup: Annotated[Count, Field(description="updates until the rate is the whole one, its largest")]
+    ) -> None:
+        _refuse("warmup", warmup, "must be at least 1", warmup < 1)
+        self.warmup = warmup
+
+    def factor(self, epoch: int, step: int) -> float:
+        return step / self.warmup if step < self.warmup else math.sqrt(self.warmup / step)
+
+
+def _refuse(name: str, value: float, sentence: str, wrong: bool) -> None:
+    """A recipe is checked against the annotations, a call from Python is not."""
+    if wrong:
+        raise SettingsError(f"schedule: {name} = {value}: {sentence}")

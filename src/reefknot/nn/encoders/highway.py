@@ -1,0 +1,88 @@
+"""The recurrent highway network of Zilly et al. (2017): a step in time is several layers deep.
+
+A step starts from the state s_0 that the last one left. Each of its L layers computes, from the state before it,
+
+    h_l = tanh(W_H x [l = 1] + R_Hl s_(l-1) + b_Hl)
+    t_l = sigmoid(W_T x [l = 1] + R_Tl s_(l-1) + b_Tl + transform_bias)
+    s_l = h_l t_l + s_(l-1) (1 - t_l)
+
+so that the input enters the first layer only, and what is not transformed is kept. Masks hold for one example and one
+window (Gal & Ghahramani 2016): on the input, on the state wherever a matrix reads it, and on the output; what is kept
+is never dropped.
+
+Shapes: B streams, T steps, D width, H units, L layers of a step, G = 2H: h and t.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from reefknot.errors import SettingsError
+from reefknot.lab.config.settings import Dim, Layers, Probability, check_rates
+from reefknot.nn.encoders.contract import Encoded, Encoder, State, at_rest, check_sizes
+from reefknot.nn.encoders.masks import locked_dropout, masked, window_mask
+
+
+class RecurrentHighway(Encoder):
+    """Recurrent highway network with dropout masks per window (Zilly et al. 2017)."""
+
+    def __init__(
+        self,
+        input_dim: int,
+        hidden_dim: Annotated[Dim, Field(description="units of the state")],
+        depth: Annotated[Layers, Field(description="layers of every step in time")],
+        transform_bias: Annotated[
+            float,
+            Field(ge=-100.0, le=100.0, description="added to what opens the transform gates; below 0, states are kept"),
+        ] = -2.0,
+        dropout_input: Annotated[Probability, Field(description="drop rate on the vectors that go in")] = 0.0,
+        dropout_hidden: Annotated[
+            Probability, Field(description="drop rate on the state where a matrix reads it")
+        ] = 0.0,
+        dropout_output: Annotated[Probability, Field(description="drop rate on what comes out")] = 0.0,
+    ) -> None:
+        super().__init__()
+        check_sizes("RecurrentHighway", input_dim=input_dim, hidden_dim=hidden_dim, depth=depth)
+        if not math.isfinite(transform_bias):
+            raise SettingsError(f"RecurrentHighway: transform_bias = {transform_bias}: must be a finite number")
+        rates = {"dropout_input": dropout_input, "dropout_hidden": dropout_hidden, "dropout_output": dropout_output}
+        check_rates("RecurrentHighway", **rates)
+        self.input_dim = input_dim
+        self.dim = hidden_dim
+        # A constant beside the learned bias, so that drawing all parameters anew does not erase it.
+        self.transform_bias = transform_bias
+        self.dropout_input = dropout_input
+        self.dropout_hidden = dropout_hidden
+        self.dropout_output = dropout_output
+        self.input_weight = nn.Parameter(torch.empty(2 * hidden_dim, input_dim))
+        self.weight = nn.Parameter(torch.empty(depth, 2 * hidden_dim, hidden_dim))
+        self.bias = nn.Parameter(torch.empty(depth, 2 * hidden_dim))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(hidden_dim**-0.5), hidden_dim**-0.5)
+
+    def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        return {"h": torch.zeros((1, streams, self.dim), device=device)}
+
+    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+        x_BTG = F.linear(locked_dropout(x_BTD, self.dropout_input, self.training), self.input_weight)
+        mask_B1H = window_mask(x_BTD, self.dim, self.dropout_hidden, self.training)
+        mask_BH = None if mask_B1H is None else mask_B1H[:, 0]
+        offset_G = F.pad(self.bias.new_full((self.dim,), self.transform_bias), (self.dim, 0))
+        layers = list(zip(self.weight.unbind(), (self.bias + offset_G).unbind(), strict=True))
+        s_BH = state["h"][0].to(self.weight.dtype)
+        steps = []
+        for x_BG in x_BTG.unbind(1):
+            for index, (weight_GH, bias_G) in enumerate(layers):
+                gates_BG = F.linear(masked(s_BH, mask_BH), weight_GH, bias_G)
+                h_BH, t_BH = (gates_BG + x_BG if index == 0 else gates_BG).chunk(2, dim=-1)
+                s_BH = s_BH + torch.sigmoid(t_BH) * (torch.tanh(h_BH) - s_BH)
+            steps.append(s_BH)
+        raw_BTH = torch.stack(steps, dim=1)
+        output_BTH = locked_dropout(raw_BTH, self.dropout_output, self.training)
+        return Encoded(output_BTH, raw_BTH, {"h": at_rest(s_BH[None])})

@@ -1,0 +1,91 @@
+"""One softmax over the whole vocabulary, whose targets may be smoothed (Szegedy et al. 2016).
+
+A target of 1 - s, with a share s of it spread over all classes, costs (1 - s) nll + s mean_v(-log p_v). That is
+nll + s (z_y - mean_v z_v), the score of the target less the mean of all: no log-probability beside the target's.
+
+Shapes: N rows (tokens), D width, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from reefknot.errors import SettingsError
+from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.reference import linear_scores
+from reefknot.kernels.scores import IGNORE, at_least_float32, inside, wide
+from reefknot.kernels.topk import linear_topk
+from reefknot.lab.config.settings import Probability, check_rates
+from reefknot.nn.classifiers.contract import Labels, NestedLabels
+from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.nn.tables import WordTable
+
+
+class Softmax(OutputEnd):
+    """A softmax over the scores of any labels.
+
+    Smoothing has a part and a weight of its own: log-probabilities and perplexity are those of the targets as they are.
+    """
+
+    def __init__(
+        self,
+        labels: NestedLabels,
+        smoothing: Annotated[
+            Probability, Field(description="share of every target that is spread over all classes, in training")
+        ] = 0.0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(labels, Labels):
+            raise SettingsError(f"softmax: needs labels, such as Plain(table); a {type(labels).__name__} is none")
+        check_rates("softmax", smoothing=smoothing)
+        self.labels = labels
+        self.smoothing = smoothing
+        self.vocab_size = labels.vocab_size
+        self.context_dim = labels.context_dim
+
+    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        labels = self.labels
+        c_ND, w_VD = labels.context(h_ND), labels.weight()
+        parts = {"nll": LossPart(summed_loss(c_ND, w_VD, labels.bias, y_N), plan.count)}
+        if self.smoothing:
+            parts["smoothing"] = LossPart(_above_mean(c_ND, w_VD, labels.bias, y_N), plan.count, self.smoothing)
+        return parts
+
+    def penalties(self) -> dict[str, Tensor]:
+        return self.labels.penalties()
+
+    def log_probs(self, h_ND: Tensor) -> Tensor:
+        labels = self.labels
+        return torch.log_softmax(linear_scores(labels.context(h_ND), labels.weight(), labels.bias), dim=-1)
+
+    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        labels = self.labels
+        return -row_losses(labels.context(h_ND), labels.weight(), labels.bias, y_N).nll
+
+    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        self.check_k(k)
+        labels = self.labels
+        return linear_topk(labels.context(h_ND), labels.weight(), labels.bias, k)
+
+    def vectors(self) -> Tensor:
+        return self.labels.weight()
+
+    def tables(self) -> list[WordTable]:
+        return [self.labels.table]
+
+
+def _above_mean(c_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Tensor:
+    """How far the targets' scores are above the means of all classes' scores, summed; at least in float32."""
+    own_N = inside(y_N, w_VD.shape[0])
+    with torch.autocast(c_ND.device.type, enabled=False):
+        # Rows share targets. The gradient of an embedding adds them up in one order, that of indexing in any.
+        apart_ND = F.embedding(own_N, w_VD) - w_VD.mean(0, dtype=wide(w_VD.dtype))
+        above_N = (at_least_float32(c_ND) * apart_ND).sum(-1)
+        if b_V is not None:
+            above_N = above_N + F.embedding(own_N, b_V[:, None])[:, 0] - b_V.mean(dtype=wide(b_V.dtype))
+    return above_N.where(y_N != IGNORE, 0.0).sum()

@@ -1,0 +1,1 @@
+"""Durable files, hashes, the cache and lines of text on disk."""

@@ -1,0 +1,104 @@
+"""Ours and everyone else's compute the same thing: every gradient against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reefknot.lab.bench import ours
+from reefknot.lab.bench.measure import relative_errors
+from reefknot.lab.bench.naive import LOSSES, reference
+from reefknot.lab.bench.peers import Absent, Peer, peers
+from reefknot.lab.bench.problems import ENDS, Problem, Shape, make_problem
+
+SHAPE = Shape(16, 8, 50)
+
+
+def _problem(end: str) -> Problem:
+    return make_problem(end, SHAPE, "cpu", torch.float64)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_reference_does_not_depend_on_the_rows_at_once(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reference(_problem(end))
+    monkeypatch.setattr("reefknot.lab.bench.naive._AT_ONCE", {"cpu": 3 * SHAPE.words})
+    assert all(error < 1e-12 for error in relative_errors(reference(_problem(end)), whole).values())
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_our_end_is_the_end_that_people_write(end: str) -> None:
+    problem = _problem(end)
+    step = ours.make_step(problem, torch.float64)
+    loss = step.run()
+    naive = LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.rows
+    assert float(loss) == pytest.approx(float(naive), rel=1e-10)
+    errors = relative_errors(step.gradients(), reference(problem))
+    assert errors.keys() == {"hidden", *problem.weights}
+    assert max(errors.values()) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("end", "peer"),
+    [(end, peer) for end in ENDS for peer in peers(end) if peer.family in ("eager", "torch")],
+    ids=lambda each: each if isinstance(each, str) else each.label,
+)
+def test_a_peer_computes_the_same(end: str, peer: Peer) -> None:
+    if peer.label == "F.linear_cross_entropy" and not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("needs torch 2.13")
+    problem = _problem(end)
+    step = peer.make_step(problem, torch.float64)
+    step.run()
+    assert max(relative_errors(step.gradients(), reference(problem)).values()) < 1e-10
+
+
+def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction: str) -> torch.Tensor:
+    return F.cross_entropy(F.linear(h_ND, w_VD), y_N, reduction=reduction)
+
+
+@pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill"])
+def test_a_fused_loss_is_composed_into_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in, because the packages that have one need a GPU."""
+    monkeypatch.setattr("reefknot.lab.bench.peers._package", lambda family, module: _Package())
+    for peer in peers(end):
+        if peer.family in ("liger", "cce"):
+            problem = _problem(end)
+            step = peer.make_step(problem, torch.float64)
+            step.run()
+            assert max(relative_errors(step.gradients(), reference(problem)).values()) < 1e-10, peer.label
+
+
+class _Package:
+    """The two packages' calls as they are made here."""
+
+    class LigerFusedLinearCrossEntropyLoss:
+        def __init__(self, reduction: str) -> None:
+            self.reduction = reduction
+
+        def __call__(self, w_VD: torch.Tensor, h_ND: torch.Tensor, y_N: torch.Tensor) -> torch.Tensor:
+            return _fused(h_ND, w_VD, y_N, self.reduction)
+
+    @staticmethod
+    def linear_cross_entropy(
+        e: torch.Tensor, c: torch.Tensor, targets: torch.Tensor, filter_eps: str | None, reduction: str
+    ) -> torch.Tensor:
+        return _fused(e, c, targets, reduction)
+
+
+def test_a_package_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (peer,) = [peer for peer in peers("plain") if peer.label == "Liger"]
+    with pytest.raises(Absent, match="not installed"):
+        peer.make_step(_problem("plain"), torch.float64)
+
+
+def test_weights_wider_than_the_hidden_state_run_under_autocast() -> None:
+    problem = make_problem("plain", SHAPE, "cpu", torch.bfloat16)
+    step = ours.make_step(problem, torch.float32)
+    step.run()
+    gradients = step.gradients()
+    assert gradients["table"] is not None
+    assert gradients["table"].dtype == torch.float32
+    assert gradients["hidden"] is not None
+    assert gradients["hidden"].dtype == torch.bfloat16
+    assert max(relative_errors(gradients, reference(problem)).values()) < 0.05

@@ -1,0 +1,119 @@
+"""Encoders side by side: every column, masks that the float64 reference shares, and nobody who stops the run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from reefknot.errors import SettingsError
+from reefknot.lab.bench import encoders
+from reefknot.lab.bench.encoders import AWD, LAYERS, LOOP, SHAPES, YARDSTICK, Bench, Row, Shape, measure_all
+
+EQUAL, AWD_LIKE = Shape(3, 4, (6, 5, 5)), Shape(2, 5, (4, 6, 6, 4))
+QUICK = Bench("cpu", ("float32",), seconds=0.0)
+
+
+def _run(*shapes: Shape, bench: Bench = QUICK) -> list[Row]:
+    said: list[str] = []
+    found = [row for rows in measure_all(bench, shapes, said.append) for row in rows]
+    assert sum(line.startswith("  ") for line in said) == len(found)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_everyone_is_measured(dtype: str) -> None:
+    rows = _run(EQUAL, AWD_LIKE, bench=Bench("cpu", (dtype,), seconds=0.0))
+    assert [row.competitor for row in rows] == [*LAYERS, *LAYERS, AWD]
+    for row in rows:
+        assert row.note == ""
+        assert row.ms is not None
+        assert row.repeats > 0
+        assert row.worst_error is not None
+        assert 0 < row.worst_error < (1e-5 if dtype == "float32" else 0.2)
+        assert row.deterministic
+        assert row.over_lstm is not None
+        if row.competitor == YARDSTICK:
+            assert row.over_lstm == 1.0
+
+
+def test_a_record_is_plain_json() -> None:
+    *_, row = _run(AWD_LIKE)
+    record = json.loads(json.dumps(row.record(), allow_nan=False))
+    assert record["shape"] == [2, 5, [4, 6, 6, 4]]
+    assert {"competitor", "dtype", "ms", "graph_ms", "over_lstm", "worst_error", "deterministic", "note"} <= set(record)
+
+
+def test_masks_are_drawn_inside_what_is_timed() -> None:
+    step = encoders.make_step("reefknot, variational", EQUAL, torch.float32, "cpu")
+    assert step.run() != step.run()
+    plain = encoders.make_step(YARDSTICK, EQUAL, torch.float32, "cpu")
+    assert plain.run() == plain.run()
+
+
+def test_the_loop_has_the_weights_of_ours() -> None:
+    ours, loop = (encoders.build(name, AWD_LIKE).state_dict() for name in ("reefknot, variational", LOOP))
+    assert ours.keys() == loop.keys()
+    assert all(torch.equal(ours[name], loop[name]) for name in ours)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, AWD])
+def test_layers_have_the_widths_of_the_shape(name: str) -> None:
+    tower = encoders.build(name, AWD_LIKE)
+    assert tower(torch.zeros(2, 5, 4)).shape == (2, 5, 4)
+    recurrent = [weight.shape for path, weight in tower.named_parameters() if "weight_hh" in path]
+    assert recurrent == [(24, 6), (24, 6), (16, 4)]
+
+
+def test_a_competitor_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(below: int, width: int, layers: int) -> torch.nn.LSTM:
+        raise RuntimeError("no kernel for this shape\nmore")
+
+    monkeypatch.setitem(LAYERS, "reefknot, Bayesian", refuse)
+    yardstick, variational, bayesian, loop = _run(EQUAL)
+    assert bayesian.note == "RuntimeError: no kernel for this shape"
+    assert bayesian.ms is None
+    assert bayesian.over_lstm is None
+    assert all(row.ms is not None for row in (yardstick, variational, loop))
+
+
+def test_without_a_yardstick_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAYERS, YARDSTICK, lambda *sizes: 1 / 0)
+    rows = _run(EQUAL)
+    assert rows[0].note.startswith("ZeroDivisionError")
+    assert all(row.over_lstm is None for row in rows)
+    assert rows[1].ms is not None
+
+
+def test_captured_is_compared_with_captured() -> None:
+    one = Row(EQUAL, "float32", competitor=YARDSTICK, ms=4.0, graph_ms=1.0)
+    two = Row(EQUAL, "float32", competitor="two", ms=8.0, graph_ms=1.5)
+    three = Row(EQUAL, "float32", competitor="three", ms=2.0)
+    assert [row.over_lstm for row in encoders._over_yardstick([one, two, three])] == [1.0, 1.5, 0.5]
+
+
+def test_gradients_that_are_not_finite_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "relative_errors", lambda found, exact: {"input": float("nan")})
+    row, *_ = _run(EQUAL)
+    assert row.errors is None
+    assert row.note == "gradients are not finite"
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_put_back(tf32: bool) -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    with encoders._products(tf32):
+        assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is tf32
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+def test_shapes() -> None:
+    assert Shape.read("20,70,400-1150-1150-400") in SHAPES["cuda"]
+    assert str(Shape(20, 35, (200, 200))) == "B = 20, T = 35, 200-200"
+    for text in ("20,35", "20,35,a-b", "20,35,200,200", ""):
+        with pytest.raises(SettingsError, match="must be streams,steps,widths"):
+            Shape.read(text)
+    for text in ("0,35,8-8", "20,35,200", "20,35,8-0"):
+        with pytest.raises(SettingsError, match="needs at least"):
+            Shape.read(text)

@@ -1,0 +1,112 @@
+"""A run of all competitors: rows, reasons, floors, and nobody who stops it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from reefknot.errors import ResourceError
+from reefknot.lab.bench import heads
+from reefknot.lab.bench.floors import floor
+from reefknot.lab.bench.heads import Bench, Row, cases, measure_all
+from reefknot.lab.bench.problems import DEPTH, ENDS, EXPERTS, Shape, make_problem
+
+SHAPE = Shape(16, 8, 50)
+QUICK = Bench("cpu", families=("reefknot", "eager", "liger"), seconds=0.0)
+
+
+def _run(bench: Bench, *ends: str) -> list[Row]:
+    said: list[str] = []
+    found = [row for rows in measure_all(bench, 1e9, [(end, SHAPE) for end in ends], said.append) for row in rows]
+    assert sum(line.startswith("  ") for line in said) == len(found)
+    return found
+
+
+def test_every_end_is_measured() -> None:
+    rows = _run(QUICK, *ENDS)
+    assert {row.end for row in rows} == set(ENDS)
+    for row in rows:
+        if row.family != "liger":
+            assert row.note == ""
+            assert row.ms is not None
+            assert row.over_mib is not None
+            assert row.worst_error is not None
+            assert row.worst_error < 1e-4
+            assert row.deterministic
+        assert json.loads(json.dumps(row.record(), allow_nan=False))["shape"] == [16, 8, 50]
+
+
+def test_a_budget_is_a_row() -> None:
+    names = [row.competitor for row in _run(Bench("cpu", ("reefknot",), memory=(1.0, 64.0), seconds=0.0), "plain")]
+    assert names == ["reefknot", "reefknot, 1 MiB", "reefknot, 64 MiB", "reefknot, chunked"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 58 GiB"), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore"), "out of memory"),
+        (RuntimeError("no kernel for this shape\nmore"), "RuntimeError: no kernel for this shape"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_competitor_that_fails_is_a_row(error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("reefknot.lab.bench.peers.LOSSES", {"plain": refuse})
+    ours, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
+    assert ours.ms is not None
+    assert eager.ms is None
+    assert eager.note.startswith(reason)
+
+
+def test_gradients_that_are_not_finite_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "relative_errors", lambda found, exact: {"hidden": float("nan")})
+    (row,) = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
+    assert row.errors is None
+    assert row.note == "gradients are not finite"
+
+
+def test_floors() -> None:
+    """By hand: 6NDV; once more per distinct target; per expert with its matrix; per layer of DRILL; per band."""
+    n, d, v = SHAPE
+    problems = {end: make_problem(end, SHAPE, "cpu", torch.float32) for end in ENDS}
+    distinct = len(set(problems["plain"].targets.tolist()))
+    assert floor(problems["plain"]) == 6 * n * d * v
+    assert floor(problems["augmented-detached"]) == 6 * n * d * v + 6 * distinct * d * v
+    assert floor(problems["augmented"]) == 6 * n * d * v + 10 * distinct * d * v
+    assert floor(problems["mixture"]) == EXPERTS * (6 * n * d * v + 6 * n * d * d)
+    assert floor(problems["drill"]) == 6 * n * d * v + DEPTH * 6 * v * d * d
+    y = problems["adaptive"].targets
+    first, second = int(((y >= 5) & (y < 25)).sum()), int((y >= 25).sum())
+    tails = 6 * first * 4 * (20 + d) + 6 * second * 2 * (25 + d)
+    assert floor(problems["adaptive"]) == 6 * n * d * 7 + tails
+
+
+def test_cases() -> None:
+    assert cases("cpu", (), (), False) == [(end, Shape(700, 200, 10_000)) for end in ENDS]
+    assert cases("cpu", ["plain"], [SHAPE], False) == [("plain", SHAPE)]
+    assert ("plain", Shape(8192, 1024, 267_735)) in cases("cuda", (), (), False)
+    sweep = cases("cpu", (), (), True)
+    assert [shape.words for end, shape in sweep if end == "drill"] == [10_000, 30_000, 100_000, 300_000, 1_000_000]
+    assert {end for end, _ in sweep} == {"plain", "adaptive", "drill"}
+
+
+def test_a_shape_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(heads, "reference", refuse)
+    with pytest.raises(ResourceError, match="plain, N = 16, D = 8, V = 50: the reference does not fit"):
+        list(measure_all(QUICK, 1e9, [("plain", SHAPE)], lambda line: None))
+
+
+def test_an_end_that_nobody_asked_for_has_is_passed_over() -> None:
+    said: list[str] = []
+    chosen = [("drill", SHAPE)]
+    assert list(measure_all(replace(QUICK, families=("compile",)), 1e9, chosen, said.append)) == []
+    assert said[1:] == ["  none of the competitors asked for has this end"]

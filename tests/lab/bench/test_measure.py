@@ -1,0 +1,91 @@
+"""What is measured is what is meant: memory to the byte, time in turns, errors, equality."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.lab.bench.measure import (
+    FEWEST,
+    REPEATS,
+    Step,
+    equal_twice,
+    memory_over,
+    relative_errors,
+    times,
+)
+
+
+def _step(scratch: int = 0) -> Step:
+    """A gradient of 4,000 bytes; `scratch` numbers are made and let go on the way."""
+    leaf = torch.ones(1000, requires_grad=True)
+
+    def loss() -> Tensor:
+        if scratch:
+            torch.empty(scratch)
+        return (leaf * 2.0).sum()
+
+    return Step(loss, [leaf], lambda: {"leaf": leaf.grad})
+
+
+def test_memory_is_counted_beyond_the_gradients() -> None:
+    small, large = memory_over(_step(), "cpu"), memory_over(_step(scratch=1_000_000), "cpu")
+    assert small < 20_000
+    assert 4_000_000 - 20_000 <= large - small <= 4_000_000
+
+
+def test_memory_of_stored_logits() -> None:
+    """Logits, their log-softmax and one gradient of them: what eager torch holds at its peak."""
+    h, w = torch.randn(32, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
+    y = torch.zeros(32, dtype=torch.long)
+    step = Step(lambda: torch.nn.functional.cross_entropy(h @ w.T, y), [h, w], dict)
+    step.run()
+    logits = 4 * 32 * 500
+    assert 1.8 * logits < memory_over(step, "cpu") < 3.5 * logits
+
+
+def test_a_step_leaves_no_gradients_behind() -> None:
+    step = _step()
+    memory_over(step, "cpu")
+    assert step.leaves[0].grad is None
+    equal_twice(step)
+    assert step.leaves[0].grad is None
+
+
+def test_steps_take_turns() -> None:
+    order: list[int] = []
+
+    def step(number: int) -> Step:
+        leaf = torch.ones(1, requires_grad=True)
+
+        def loss() -> Tensor:
+            order.append(number)
+            time.sleep(0.001 * number)
+            return leaf.sum()
+
+        return Step(loss, [leaf], dict)
+
+    one, two = times([step(1), step(2)], "cpu", seconds=10.0)
+    assert len(one) == len(two) == REPEATS
+    assert order[-6:] == [1, 2, 1, 2, 1, 2]
+    assert sum(one) < sum(two)
+
+
+def test_slow_steps_are_repeated_less() -> None:
+    (spent,) = times([_step()], "cpu", seconds=0.0)
+    assert len(spent) == FEWEST
+
+
+def test_errors_are_relative_and_a_missing_gradient_is_zero() -> None:
+    exact = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0]), "c": torch.zeros(1)}
+    found = {"a": torch.tensor([3.0, 4.5]), "b": None, "c": torch.zeros(1)}
+    assert relative_errors(found, exact) == {"a": pytest.approx(0.1), "b": 1.0, "c": 0.0}
+
+
+def test_two_runs_that_differ_are_seen() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    assert equal_twice(Step(lambda: (leaf * 2.0).sum(), [leaf], dict))
+    assert not equal_twice(Step(lambda: (leaf * torch.rand(3)).sum(), [leaf], dict))

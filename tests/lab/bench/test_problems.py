@@ -1,0 +1,74 @@
+"""The problems are what they say: Zipf targets, logits of a trained model, the same numbers every time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reefknot.errors import SettingsError
+from reefknot.lab.bench.naive import LOSSES
+from reefknot.lab.bench.problems import ENDS, Shape, band_widths, make_problem
+
+SHAPE = Shape(400, 64, 1000)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_problem_is_the_same_every_time(end: str) -> None:
+    one, other = (make_problem(end, Shape(16, 8, 50), "cpu", torch.float32) for _ in range(2))
+    assert torch.equal(one.hidden, other.hidden)
+    assert torch.equal(one.targets, other.targets)
+    assert one.weights.keys() == other.weights.keys()
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+def test_targets_follow_zipf() -> None:
+    y = make_problem("plain", Shape(20_000, 8, 1000), "cpu", torch.float32).targets
+    counts = torch.bincount(y, minlength=1000).double()
+    harmonic = (1.0 / torch.arange(1, 1001, dtype=torch.float64)).sum()
+    for word in (0, 1, 9):
+        assert float(counts[word]) / 20_000 == pytest.approx(1 / ((word + 1) * float(harmonic)), rel=0.1)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_loss_is_that_of_a_trained_model(end: str) -> None:
+    """Far below the entropy of the unigram, far above nothing."""
+    problem = make_problem(end, SHAPE, "cpu", torch.float64)
+    unigram = 1.0 / torch.arange(1, SHAPE.words + 1, dtype=torch.float64)
+    unigram /= unigram.sum()
+    entropy = float(-(unigram * unigram.log()).sum())
+    loss = float(LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.rows)
+    assert 0.15 * entropy < loss < 0.9 * entropy
+
+
+def test_logits_hold_the_unigram_and_the_boost() -> None:
+    problem = make_problem("plain", SHAPE, "cpu", torch.float64)
+    logits = problem.hidden @ problem.weights["table"].T
+    log_unigram = -torch.log(torch.arange(1, SHAPE.words + 1, dtype=torch.float64))
+    left = logits - log_unigram
+    boosted = left.gather(1, problem.targets[:, None]).mean() - left.mean()
+    assert float(boosted) == pytest.approx(3.0, abs=0.5), "4 times the squared length of what is not shared, 3/4"
+    assert float(logits.mean(0).sub(log_unigram).std()) < 0.3, "rows differ by noise, the unigram is common to them"
+
+
+def test_bands_are_narrower_and_narrower() -> None:
+    assert band_widths(1024) == (1024, 256, 64)
+    assert band_widths(8) == (8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("64,16", "must be rows,width,classes"),
+        ("a,b,c", "must be rows,width,classes"),
+        ("1,2,3,4", "must be rows,width,classes"),
+        ("0,16,500", "at least 1 row"),
+        ("64,16,10", "at least 1 row, a width of 8 and 50 classes"),
+    ],
+)
+def test_a_wrong_shape_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Shape.read(text)
+
+
+def test_a_shape_is_read() -> None:
+    assert Shape.read("8_192,1024,267735") == (8192, 1024, 267_735)

@@ -1,0 +1,236 @@
+"""Whole training steps: what training does, timed; shares, ratios, and rows that say why they were not measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.kernels.choice import current
+from reefknot.kernels.scores import IGNORE
+from reefknot.lab.bench import steps
+from reefknot.lab.bench.steps import CAPTURED, EAGER, LOOP, STORED, Course, Job, Looped, Row, Text, measure_all
+from reefknot.lab.bench.stored import MaskedLookup, StoredAdaptive
+from reefknot.lab.training.settings import TrainingSettings
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.encoders.transformer import Transformer
+from reefknot.nn.encoders.variational_lstm import VariationalLSTM
+from reefknot.nn.inputs.adaptive import AdaptiveLookup
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.models.operations import operations
+from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import BandedTable, BandProjections, WordTable
+
+TRAINING = {
+    "epochs": 1,
+    "batch": 4,
+    "steps": 6,
+    "clip": 1.0,
+    "optimiser": {"kind": "sgd", "learning_rate": 1.0},
+    "schedule": {"kind": "constant"},
+}
+TEXT = Text.random(30, 2_000, "ptb")
+RATES = {"float32": 1e12}
+
+
+def _model() -> LanguageModel:
+    table = WordTable(30, 8)
+    return LanguageModel(Lookup(table), VariationalLSTM(8, 8, dropout=0.5), Softmax(Plain(table)))
+
+
+def _attention() -> LanguageModel:
+    table = BandedTable(30, 8, sizes=[5, 10], factor=2)
+    bands = BandProjections(table, 8)
+    encoder = Transformer(8, layers=1, heads=2, ffn_dim=8, dropout=0.5)
+    return LanguageModel(AdaptiveLookup(table, bands), encoder, AdaptiveSoftmax(table, bands))
+
+
+def _job(name: str = "tied", build: Callable[[], LanguageModel] = _model, **changes: object) -> Job:
+    settings = TrainingSettings.model_validate(TRAINING | changes)
+    return Job(name, settings, build, TEXT, carries=build is not _attention)
+
+
+def _run(*jobs: Job) -> list[Row]:
+    said: list[str] = []
+    found = [row for rows in measure_all(jobs, "cpu", RATES, 0.0, said.append) for row in rows]
+    assert sum(line.startswith("  ") for line in said) == len(found)
+    return found
+
+
+def test_every_column_is_there() -> None:
+    rows = _run(_job("one"), _job("two"))
+    assert [(row.row, row.mode) for row in rows] == [("one", LOOP), ("one", EAGER), ("two", LOOP), ("two", EAGER)]
+    for row in rows:
+        record = json.loads(json.dumps(row.record(), allow_nan=False))
+        assert [name for name, value in record.items() if value is None] == ["memory_bytes"], "a GPU's alone"
+        assert row.note == ""
+        assert row.ms is not None
+        assert row.tokens_per_second == pytest.approx(4 * 6 / (1e-3 * row.ms))
+        assert row.epoch_seconds == pytest.approx(2_000 / (4 * 6 / (1e-3 * row.ms)))
+        assert row.flops == pytest.approx(_operations(Course(_job(), EAGER, "cpu")) / (1e-3 * row.ms))
+        assert row.matrix_share == pytest.approx(row.flops / 1e12)
+        assert all(record[f"{part}_share"] > 0 for part in ("input", "encoder", "output"))
+        assert record["ends_share"] == pytest.approx(record["input_share"] + record["output_share"])
+    assert rows[0].over_baseline == rows[0].over_first == rows[1].over_first == 1.0
+    assert rows[3].over_first == pytest.approx(rows[3].epoch_seconds / rows[1].epoch_seconds)  # type: ignore[operator]
+    assert rows[3].over_baseline == pytest.approx(rows[3].epoch_seconds / rows[2].epoch_seconds)  # type: ignore[operator]
+
+
+def test_a_row_is_compared_with_the_first_of_its_corpus() -> None:
+    other = replace(_job("other"), text=Text.random(30, 4_000, "wikitext-2"))
+    rows = _run(_job("one"), other, _job("two"))
+    one, first, two = rows[1::2]
+    assert (one.over_first, first.over_first) == (1.0, 1.0)
+    assert two.over_first == pytest.approx(two.epoch_seconds / one.epoch_seconds)  # type: ignore[operator]
+
+
+def _operations(course: Course) -> float:
+    """Of a step, the mean."""
+    return sum(operations(course.model, x_BT, y_BT) for x_BT, y_BT, _ in course.windows) / len(course.windows)
+
+
+def test_self_attention_is_compared_with_stored_logits() -> None:
+    job = _job("adaptive", _attention, batching="blocks", accumulate=2)
+    assert job.modes("cuda") == [STORED, EAGER, CAPTURED]
+    assert _job().modes("cuda") == [LOOP, EAGER, CAPTURED]
+    stored, eager = _run(job)
+    assert (stored.mode, stored.note, eager.mode, eager.note) == (STORED, "", EAGER, "")
+    assert (stored.batching, stored.accumulate) == ("blocks", 2)
+    assert eager.over_baseline == pytest.approx(eager.epoch_seconds / stored.epoch_seconds)  # type: ignore[operator]
+    course = Course(job, STORED, "cpu")
+    assert isinstance(course.model.input, MaskedLookup)
+    assert isinstance(course.model.output, StoredAdaptive)
+    assert course.operations == Course(job, EAGER, "cpu").operations, "what is needed at least, whoever computes it"
+
+
+def test_stored_logits_train_alike() -> None:
+    found = []
+    for mode in (STORED, EAGER):
+        course = Course(_job("adaptive", _attention, batching="sentences", accumulate=2), mode, "cpu")
+        torch.manual_seed(3)
+        course.run()
+        found.append(course.update.tally.report())
+    assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
+    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
+
+
+def test_what_cannot_be_captured_says_so() -> None:
+    row = steps._measure(_job(), CAPTURED, "cpu", None, 0.0, lambda line: None)
+    assert (row.ms, row.note) == (
+        None,
+        "a part of the model asks the device for a number, so there is nothing to capture",
+    )
+
+
+def test_a_row_that_fails_says_so_and_the_others_go_on() -> None:
+    def refuse() -> LanguageModel:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 58 GiB")
+
+    rows = _run(_job("large", refuse), _job("small"))
+    assert [row.note for row in rows] == ["out of memory"] * 2 + [""] * 2
+    assert rows[0].ms is None
+    assert all(row.over_first is None for row in rows), "there is no first row to compare with"
+    assert rows[3].over_baseline is not None
+
+
+def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Course, "parts", lambda self: 1 / 0)
+    row, *_ = _run(_job())
+    assert row.ms is not None
+    assert row.encoder_share is None
+    assert row.note == "ZeroDivisionError: division by zero"
+
+
+def test_a_pass_trains_on_each_window_as_training_does() -> None:
+    course = Course(_job(averaging={"start": "at_once"}), EAGER, "cpu")
+    before = [parameter.clone() for parameter in course.model.parameters()]
+    course.run()
+    assert course.model.training
+    assert course.tokens == len(course.windows) * 4 * 6
+    report = course.update.tally.report()
+    assert report.sums["nll"] > 0
+    assert report.gradient_norm > 0
+    averages = course.update.state.averages
+    assert averages is not None
+    assert int(averages.count) == len(course.windows)
+    assert all(torch.equal(one, other) for one, other in zip(before, course.model.parameters(), strict=True))
+
+
+def test_windows_have_random_lengths_where_the_row_has() -> None:
+    course = Course(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
+    lengths = {x_BT.shape[1] for x_BT, *_ in course.windows}
+    assert len(lengths) > 1
+    assert course.tokens == sum(4 * x_BT.shape[1] for x_BT, *_ in course.windows)
+
+
+def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
+    course = Course(_job(accumulate=2), EAGER, "cpu")
+    assert course.piece.x.shape == (2, 6)
+    source, encoder, end = course.parts()
+    assert source.leaves == list(course.model.input.parameters())
+    assert encoder.leaves[0].shape == (2, 6, 8)
+    assert end.leaves[0].shape == (12, 8)
+    for part in (source, encoder, end):
+        part.run()
+        assert all(leaf.grad is not None for leaf in part.leaves)
+        part.clear()
+
+
+@pytest.mark.parametrize("batching", ["blocks", "sentences"])
+def test_samples_count_for_the_targets_they_have(batching: str) -> None:
+    course = Course(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
+    course.run()
+    targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in course.windows]
+    assert course.tokens == course.update.tally.report().tokens == sum(targets)
+    *_, end = course.parts()
+    reached = course.piece.y.numel() if course.piece.places is None else len(course.piece.places)
+    assert end.leaves[0].shape == (reached, 8)
+    assert 0 < course.piece.plan.count <= reached < targets[0]
+    (row,) = _run(_job(batching=batching, steps=90))[1:]
+    assert (row.note, row.ends_share is None) == ("", False)
+
+
+def test_the_loop_is_the_encoder_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Course(_job(), LOOP, "cpu").model
+    assert isinstance(model.encoder, Looped)
+    seen: list[str] = []
+
+    def noting(call: Callable[..., object]) -> Callable[..., object]:
+        def note(*args: object) -> object:
+            seen.append(current().impl)
+            return call(*args)
+
+        return note
+
+    monkeypatch.setattr(model.encoder.encoder, "forward", noting(model.encoder.encoder.forward))
+    monkeypatch.setattr(model.output, "loss", noting(model.output.loss))
+    model.loss(torch.zeros(4, 6, dtype=torch.long))
+    assert seen == ["reference", "auto"]
+
+
+def test_the_loop_computes_the_same() -> None:
+    courses = [Course(_job(), mode, "cpu") for mode in (LOOP, EAGER)]
+    found = []
+    for course in courses:
+        torch.manual_seed(3)
+        course.run()
+        found.append(course.update.tally.report())
+    assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
+    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
+
+
+def test_random_text_is_zipf_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TEXT.told == "ptb is not here: random text of its 30 words; an epoch is its 2,000 tokens"
+    counts = np.bincount(TEXT.ids, minlength=30)
+    assert len(TEXT.ids) == TEXT.tokens == 2_000
+    assert counts[0] > counts[3] > counts[25] > 0
+    assert np.array_equal(TEXT.ids, Text.random(30, 2_000, "ptb").ids)
+    monkeypatch.setattr(steps, "LONGEST", 100)
+    long = Text.random(30, 10**9, "wikitext-103")
+    assert (len(long.ids), long.tokens) == (100, 10**9)

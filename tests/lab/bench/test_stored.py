@@ -1,0 +1,148 @@
+"""Ends in plain torch give the losses and gradients of ours, in float64, whatever is tied or projected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.kernels.scores import IGNORE
+from reefknot.lab.bench.stored import MaskedLookup, StoredAdaptive, StoredSoftmax, store
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.classifiers.projected import Projected
+from reefknot.nn.encoders.transformer import Transformer
+from reefknot.nn.inputs.adaptive import AdaptiveLookup
+from reefknot.nn.inputs.contract import InputEnd
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.outputs import adaptive
+from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
+from reefknot.nn.outputs.contract import OutputEnd
+from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import BandedTable, BandProjections, WordTable
+
+WORDS, DIM = 40, 8
+HeadProjection = Literal["none", "own", "shared"]
+
+
+def _banded() -> BandedTable:
+    return BandedTable(WORDS, DIM, sizes=[6, 14], factor=2)
+
+
+def _adaptive(
+    tied: bool = True,
+    shared: bool = True,
+    head_projection: HeadProjection = "none",
+    biases: bool = False,
+    project_to: int | None = None,
+    tail_dropout: float = 0.0,
+    softmax_dropout: float = 0.0,
+) -> tuple[InputEnd, OutputEnd]:
+    table = _banded()
+    classes = table if tied else _banded()
+    projections = BandProjections(table, DIM)
+    own = projections if shared else BandProjections(classes, DIM, head=False)
+    labels = [Plain(each) for each in classes.tables] if biases else classes
+    output = AdaptiveSoftmax(
+        labels,
+        own,
+        head_projection=head_projection,
+        project_to=project_to,
+        tail_dropout=tail_dropout,
+        softmax_dropout=softmax_dropout,
+    )
+    return AdaptiveLookup(table, projections, scale=2.0), output
+
+
+def _plain(tied: bool = True, width: int = DIM, bias: bool = True) -> tuple[InputEnd, OutputEnd]:
+    table = WordTable(WORDS, width)
+    classes = table if tied else WordTable(WORDS, width)
+    labels = Plain(classes, bias) if width == DIM else Projected(classes, DIM, bias)
+    return Lookup(table, project_to=None if width == DIM else DIM), Softmax(labels)
+
+
+ENDS: dict[str, Callable[[], tuple[InputEnd, OutputEnd]]] = {
+    "adaptive, tied": _adaptive,
+    "adaptive, untied": lambda: _adaptive(tied=False, shared=False),
+    "adaptive, tables tied": lambda: _adaptive(shared=False),
+    "adaptive, projections tied": lambda: _adaptive(tied=False),
+    "adaptive, head projected by the shared": lambda: _adaptive(head_projection="shared"),
+    "adaptive, head projected, biases": lambda: _adaptive(head_projection="own", biases=True),
+    "adaptive, hidden state projected": lambda: _adaptive(project_to=DIM),
+    "plain, tied": _plain,
+    "plain, untied, no bias": lambda: _plain(tied=False, bias=False),
+    "plain, tied, projected": lambda: _plain(width=6),
+    "plain, untied, projected": lambda: _plain(tied=False, width=6, bias=False),
+    "narrow lookup, adaptive": lambda: (Lookup(WordTable(WORDS, 2), project_to=DIM), _adaptive(False, False)[1]),
+}
+
+
+def _model(ends: Callable[[], tuple[InputEnd, OutputEnd]]) -> LanguageModel:
+    torch.manual_seed(0)
+    source, output = ends()
+    encoder = Transformer(DIM, layers=1, heads=2, ffn_dim=8)
+    return LanguageModel(source, encoder, output).double()
+
+
+def _outcome(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    torch.manual_seed(1)
+    parameters = list(model.parameters())
+    losses = model.loss(x_BT, y_BT)
+    objective = losses.mean()
+    objective.backward()
+    found = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return objective.detach(), found
+
+
+def _compare(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> None:
+    parameters = list(model.parameters())
+    exact, gradients = _outcome(model, x_BT, y_BT)
+    store(model)
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    loss, found = _outcome(model, x_BT, y_BT)
+    torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0.0)
+    for one, other in zip(found, gradients, strict=True):
+        assert one is not None
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_losses_and_gradients_are_ours(name: str) -> None:
+    model = _model(ENDS[name])
+    x_BT, y_BT = torch.randint(WORDS, (2, 3, 11), generator=torch.Generator().manual_seed(2))
+    _compare(model, x_BT, y_BT)
+    assert isinstance(model.output, StoredAdaptive if "adaptive" in name else StoredSoftmax)
+    assert isinstance(model.input, MaskedLookup) == name.startswith("adaptive")
+
+
+def test_a_band_without_words_and_tokens_without_target() -> None:
+    x_BT = torch.zeros(2, 5, dtype=torch.long)
+    y_BT = x_BT.clone()
+    y_BT[1, 2:] = IGNORE
+    _compare(_model(_adaptive), x_BT, y_BT)
+
+
+def test_numbers_are_dropped_where_ours_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same draws, once no rows fill up the tails."""
+    monkeypatch.setattr(adaptive, "FILL", 1)
+    model = _model(lambda: _adaptive(tail_dropout=0.5, softmax_dropout=0.25))
+    x_BT, y_BT = torch.randint(WORDS, (2, 2, 7), generator=torch.Generator().manual_seed(2))
+    _compare(model, x_BT, y_BT)
+    dropped, _ = _outcome(model, x_BT, y_BT)
+    whole, _ = _outcome(model.eval(), x_BT, y_BT)
+    assert not torch.isclose(dropped, whole, rtol=1e-3)
+
+
+def test_ends_without_such_a_form_stay() -> None:
+    table = WordTable(WORDS, DIM)
+    source, output = Lookup(table), MixtureOfSoftmaxes(Plain(table), DIM, experts=2)
+    model = LanguageModel(source, Transformer(DIM, layers=1, heads=2, ffn_dim=8), output)
+    store(model)
+    assert model.input is source
+    assert model.output is output

@@ -1,0 +1,88 @@
+"""`reefknot advise`: one table, each end in a process of its own, mistakes in a sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.lab.cli import advise
+
+from .conftest import Outcome
+
+Cli = Callable[..., Outcome]
+TINY = ("--dim", 16, "--layers", 1, "--heads", 2, "--ffn", 16, "--tokens", 32, "--seconds", 0, "--device", "cpu")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    for split in ("train", "valid", "test"):
+        words = [f"w{number // (1 + number % 7)}" for number in range(200)]
+        lines = [" ".join(words[start : start + 10]) for start in range(0, 200, 10)]
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_one_end_is_measured_here(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advise, "_measured_apart", lambda *_: pytest.fail("no other process is needed"))
+    found = cli("advise", text, "--end", "ADP-T", *TINY, "--json").json()
+    assert found["body"] == {"dim": 16, "layers": 1, "heads": 2, "ffn": 16, "tokens": 32}
+    (row,) = found["rows"]
+    assert row["end"] == "ADP-T"
+    assert row["memory_bytes"] > row["parameters"] > row["ends_parameters"] > 0
+    assert row["words_per_second"] == pytest.approx(row["tokens_per_second"])
+    assert found["advice"] == "ADP-T alone was measured: there is nothing to compare it with."
+
+
+def test_an_update_is_told_as_it_is_made(cli: Cli, text: Path) -> None:
+    asked = ("advise", text, "--end", "SM-T", *TINY, "--tokens", 5000)
+    assert "; updates of 1 x 220 tokens; " in cli(*asked).out
+    assert cli(*asked, "--json").json()["body"]["tokens"] == 220
+
+
+def test_several_ends_are_measured_apart(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    others = subprocess.run
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "advise" not in command:
+            return others(command, **options)
+        asked.append(command)
+        end = command[command.index("--end") + 1]
+        if end == "SM":
+            return subprocess.CompletedProcess(command, -9, "", "")
+        if end == "ASM":
+            return subprocess.CompletedProcess(command, 3, "", "a warning\nreefknot: the disk is full\n")
+        speed = 40.0 if end == "ADP-T" else 30.0
+        row = {"end": end, "memory_bytes": 7 * 2**20, "tokens_per_second": 50.0, "words_per_second": speed}
+        return subprocess.CompletedProcess(command, 0, json.dumps({"rows": [row]}), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    ends = ("--end", "SM", "--end", "ASM", "--end", "ADP", "--end", "ADP-T")
+    outcome = cli("advise", text, *ends, *TINY)
+    assert outcome.code == 0, outcome.err
+    assert "SM: killed, perhaps out of memory" in outcome.out
+    assert "ASM: reefknot: the disk is full" in outcome.out
+    assert "of the text by the end of each but the last" in outcome.out
+    assert "words + line ends/s" in outcome.out
+    assert "Take ADP-T" in outcome.out
+    (line,) = (line for line in outcome.out.splitlines() if line.startswith("ADP-T ") and "reads" not in line)
+    assert line.split()[-3:] == ["7", "50", "40"]
+    assert len(asked) == 4
+    assert asked[0][1:6] == ["-m", "reefknot", "advise", str(text), "--end"]
+    assert asked[0][-1] == "--json"
+    assert asked[0][asked[0].index("--tokens") + 1] == "32"
+
+
+def test_mistakes(cli: Cli, text: Path) -> None:
+    outcome = cli("advise", text, "--end", "LSTM")
+    assert outcome.code == 2
+    assert "--end LSTM: must be one of SM, SM-T, BPE" in outcome.err
+    outcome = cli("advise", text, *TINY, "--heads", 3)
+    assert outcome.code == 2
+    assert "heads = 3 do not divide" in outcome.err
+    assert cli("advise", text / "nothing", *TINY).code == 3

@@ -1,0 +1,250 @@
+"""`reefknot bench`: a table for people, a record for programs, mistakes in a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import ReefknotError
+from reefknot.lab.bench import encoders, steps
+
+from .conftest import Outcome
+
+Cli = Callable[..., Outcome]
+TINY = ("--shape", "16,8,50", "--competitor", "reefknot", "--competitor", "eager", "--competitor", "cce")
+QUICK = (*TINY, "--seconds", "0", "--device", "cpu")
+
+
+def test_a_table_and_a_record(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    outcome = cli("bench", "heads", *QUICK, "--end", "plain", "--end", "drill", "--json", path)
+    assert outcome.code == 0, outcome.err
+    assert "TFLOP/s in large products" in outcome.out.splitlines()[0]
+    assert "plain, N = 16, D = 8, V = 50: floor" in outcome.out
+    assert "eager torch" in outcome.out
+    assert "CCE, CCE, unfiltered: not installed" in outcome.out
+    assert "  reefknot, chunked" in outcome.err
+    record = json.loads(path.read_text())
+    assert record["bench"] == "heads"
+    assert record["vocabulary"] is False
+    assert record["machine"]["matrix_tflops"] > 0
+    assert record["environment"]["torch"] == record["machine"]["torch"]
+    assert {row["end"] for row in record["rows"]} == {"plain", "drill"}
+    assert all(row["over_floor"] > 0 for row in record["rows"] if row["ms"] is not None)
+
+
+def test_encoders(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    shapes = ("--shape", "2,3,4-5-5", "--shape", "2,3,4-6-6-4")
+    outcome = cli("bench", "encoders", *shapes, "--seconds", "0", "--device", "cpu", "--json", path)
+    assert outcome.code == 0, outcome.err
+    assert "B = 2, T = 3, 4-6-6-4, float32" in outcome.out
+    assert all(title in outcome.out for title in ("ms", "x nn.LSTM", "worst error", "same bits", "plain loop"))
+    assert "graph ms" not in outcome.out
+    record = json.loads(path.read_text())
+    assert set(record) == {"bench", "machine", "environment", "rows", "not_measured"}
+    assert record["not_measured"] == {}
+    assert {"device", "torch", "triton", "cudnn"} <= set(record["machine"])
+    assert [row["competitor"] for row in record["rows"]].count("reefknot, AWD") == 1
+    assert all(row["over_lstm"] > 0 for row in record["rows"])
+
+
+def test_steps(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "steps", recipe, "training.batch=2", "--row", "untied", "--row", "tied", *quick)
+    assert outcome.code == 0, outcome.err
+    assert "1,125 / 150 / 450 tokens" in outcome.out
+    assert "untied: 2 streams of 10 steps" in outcome.out
+    assert all(title in outcome.out for title in ("tokens/s", "s/epoch", "TFLOP/s", "encoder", "ends"))
+    assert all(title in outcome.out for title in ("x baseline", "x first"))
+    assert "GiB" not in outcome.out, "a GPU's alone"
+    assert max(map(len, outcome.out.splitlines()[4:])) <= 120
+    record = json.loads(path.read_text())
+    assert record["overrides"] == ["training.batch=2"]
+    assert all(any(text.startswith("training.batch: ") for text in told) for told in record["changed"].values())
+    assert [(row["row"], row["mode"]) for row in record["rows"]][::2] == [
+        ("untied", "plain loop"),
+        ("tied", "plain loop"),
+    ]
+    assert record["rows"][0]["over_first"] == 1.0
+    assert record["rows"][0]["flops"] > 0
+    assert record["rows"][0]["ends_share"] > record["rows"][0]["input_share"] > 0
+    assert record["machine"]["matrix_flops"] == record["not_measured"] == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "asked", "left"),
+    [
+        ("steps", ("--row", "untied", "--row", "tied"), "tied"),
+        ("encoders", ("--shape", "2,3,4-4", "--shape", "2,3,5-5"), "B = 2, T = 3, 5-5, float32"),
+    ],
+)
+def test_a_record_says_what_was_not_reached(
+    cli: Cli,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    asked: tuple[str, ...],
+    left: str,
+) -> None:
+    module = {"steps": steps, "encoders": encoders}[what]
+    measure_all = module.measure_all
+
+    def stopped(*given: Any) -> Iterator[list[Any]]:
+        yield next(measure_all(*given))
+        raise ReefknotError("stopped")
+
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(module, "measure_all", stopped)
+    words = [recipe] if what == "steps" else []
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    assert "stopped" in cli("bench", what, *words, *asked, *quick).err
+    record = json.loads(path.read_text())
+    assert record["rows"]
+    assert left not in {row.get("row") for row in record["rows"]}
+    assert [5, 5] not in [row.get("shape", [0, 0, 0])[2] for row in record["rows"]]
+    assert record["not_measured"] == {left: "not reached"}
+
+
+def test_rows_by_a_pattern_come_without_those_that_they_start_from(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    path, resumed = tmp_path / "record.json", tmp_path / "resumed.toml"
+    again = '[[rows]]\nname = "tied again"\nset.training.start = { row = "tied" }\n'
+    resumed.write_text(recipe.read_text(encoding="utf-8") + again, encoding="utf-8")
+    quick = ("training.batch=2", "--seconds", "0", "--device", "cpu", "--json", path)
+    for patterns, rows in ((("*again",), ["tied again"]), (("UN*", "*D", "tied"), ["untied", "tied"])):
+        outcome = cli("bench", "steps", resumed, *(word for each in patterns for word in ("--row", each)), *quick)
+        assert outcome.code == 0, outcome.err
+        found = [row["row"] for row in json.loads(path.read_text())["rows"]]
+        assert list(dict.fromkeys(found)) == rows
+
+
+def test_steps_of_a_corpus_that_is_not_here(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    small = ("encoder.hidden_dim=4", "tables.words.dim=4", "training.batch=2", "training.steps=2")
+    outcome = cli(
+        "bench", "steps", "press2017/table6", *small, "--row", "small + wt", "--seconds", "0", "--device", "cpu"
+    )
+    assert outcome.code == 0, outcome.err
+    assert "ptb is not here: random text of its 10,000 words; an epoch is its 929,589 tokens" in outcome.out
+    assert "Small + WT: 2 streams of 2 steps" in outcome.out
+
+
+ATTENTION = """
+title = "ends of a small Transformer"
+[base]
+corpus.name = "ptb"
+encoder = { kind = "transformer", layers = 1, heads = 2, ffn_dim = 8 }
+[base.training]
+updates = 2
+batching = "blocks"
+batch = 4
+steps = 8
+accumulate = 2
+divisor = "tokens"
+optimiser = { kind = "sgd", learning_rate = 1.0 }
+schedule = { kind = "constant" }
+[[rows]]
+name = "plain"
+[rows.set]
+tables.words = { kind = "word", dim = 8 }
+input = { kind = "lookup", table = "words" }
+output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+[[rows]]
+name = "adaptive"
+[rows.set]
+tables.words = { kind = "banded", dim = 8, sizes = [20, 40], factor = 2 }
+projections.bands = { kind = "bands", table = "words", dim = 8 }
+input = { kind = "adaptive", table = "words", projections = "bands" }
+output = { kind = "adaptive", projections = "bands", labels = { kind = "plain", table = "words", bias = false } }
+[[rows]]
+name = "pieces"
+[rows.set]
+vocabulary.bpe.merges = 20
+tables.words = { kind = "word", dim = 8 }
+input = { kind = "lookup", table = "words" }
+output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+[[rows]]
+name = "spellings"
+[rows.set]
+tables.words = { kind = "word", dim = 8 }
+input = { kind = "char_cnn", dim = 8, filters = [[1, 4]] }
+output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+"""
+
+
+def test_steps_of_self_attention(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    path, recipe = tmp_path / "record.json", tmp_path / "attention.toml"
+    recipe.write_text(ATTENTION)
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "steps", recipe, *quick)
+    assert outcome.code == 0, outcome.err
+    assert "plain: 4 blocks of 8 steps, in 2 parts" in outcome.out
+    assert "not measured: pieces, spellings, whose words the corpus alone can tell:" in outcome.out
+    record = json.loads(path.read_text())
+    assert list(record["not_measured"]) == ["pieces", "spellings"]
+    modes = [(row["row"], row["mode"], row["note"]) for row in record["rows"]]
+    assert modes == [(name, mode, "") for name in ("plain", "adaptive") for mode in ("stored logits", "eager")]
+    alone = cli("bench", "steps", recipe, "--row", "pieces", *quick)
+    assert alone.code == 3
+    assert "the corpus ptb has to be found" in alone.err
+
+
+def test_translation(cli: Cli, tmp_path: Path) -> None:
+    text, path = tmp_path / "text", tmp_path / "record.json"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.tsv").write_text("a dog runs\tein hund läuft\na cat\teine katze\n" * 4, encoding="utf-8")
+    sizes = ["encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=8", "tables.words.dim=8", "training.batch=2"]
+    sizes += ["vocabulary.bpe.merges=20", "training.precision=float32", f"corpus.name={text}"]
+    quick = ("--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "translation", "pappas2019/multi30k", *sizes, "--row", "TWWT", *quick)
+    assert outcome.code == 0, outcome.err
+    assert "8 / 8 / 8 pairs" in outcome.out
+    assert all(text in outcome.out for text in ("TWWT, training", "TWWT, decoding", "tokens/s", "x baseline", "same"))
+    assert "GiB" not in outcome.out, "a GPU's alone"
+    record = json.loads(path.read_text())
+    assert record["recipe"] == "pappas2019/multi30k"
+    modes = ["nn.Transformer", "eager", "whole prefix", "cached"]
+    assert [(row["mode"], row["note"]) for row in record["rows"]] == [(mode, "") for mode in modes]
+    assert record["rows"][-1]["same"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("tails",), "bench tails: must be heads or encoders or steps or translation"),
+        (("steps",), "bench steps: name a recipe, such as press2017/table6"),
+        (("steps", "demo", "--graph"), "bench steps takes no --graph; leave it out"),
+        (("steps", "demo", "--row", "tide"), 'demo: no row "tide"'),
+        (("steps", "demo", "--row", "tide*"), 'demo: no row to train fits "tide*"; `reefknot ls demo` lists the'),
+        (("translation", "pappas2019/multi30k", "--row", "x*"), 'pappas2019/multi30k: no row to train fits "x*"; '),
+        (("steps", "pappas2019/multi30k"), 'row "Baseline": a translator; use reefknot bench translation'),
+        (("translation", "demo"), "a language model; use reefknot bench steps"),
+        (("translation", "--graph"), "bench translation takes no --graph; leave it out"),
+        (("heads", "demo"), "bench heads: takes no recipe; leave out demo"),
+        (("encoders", "--end", "plain"), "bench encoders takes no --end; leave it out"),
+        (("encoders", "--shape", "20,35"), "--shape 20,35: must be streams,steps,widths"),
+        (("encoders", "--weights", "bfloat16", "--device", "cpu"), "--weights bfloat16 needs a GPU"),
+        (("heads", "--shape", "16,8"), "--shape 16,8: must be rows,width,classes, such as 700,200,10000"),
+        (("heads", "--end", "planar"), "--end planar: must be plain or adaptive"),
+        (("heads", "--competitor", "tiger"), "--competitor tiger: must be reefknot or eager"),
+        (("heads", "--weights", "float8"), "--weights float8: must be float32 or bfloat16"),
+        (("heads", "--weights", "bfloat16", "--device", "cpu"), "--weights bfloat16 needs a GPU"),
+        (("heads", "--graph", "--device", "cpu"), "--graph needs a GPU"),
+        (("heads", "--vocabulary", "--shape", "16,8,50"), "leave out --shape"),
+        (("heads", "--json", "/nowhere/at/all.json"), "there is no folder /nowhere/at"),
+        (("heads", "--memory", "-1"), "--memory -1: must be a number of MiB above 0"),
+    ],
+)
+def test_a_mistake_is_a_sentence(cli: Cli, words: tuple[str, ...], sentence: str) -> None:
+    outcome = cli("bench", *words)
+    assert outcome.code == 2
+    assert sentence in outcome.err
+    assert "Traceback" not in outcome.err

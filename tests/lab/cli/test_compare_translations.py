@@ -1,0 +1,239 @@
+"""`reefknot compare` on translators: BLEU with an interval, the spread of the seeds, what a tie saves, refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+
+from .conftest import Outcome, Runs
+from .test_compare import copy_run
+from .test_translate import RECIPE, WORDS, translated
+
+Cli = Callable[..., Outcome]
+
+UNTIED = """
+[[rows]]
+name = "untied"
+[rows.set]
+tables.sources = { kind = "word", dim = 32 }
+source.table = "sources"
+"""
+SENTENCES = 60
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    draw = random.Random(0)
+    for split, number in (("train", 80), ("valid", 30), ("test", SENTENCES)):
+        lines = [" ".join(draw.sample(list(WORDS), draw.randint(4, 8))) for _ in range(number)]
+        for language, text in (("en", lines), ("de", map(translated, lines))):
+            (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def run(pairs: Path, *words: object) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        recipe = folder / "tiny.toml"
+        recipe.write_text(RECIPE.format(corpus=repr(str(pairs))) + UNTIED, encoding="utf-8")
+        settings = ["training.epochs=1", "encoder.units=8", "evaluation.search.beam=1"]
+        outcome = cli("train", recipe, "--out", folder / "run", "--device", "cpu", *settings, *words)
+        assert outcome.code == 0, outcome.err
+        return folder / "run"
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tied(train: Callable[..., Path], pairs: Path) -> Path:
+    """Hardly trained; tests say what it translated, in copies."""
+    return train(pairs, "--row", "tiny")
+
+
+@pytest.fixture(scope="module")
+def untied(train: Callable[..., Path], pairs: Path) -> Path:
+    return train(pairs, "--row", "untied")
+
+
+@pytest.fixture
+def as_if(tmp_path: Path, pairs: Path) -> Callable[..., Path]:
+    """A run as it would be had it got each word right with this probability."""
+
+    def make(run: Path, right: float, name: str, seed: int = 0, **settings: Any) -> Path:
+        copy = copy_run(run, tmp_path / name, seed=seed, **settings)
+        draw = random.Random(seed + int(1000 * right))
+        for split in ("valid", "test"):
+            lines = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
+            spoilt = [
+                " ".join(word if draw.random() < right else draw.choice(list(WORDS.values())) for word in line.split())
+                for line in lines
+            ]
+            (copy / "translations" / f"{split}.txt").write_text(
+                "".join(f"{line}\n" for line in spoilt), encoding="utf-8"
+            )
+        return copy
+
+    return make
+
+
+def total(run: Path) -> int:
+    return int(json.loads((run / "result.json").read_text(encoding="utf-8"))["parameters"]["total"])
+
+
+def test_the_scores_are_those_of_an_evaluation(
+    cli: Cli, tied: Path, untied: Path, pairs: Path, as_if: Callable[..., Path]
+) -> None:
+    runs = as_if(untied, 0.5, "a"), as_if(tied, 0.7, "b")
+    metrics = open_metrics(BleuSettings(tokenize="none"))
+    for split, number in (("valid", 30), ("test", SENTENCES)):
+        references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
+        texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]
+        a, b = (metrics.figures(lines, references) for lines in texts)
+        (found,) = cli("compare", *runs, "--split", split, "--json").json()
+        assert (found["bleu_a"], found["bleu_b"]) == (a["bleu"], b["bleu"])
+        assert 5 < found["bleu_a"] < found["bleu_b"] < 95
+        assert (found["split"], found["sentences"], found["bleu_signature"]) == (split, number, a["bleu_signature"])
+
+
+def test_a_run_as_it_is(cli: Cli, tied: Path) -> None:
+    (found,) = cli("compare", tied, tied, "--json").json()
+    figures = json.loads((tied / "result.json").read_text(encoding="utf-8"))["translation"]["test"]
+    assert (found["bleu_a"], found["bleu_signature"]) == (figures["bleu"], figures["bleu_signature"])
+    assert found["sentences"] == figures["pairs"]
+
+
+def test_a_clear_difference(cli: Cli, tied: Path, untied: Path, as_if: Callable[..., Path]) -> None:
+    a, b = as_if(untied, 0.5, "a"), as_if(tied, 0.9, "b")
+    (found,) = cli("compare", a, b, "--json").json()
+    low, high = found["interval"]
+    assert 0 < low < found["difference"] == found["bleu_b"] - found["bleu_a"] < high
+    assert found["seen"]
+    assert found["interval_with_seeds"] is None
+    saved = total(untied) - total(tied)
+    assert saved > 0
+    assert found["parameters_difference"] == -saved
+    text = cli("compare", a, b).out
+    assert f"A = {a} (1 seed)\ntest text: {SENTENCES} sentences, en to de\nBLEU|nrefs:1|case:mixed" in text
+    assert f"B = {b} (1 seed)\n  BLEU A {found['bleu_a']:.2f}, B {found['bleu_b']:.2f}\n" in text
+    assert f": {saved:,} fewer, {saved / total(untied):.1%} of A's\n" in text
+    assert f"  B is better: {found['difference']:.2f} BLEU more" in text
+    assert f"{saved:,} more" in cli("compare", b, a).out
+
+
+def test_no_difference(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
+    a = as_if(tied, 0.6, "a")
+    text = cli("compare", a, a).out
+    assert "  no difference seen (B - A +0.00, 95 % interval over sentences +0.00 to +0.00)" in text
+    assert f"parameters A {total(tied):,}, B {total(tied):,}: as many\n" in text
+
+
+def test_seeds(cli: Cli, tied: Path, untied: Path, as_if: Callable[..., Path], tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        as_if(untied, 0.5, f"a/seed{seed}", seed=seed)
+        as_if(tied, 0.55, f"b/seed{seed}", seed=seed)
+    a, b = tmp_path / "a", tmp_path / "b"
+    (b / "seed2" / "result.json").unlink()
+    (found,) = cli("compare", a, b, "--json").json()
+    assert found["seeds"] == [3, 2]
+    assert [len(each) for each in found["bleu_of_seeds"]] == [3, 2]
+    assert found["bleu_a"] == pytest.approx(sum(found["bleu_of_seeds"][0]) / 3)
+    assert found["interval_with_seeds"][0] < found["interval"][0]
+    text = cli("compare", a, b).out
+    assert f"B = {b} (2 of 3 seeds finished)\n" in text
+    assert f"BLEU A {found['bleu_a']:.2f} +- {found['spreads'][0]:.2f}, B {found['bleu_b']:.2f} +- " in text
+    assert "interval over sentences and seeds " in text
+    assert len(cli("compare", a / "seed0", b, a / "seed1", "--json").json()) == 2
+
+
+def test_a_translator_is_not_compared_with_a_language_model(cli: Cli, tied: Path, runs: Runs) -> None:
+    for words in ((tied, runs.tied), (runs.tied, tied)):
+        outcome = cli("compare", *words)
+        assert outcome.code == 2
+        assert f"{tied} translates and {runs.tied} is a language model: no fair comparison" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "words", [("--by", "blocks"), ("--block", "500"), ("--bands",), ("--bands", "--figure", "new.svg")], ids=" ".join
+)
+def test_options_without_a_meaning(cli: Cli, tied: Path, words: tuple[str, ...]) -> None:
+    outcome = cli("compare", tied, tied, *words)
+    expected = f"reefknot: {words[0]} is for language models, and these runs translate; leave it out\n"
+    assert (outcome.code, outcome.err) == (2, expected)
+
+
+def test_splits(cli: Cli, tied: Path) -> None:
+    outcome = cli("compare", tied, tied, "--split", "train")
+    expected = "reefknot: --split train: a run keeps translations of valid and test\n"
+    assert (outcome.code, outcome.err) == (2, expected)
+
+
+def test_every_run_must_have_translated_the_same_text(
+    cli: Cli, tied: Path, train: Callable[..., Path], pairs: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    shutil.copytree(pairs, others)
+    lines = (others / "test.de").read_text(encoding="utf-8").splitlines()
+    (others / "test.de").write_text("".join(f"{line}\n" for line in reversed(lines)), encoding="utf-8")
+    other = train(others, "--row", "tiny")
+    outcome = cli("compare", tied, other)
+    assert outcome.code == 2
+    assert f"{tied} and {other}: no fair comparison: their test texts differ" in outcome.err
+    assert cli("compare", tied, other, "--split", "valid").code == 0
+
+
+def test_every_run_must_translate_in_the_same_direction(
+    cli: Cli, tied: Path, train: Callable[..., Path], pairs: Path
+) -> None:
+    back = train(pairs, "--row", "tiny", "corpus.pairs.source=de", "corpus.pairs.target=en")
+    outcome = cli("compare", tied, back)
+    assert outcome.code == 2
+    assert "no fair comparison: one translates en to de, the other de to en; compare runs of one dir" in outcome.err
+
+
+def test_every_run_must_be_counted_in_the_same_way(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
+    other = as_if(tied, 0.5, "other", evaluation={"bleu": {"tokenize": "13a"}})
+    outcome = cli("compare", tied, other)
+    assert outcome.code == 2
+    assert "no fair comparison: their BLEU is counted differently; train both with one evaluation.bleu" in outcome.err
+
+
+def test_another_search_is_told(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
+    other = as_if(tied, 0.5, "other")
+    result = json.loads((other / "result.json").read_text(encoding="utf-8"))
+    result["translation"]["test"]["search"]["beam"] = 9
+    (other / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    outcome = cli("compare", tied, other)
+    assert outcome.code == 0
+    assert outcome.err == f"note: {other} searched otherwise than {tied}: beam 9, not 1\n"
+    assert cli("compare", tied, other, "--split", "valid").err == ""
+
+
+def test_translations_that_are_not_there(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
+    short = as_if(tied, 0.5, "short")
+    (short / "translations" / "test.txt").write_text("ein Hund\n", encoding="utf-8")
+    outcome = cli("compare", tied, short)
+    assert outcome.code == 3
+    assert f"run 1 of system B has 1 translations where there are {SENTENCES} references" in outcome.err
+    shutil.rmtree(short / "translations")
+    outcome = cli("compare", tied, short)
+    assert outcome.code == 3
+    assert f"{short / 'translations' / 'test.txt'}: cannot be read: No such file" in outcome.err
+
+
+def test_pairs_that_were_moved(cli: Cli, train: Callable[..., Path], pairs: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(pairs, here)
+    run = train(here, "--row", "tiny")
+    here.rename(there)
+    assert f"its text was in {here}, and there is no such folder here" in cli("compare", run, run).err
+    assert cli("compare", run, run, "--data", there).code == 0

@@ -1,0 +1,80 @@
+"""`reefknot export`: from a run or a file into every format, for a person and for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.lab.trained_run import open_run
+from reefknot.vectors.files import FORMATS, read_vectors, write_vectors
+from reefknot.vectors.word_vectors import WordVectors
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_tied_table_of_a_run(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    done = cli("export", runs.tied, "--format", format, "-o", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"{tmp_path / 'out'}: 12 words, 8 numbers each (tied), read back\n"
+    trained, found = open_run(runs.tied), read_vectors(tmp_path / "out")
+    assert found.words == trained.vocabulary.words
+    assert "<eos>" in found
+    assert found.vectors_VD.tolist() == trained.model.input.tables()[0].weight.tolist()
+
+
+def test_of_several_tables_one_is_named(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    out = tmp_path / "v.txt"
+    several = cli("export", runs.untied, "--format", "glove", "-o", out)
+    assert (several.code, several.out) == (2, "")
+    assert "has several tables; say which with --table: input or output" in several.err
+    wrong = cli("export", runs.untied, "--table", "tied", "--format", "glove", "-o", out)
+    assert wrong.code == 2
+    assert "--table tied" in wrong.err
+    assert "there is: input, output" in wrong.err
+    assert not out.exists()
+    tables = {}
+    for table in ("input", "output"):
+        told = cli("export", runs.untied, "--table", table, "--format", "glove", "-o", out, "--json").json()
+        assert told == {"output": str(out), "format": "glove", "table": table, "words": 12, "dim": 8}
+        tables[table] = read_vectors(out).vectors_VD
+    assert not np.array_equal(tables["input"], tables["output"])
+
+
+def test_a_file_becomes_another_and_what_is_odd_about_it_is_told(cli: Cli, tmp_path: Path) -> None:
+    foreign, out = tmp_path / "foreign.txt", tmp_path / "out.safetensors"
+    foreign.write_bytes(b"a 1 2\nb 3 4\na 5 6\n")
+    done = cli("export", foreign, "--format", "safetensors", "-o", out)
+    assert done.code == 0
+    assert "1 word is there already" in done.err
+    assert done.out.endswith("2 words, 2 numbers each (vectors), read back\n")
+    projector = tmp_path / "projector"
+    assert cli("export", out, "--format", "projector", "-o", projector).code == 0
+    assert cli("export", projector, "--format", "word2vec-binary", "-o", tmp_path / "v.bin").code == 0
+    assert read_vectors(tmp_path / "v.bin").words == ("a", "b")
+
+
+def test_mistakes_are_sentences(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    spaced = tmp_path / "spaced.safetensors"
+    write_vectors(WordVectors(("a b",), np.ones((1, 2), np.float32)), spaced, "safetensors")
+    out = tmp_path / "out"
+    for words, code, sentence in (
+        (
+            (spaced, "--format", "word2vec"),
+            3,
+            "the format word2vec cannot hold the word 'a b'; use projector or safetensors",
+        ),
+        ((spaced, "--format", "fasttext"), 2, "no format of word vectors is called 'fasttext'; there are: word2vec, "),
+        ((tmp_path / "none", "--format", "glove"), 3, "none"),
+        ((tmp_path, "--format", "glove"), 3, "is no run"),
+    ):
+        done = cli("export", *words, "-o", out)
+        assert done.code == code, done.err
+        assert sentence in done.err
+        assert done.err.count("\n") == 1
+        assert not out.exists()

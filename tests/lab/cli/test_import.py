@@ -1,0 +1,86 @@
+"""`reefknot import`, and what other verbs make of an imported run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from interop.fairseq_models import WORDS, FairseqModel
+
+from .conftest import Outcome
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def theirs() -> FairseqModel:
+    return FairseqModel()
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name in ("train", "valid", "test"):
+        (folder / f"{name}.txt").write_text("w3 w0 strange w26 w7\n\nw1 w25\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def run(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> Path:
+    checkpoint, dictionary = theirs.save(tmp_path / "files")
+    told = cli("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run", "--corpus", text)
+    assert told.code == 0, told.err
+    assert "parameters, 31 words, from" in told.out
+    return tmp_path / "run"
+
+
+def test_a_sentence_is_scored_as_fairseq_does(cli: Cli, theirs: FairseqModel, run: Path) -> None:
+    told = cli("score", run, "w3 w0 strange w26", "--json")
+    assert "not finished" not in told.err
+    ids = torch.tensor([[2, 7, 4, 3, 30]])
+    wanted = theirs.log_probs(ids)[0].gather(1, torch.tensor([[7], [4], [3], [30], [2]])).squeeze()
+    assert [word["log_prob"] for word in told.json()[0]["words"]] == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def test_a_text_is_evaluated_with_context(cli: Cli, theirs: FairseqModel, run: Path) -> None:
+    """Blocks of 2 tokens with up to 3 before them, each computed afresh; the text is 10 tokens after an <eos>."""
+    text = [7, 4, 3, 30, 11, 2, 2, 5, 29, 2]
+    inputs, nll = [2, *text[:-1]], 0.0
+    for scored in range(0, len(text), 2):
+        start = max(scored - 3, 0)
+        logp = theirs.log_probs(torch.tensor([inputs[start : scored + 2]]))[0]
+        nll -= sum(logp[place - start, text[place]].item() for place in (scored, scored + 1))
+    found = cli("evaluate", run, "--context", 3, "--stride", 2, "--json").json()
+    assert found["perplexity"] == pytest.approx(math.exp(nll / len(text)), rel=1e-4)
+    assert found["tokens"] == len(text)
+
+
+def test_other_verbs(cli: Cli, run: Path) -> None:
+    written = cli("generate", run, "--prompt", "w3", "--length", 7, "--json").json()
+    assert len(written["tokens"]) == 7
+    near = cli("neighbors", run, "w5", "-k", 3, "--json").json()
+    for end in near.values():
+        assert {word for word, _ in end["w5"]} < {*WORDS, "<s>", "<pad>", "<eos>", "<unk>"}
+    assert cli("evaluate", run, "--json").json()["tokens"] == 10
+
+
+def test_mistakes(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> None:
+    checkpoint, dictionary = theirs.save(tmp_path)
+    files = ("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run")
+    for words, code, message in (
+        ((*files, "--data", text), 2, "--data goes with --corpus"),
+        ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
+        ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),
+        (("import", dictionary, *files[2:]), 3, "no checkpoint of torch"),
+    ):
+        told = cli(*words)
+        assert (told.code, told.err.count("\n")) == (code, 1)
+        assert message in told.err
+    assert cli(*files).code == 0
+    told = cli("evaluate", tmp_path / "run")
+    assert (told.code, told.out) == (3, "")
+    assert "imported without a text; import it again with --corpus NAME" in told.err

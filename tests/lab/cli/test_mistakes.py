@@ -1,0 +1,281 @@
+"""A user's mistake is a sentence and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+MISTAKES = [
+    ("train dmo", 2, "no recipe 'dmo'.*did you mean demo?"),
+    ("train nowhere.toml", 2, "no recipe 'nowhere.toml'.*shipped are: .*press2017/table6"),
+    ("train {recipe}", 2, 'say which row with --row; there are: "tied", "untied"'),
+    ("train {recipe} --row teid", 2, 'no row "teid"; did you mean "tied"?'),
+    ("train {recipe} --row qqq", 2, 'no row "qqq"; there are: "tied", "untied"'),
+    ("train {recipe} --row quoted", 2, 'row "quoted" is quoted: there is nothing to train'),
+    ("table {recipe} --row teid", 2, 'no row "teid"; did you mean "tied"?'),
+    ("table {recipe} --row q*", 2, 'no row to train fits "q.*"; there are: "tied", "untied"'),
+    ("table press2017/table6", 3, 'not run: "Small model", .*: the corpus ptb has to be found'),
+    ("sweep {recipe} training.clip=1,2 --row tied --start {tied}", 2, 'row "tied" begins with no other run; --start'),
+    ("train {recipe} --row tied training.epoch=3", 2, "training.epoch: no such setting; did you mean training.epochs?"),
+    ("train {recipe} --row tied epochs=3", 2, "epochs: no such setting; did you mean training.epochs?"),
+    ("train {recipe} --row tied training.epochs=0", 2, "training.epochs: .* greater than or equal to 1 .it is 0."),
+    ("train {recipe} --row tied training.random_steps.least=999", 2, "random_steps.least = 999 is more than steps"),
+    ("train {recipe} --row tied training.epochs=many", 2, "training.epochs: .*valid integer .it is 'many'."),
+    ("train {recipe} --row tied epochs", 2, "'epochs' is not key=value"),
+    (
+        "train {recipe} --row tied encoder.hidden_dim=9",
+        2,
+        'row "tied": the encoder gives 9 numbers per token',
+    ),
+    ("params {recipe} encoder.hidden_dim=9", 2, '{recipe}, rows "tied", "untied": the encoder gives 9'),
+    ("table {recipe} encoder.hidden_dim=9", 2, '{recipe}, rows "tied", "untied": the encoder gives 9'),
+    ("table {recipe} corpus.name=nowhere", 3, '{recipe}, rows "tied", "untied": corpus .nowhere.: neither'),
+    ("train {recipe} --row tied training.batch=100000", 3, "streams need at least 200,000"),
+    ("train {recipe} --row tied corpus.name=nowhere", 3, "corpus 'nowhere': neither a known corpus"),
+    ("train {recipe} --row tied --device tpu", 2, "--device tpu: must be auto, cpu or cuda"),
+    ("train {recipe} --row tied --out {recipe}", 2, "is a file, not a folder"),
+    ("train {recipe} --row tied --out {corpus}", 2, "is no run .* use another --out"),
+    ("train {recipe} --row tied --seeds 0", 2, "--seeds"),
+    ("train {recipe} --row tied --seeds many", 2, "--seeds"),
+    ("train press2017/table6 --row small-wt", 3, "put ptb.train.txt, ptb.valid.txt, ptb.test.txt into DIR/ptb/"),
+    ("train press2017/table6 --row small-wt --data {corpus}", 3, "not complete in .*ptb.train.txt"),
+    ("table dmo", 2, "did you mean demo?"),
+    ("table {recipe} --jobs 0", 2, "--jobs"),
+    ("evaluate nowhere", 3, "nowhere is no run: there is no such folder"),
+    ("evaluate {recipe}", 3, "is no run: it is a file"),
+    ("evaluate {root}", 3, "is no run: it has no config.json; it holds runs such as .*tied/seed0: name one"),
+    ("evaluate {tied} --split all", 2, "--split all: must be one of train, valid, test"),
+    ("evaluate {tied} --streams 0", 2, "--streams"),
+    ("evaluate {tied} --device tpu", 2, "--device tpu"),
+    ("evaluate {long}", 3, "File name too long"),
+    ("validate {long}", 2, "no recipe .aaa"),
+    ("compare {tied}", 2, "at least two runs"),
+    ("compare {tied} nowhere", 3, "nowhere: there is no such folder"),
+    ("compare {root} {tied}", 2, "differ in more than the seed: tied; untied; a folder is read as one system"),
+    ("compare {tied} {untied} --split train", 2, "a run keeps scores of test and valid"),
+    ("compare {tied} {untied} --by words", 2, "--by words: must be blocks or documents"),
+    (
+        "compare {tied} {untied} --by documents --split valid",
+        3,
+        "too few documents to resample, 10: .* use --by blocks",
+    ),
+    ("compare {tied} {untied} --by documents --block 9", 2, "--by documents has none; leave one out"),
+    ("compare {tied} {untied} --bands --figure b.png", 2, "--figure b.png: .* let its name end in .svg"),
+    ("report nowhere", 3, "nowhere: there is no such folder"),
+    ("report {corpus}", 3, "no runs in this folder"),
+    ("report {tied} -o {corpus}", None, "is a folder"),
+    ("generate nowhere", 3, "no such folder"),
+    ("generate {tied} --temperature nan", 2, "temperature"),
+    ("generate {tied} --temperature inf", 2, "temperature inf: must be a number from 0"),
+    ("generate {tied} --temperature -1", 2, "temperature"),
+    ("generate {tied} --top-k 0", 2, "--top-k"),
+    ("generate {tied} --top-p 2", 2, "--top-p"),
+    ("generate {tied} --seed 99999999999999999999", 2, "--seed"),
+    ("score nowhere text", 3, "no such folder"),
+    ("neighbors {tied} zebra green", 3, "not in the vocabulary of .*: zebra"),
+    ("neighbors {tied}", 2, "(?i)words"),
+    ("params {recipe} --row teid", 2, 'no row "teid"'),
+    ("params {recipe} tables.spare.kind=word tables.spare.dim=3", 2, "no end uses tables.spare"),
+    ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables. .there: words."),
+    ("validate nowhere", 2, "no recipe 'nowhere'"),
+    ("validate demo a.b=1", 2, "^reefknot: a.b=1 is no recipe; .*, use `reefknot params RECIPE --row ROW a.b=1`\n$"),
+    ("ls nothing", 2, "no family 'nothing'; there are: recipes.*; and no recipe 'nothing'"),
+    ("trian", 2, "No such command 'trian'"),
+    ("ls --jsno", 2, "(?i)no such option.*--jsno"),
+]
+
+
+@pytest.fixture
+def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
+    return {
+        "recipe": recipe,
+        "corpus": corpus,
+        "root": runs.root,
+        "tied": runs.tied,
+        "untied": runs.untied,
+        "long": "a" * 300,
+    }
+
+
+@pytest.mark.parametrize(("command", "code", "sentence"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
+def test_a_mistake_is_a_sentence(
+    cli: Cli,
+    places: dict[str, Path | str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    code: int | None,
+    sentence: str,
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    outcome = cli(*command.format(**places).split())
+    assert re.search(sentence.replace("{recipe}", re.escape(str(places["recipe"]))), outcome.err), outcome.err
+    assert outcome.code == code or (code is None and outcome.code in (2, 3))
+    assert "Traceback" not in outcome.err
+    assert len(outcome.err.splitlines()) <= 5
+    assert outcome.out == "" or command.startswith(("table", "sweep"))
+    assert list(tmp_path.iterdir()) == [] or command.startswith("train")
+
+
+def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
+    wrong = [f"training.wrong{number}=1" for number in range(30)]
+    outcome = cli("params", recipe, *wrong)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) <= 10
+    assert "and 22 more" in outcome.err
+
+
+def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs.tied, unfinished, ignore=shutil.ignore_patterns("best", "checkpoints", "result.json"))
+    for words in (("evaluate",), ("generate",), ("score",), ("neighbors",)):
+        extra = ("green",) if words[0] in ("score", "neighbors") else ()
+        outcome = cli(*words, unfinished, *extra)
+        assert outcome.code == 3
+        assert "has no trained weights yet: finish its training first" in outcome.err
+    outcome = cli("compare", runs.tied, unfinished)
+    assert outcome.code == 3
+    assert "training is not finished" in outcome.err
+
+
+def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    """A record has none; a finished run may have lost them, with or without what leads to them."""
+    record, bare, dangling = tmp_path / "record", tmp_path / "bare", tmp_path / "dangling"
+    gone = ("best", "checkpoints")
+    shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*gone, "vocabulary.json"))
+    shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*gone))
+    shutil.copytree(runs.tied, dangling, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
+    sentences = {
+        record: "is the record of a run, without weights; name the folder it was trained in",
+        bare: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
+        dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
+    }
+    for folder, sentence in sentences.items():
+        for verb, *words in (("neighbors", "green"), ("analogy", "green", "river", "house"), ("score", "green")):
+            outcome = cli(verb, folder, *words)
+            assert (outcome.code, outcome.out) == (3, "")
+            assert re.search(f"{re.escape(str(folder))} {sentence}", outcome.err), outcome.err
+
+
+def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(runs.tied, damaged, symlinks=True)
+    for path in damaged.glob("checkpoints/*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    outcome = cli("evaluate", damaged)
+    assert outcome.code == 3
+    assert "model.safetensors does not have the SHA-256" in outcome.err
+    (damaged / "vocabulary.json").unlink()
+    assert "vocabulary.json is missing" in cli("generate", damaged).err
+    (damaged / "config.json").write_text("{}", encoding="utf-8")
+    outcome = cli("evaluate", damaged)
+    assert outcome.code == 2
+    assert "config.json" in outcome.err
+    assert cli("compare", damaged, runs.tied).code in (2, 3)
+    (damaged / "config.json").write_text("[", encoding="utf-8")
+    assert cli("evaluate", damaged).code == 3
+
+
+def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(runs.tied, moved, symlinks=True)
+    other = tmp_path / "text"
+    shutil.copytree(corpus, other)
+    (other / "train.txt").write_text("other words entirely\n" * 50, encoding="utf-8")
+    config = json.loads((moved / "config.json").read_text(encoding="utf-8"))
+    config["settings"]["corpus"]["name"] = str(other)
+    (moved / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    outcome = cli("evaluate", moved)
+    assert outcome.code == 3
+    assert "its text has changed" in outcome.err
+
+
+def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    text = recipe.read_text(encoding="utf-8")
+    wrong.write_text(text.replace('name = "tied"\n', 'name = "tied"\nparameters = 9\n'), encoding="utf-8")
+    for words in (("validate", wrong), ("train", wrong, "--row", "tied", "--out", tmp_path / "run")):
+        outcome = cli(*words)
+        assert outcome.code == 2
+        assert "652 parameters" in outcome.err or "has 652" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (MemoryError(), 5, "out of memory; try"),
+        (torch.OutOfMemoryError("CUDA out of memory."), 5, "out of memory; try"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 5, "out of memory; try"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 5, "the disk is full ./x/y.; make room"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: Permission denied"),
+    ],
+)
+def test_what_the_machine_refuses_is_a_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
+    outcome = cli("ls")
+    assert outcome.code == code
+    assert re.search(sentence, outcome.err)
+
+
+def test_a_closed_output_is_refused() -> None:
+    """As a shell closes it by `>&-`; every verb goes the same way."""
+    command = f"exec {shlex.quote(sys.executable)} -m reefknot ls >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == "reefknot: standard output is closed; send it to a file, or to /dev/null\n"
+
+
+def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        cli("ls")
+
+
+def test_seeds_that_contradict_each_other(cli: Callable[..., Outcome], runs: Runs, recipe: Path) -> None:
+    twice = cli("train", recipe, "--row", "tied", "--seeds", 2, "training.seed=7")
+    assert (twice.code, "leave training.seed out" in twice.err) == (2, True)
+    inside = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", runs.tied)
+    assert (inside.code, "is a run; with --seeds" in inside.err) == (2, True)
+
+
+def test_several_runs_under_torchrun(
+    cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", tmp_path / "runs")
+    assert outcome.code == 2
+    assert "start several runs without it" in outcome.err
+
+
+def test_weights_of_an_unfinished_run_are_called_so(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs.tied, unfinished, symlinks=True)
+    (unfinished / "result.json").unlink()
+    outcome = cli("generate", unfinished, "--length", 2, "--json")
+    assert outcome.code == 0
+    assert "training is not finished; these are its best weights so far" in outcome.err
+    assert len(outcome.json()["tokens"]) == 2

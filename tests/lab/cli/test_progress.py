@@ -1,0 +1,30 @@
+"""How far long work is: on stderr, where it does not mix with what is printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.lab.cli.progress import LineCount, live_progress
+from reefknot.lab.training import display
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display.Lines.__init__, "__defaults__", (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [(200, "translating  ━━╌╌╌╌╌╌╌╌ 25%, 0s left  50 of 200 lines\n"), (None, "translating  50 lines\n")],
+)
+def test_lines_are_counted(capsys: pytest.CaptureFixture[str], total: int | None, told: str) -> None:
+    LineCount("translating", total).tell(50)
+    print("a result")
+    assert tuple(capsys.readouterr()) == ("a result\n", told)
+
+
+def test_a_share_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with live_progress() as progress:
+        progress("scoring", 0.0)
+        progress("scoring", 0.5)
+    assert tuple(capsys.readouterr()) == ("", "scoring  ━━━━━╌╌╌╌╌ 50%, 0s left\n")

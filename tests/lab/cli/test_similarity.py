@@ -1,0 +1,180 @@
+"""`reefknot similarity`: tables of runs and files against benchmarks, and against one another."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from reefknot.lab.cli.similarity import similarity
+from reefknot.lab.evaluation.pairwise_similarity import EXACT_BELOW, SAMPLES
+from reefknot.lab.opened_vectors import open_vectors
+from reefknot.vectors.files import write_vectors
+from reefknot.vectors.word_vectors import WordVectors
+
+from .conftest import WORDS, Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with two benchmarks over words of the runs, a third of their pairs with an unknown word."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "word-similarity").mkdir()
+    rng = np.random.default_rng(0)
+    for name, count in (("EN-MC-30.txt", 30), ("EN-RG-65.txt", 65)):
+        lines = []
+        for number in range(count):
+            one, other = rng.choice(WORDS[:9], 2, replace=False)
+            lines.append(f"{'zebra' if number % 3 == 0 else one.title()}\t{other}\t{rng.integers(9) / 2}")
+        (folder / "word-similarity" / name).write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(1)
+    path = tmp_path_factory.mktemp("vectors") / "mine.vec"
+    write_vectors(WordVectors(tuple(WORDS), rng.standard_normal((10, 4)).astype(np.float32)), path, "word2vec")
+    return path
+
+
+def test_all_tables_on_all_benchmarks(cli: Cli, runs: Runs, data: Path, file: Path) -> None:
+    found = cli("similarity", runs.untied, runs.tied, file, "--data", data, "--json").json()
+    tables = [(runs.untied, "input"), (runs.untied, "output"), (runs.tied, "tied"), (file, "vectors")]
+    assert [(each["source"], each["table"]) for each in found] == [(str(path), name) for path, name in tables]
+    for each in found:
+        assert [one["name"] for one in each["judgements"]] == ["RG-65", "MC-30"]
+        assert [(one["pairs"], one["of"]) for one in each["judgements"]] == [(43, 65), (20, 30)]
+        assert all(-1 <= one["low"] <= one["rho"] <= one["high"] <= 1 for one in each["judgements"])
+    vectors = open_vectors(runs.untied)["output"]
+    lines = (data / "word-similarity" / "EN-RG-65.txt").read_text().splitlines()
+    pairs = [line.lower().split("\t") for line in lines if "zebra" not in line]
+    v = {word: row.astype(np.float64) for word, row in zip(vectors.words, vectors.vectors_VD, strict=True)}
+    cosines = [v[a] @ v[b] / np.linalg.norm(v[a]) / np.linalg.norm(v[b]) for a, b, _ in pairs]
+    expected = spearmanr(np.round(cosines, 12), [float(score) for *_, score in pairs]).statistic
+    assert found[1]["judgements"][0]["rho"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_a_person_reads(cli: Cli, runs: Runs, data: Path) -> None:
+    said = cli("similarity", runs.tied, "--data", data).out.splitlines()
+    assert said[0] == f"{runs.tied}, tied: 12 words"
+    assert said[1].startswith("  RG-65  ")
+    assert said[1].endswith(", 43 of 65 pairs")
+    assert len(said) == 3
+
+
+def test_sets_by_name_in_any_case_and_by_file(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.tsv"
+    mine.write_text("green\triver\t1\ngreen\thouse\t1\n", encoding="utf-8")
+    sets = ("--set", "mc-30", "--set", mine, "--set", "MC-30", "--set", mine)
+    found = cli("similarity", runs.tied, *sets, "--data", data, "--json").json()
+    assert [one["name"] for one in found[0]["judgements"]] == ["MC-30", "mine"]
+    assert found[0]["judgements"][1] == {"name": "mine", "rho": None, "low": None, "high": None, "pairs": 2, "of": 2}
+    said = cli("similarity", runs.tied, "--set", mine).out
+    assert "mine  undefined: fewer than 3 pairs (2 of 2 pairs)" in said
+    mine.write_text("green\triver\t1\ngreen\thouse\t1\nbird\ttree\t1\n", encoding="utf-8")
+    outcome = cli("similarity", runs.tied, "--set", mine)
+    assert "undefined: all scores or all cosines are equal (3 of 3 pairs)" in outcome.out
+    assert "nan" not in outcome.out.lower()
+
+
+def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path) -> None:
+    words = ("a", *(f"w{number}" for number in range(12)))
+    angles = np.linspace(0, 1, len(words))
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    write_vectors(WordVectors(words, rows), tmp_path / "v.txt", "glove")
+    mine = tmp_path / "mine.tsv"
+    for pairs, why in ((3, "fewer than 10 pairs"), (12, "a perfect order, and so is every resample")):
+        mine.write_text("".join(f"a\tw{number}\t{-number}\n" for number in range(pairs)), encoding="utf-8")
+        said = cli("similarity", tmp_path / "v.txt", "--set", mine).out
+        assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in said
+        (found,) = cli("similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
+        assert (found["judgements"][0]["low"], found["judgements"][0]["high"]) == (None, None)
+
+
+def test_tables_against_one_another(cli: Cli, runs: Runs, file: Path) -> None:
+    found = cli("similarity", "--between", runs.untied, runs.tied, "--json").json()
+    sides = [(each["a"]["table"], each["b"]["table"]) for each in found]
+    assert sides == [("input", "output"), ("input", "tied"), ("output", "tied")]
+    assert all(each["exact"] and each["pairs"] == 66 and each["low"] is None for each in found)
+    (same,) = cli("similarity", file, runs.tied, "--between", "--json").json()
+    assert same["pairs"] == 45  # the symbols are in the run alone
+    said = cli("similarity", "--between", runs.untied).out
+    assert said.startswith(f"{runs.untied}, input and {runs.untied}, output: ")
+    assert said.endswith(", over all 66 pairs\n")
+
+
+def test_a_sample_says_so(cli: Cli, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    words = tuple(f"w{index}" for index in range(60))
+    for name in ("one", "other"):
+        write_vectors(WordVectors(words, rng.standard_normal((60, 4)).astype(np.float32)), tmp_path / name, "word2vec")
+    command = ("similarity", "--between", tmp_path / "one", tmp_path / "other", "--exact-below", 50, "--samples", 500)
+    said = cli(*command).out
+    assert " to " in said
+    assert said.endswith("over 500 pairs drawn from all\n")
+    (first,), (again,), (other,) = (cli(*command, "--seed", seed, "--json").json() for seed in (1, 1, 2))
+    assert first == again != other
+    assert not first["exact"]
+    assert first["low"] < first["rho"] < first["high"]
+
+
+def test_limits_are_those_of_the_library() -> None:
+    options = inspect.signature(similarity).parameters
+    assert (options["exact_below"].default, options["samples"].default) == (EXACT_BELOW, SAMPLES)
+
+
+def test_an_unfinished_run_is_told(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs.tied, unfinished, symlinks=True, ignore=shutil.ignore_patterns("result.json"))
+    outcome = cli("similarity", unfinished, "--data", data, "--json")
+    assert json.loads(outcome.out)
+    assert outcome.err == f"{unfinished}: training is not finished; these are its best weights so far\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        ("similarity", 2, "RUN|FILE"),
+        ("similarity {tied}", 3, "no data folder is named"),
+        ("similarity {tied} --data {empty}", 3, "no benchmark of word similarity is in"),
+        ("similarity {tied} --set SimLex --data {data}", 2, "did you mean SimLex-999?"),
+        (
+            "similarity {tied} --set zzz --data {data}",
+            2,
+            "neither a benchmark nor a file; there are SimLex-999, Verb-143",
+        ),
+        ("similarity {tied} --set MEN --data {data}", 3, "MEN is not in the data folder: put EN-MEN-TR-3k.txt"),
+        ("similarity {tied} --set {file}", 3, "line 1: "),
+        ("similarity nowhere --data {data}", 3, "nowhere"),
+        ("similarity {empty} --data {data}", 3, "is no run"),
+        ("similarity --between {tied}", 2, "--between needs two tables, and one is named"),
+        ("similarity --between {untied} --set MEN", 2, "--set goes without --between"),
+        ("similarity {untied} --samples 500", 2, "--samples goes with --between"),
+        ("similarity --between {untied} --samples 5", 2, "--samples"),
+    ],
+)
+def test_mistakes(
+    cli: Cli,
+    runs: Runs,
+    data: Path,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    code: int,
+    sentence: str,
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    places = {"tied": runs.tied, "untied": runs.untied, "data": data, "file": file, "empty": tmp_path}
+    outcome = cli(*(word.format(**places) for word in command.split()))
+    assert (outcome.code, outcome.out) == (code, "")
+    assert sentence in outcome.err

@@ -1,0 +1,26 @@
+"""Sizes of vocabularies that are known without reading a text."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.errors import CorpusNotHere
+from reefknot.lab.cli.sizes import vocabulary_size
+from reefknot.lab.recipes.recipe import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [([], 10_000), (["vocabulary.dictionary=fairseq"], 10_008), (["corpus.name=wikitext-2"], 33_278)],
+)
+def test_published_corpora(settings: list[str], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    recipe = load_recipe("press2017/table6", settings)
+    assert {vocabulary_size(experiment, None) for experiment in recipe.experiments.values()} == {size}
+
+
+def test_pieces_need_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    recipe = load_recipe("press2017/table6", ["vocabulary.bpe={}"])
+    with pytest.raises(CorpusNotHere):
+        vocabulary_size(next(iter(recipe.experiments.values())), None)

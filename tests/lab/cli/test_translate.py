@@ -1,0 +1,383 @@
+"""`reefknot translate`, `evaluate` on a run of translation, and verbs that are for the other kind of run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.lab.cli import translate as verb
+from reefknot.lab.cli.options import open_trained
+from reefknot.lab.evaluation.beam import SearchSettings
+from reefknot.lab.evaluation.translation import Translation
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+WORDS = {
+    "a": "ein",
+    "the": "der",
+    "red": "rote",
+    "old": "alte",
+    "dog": "Hund",
+    "bird": "Vogel",
+    "man": "Mann",
+    "runs": "läuft",
+    "sees": "sieht",
+    "eats": "frisst",
+    "here": "hier",
+    "now": "jetzt",
+}
+RECIPE = """
+title = "Tiny: a translator that knows its pairs by heart"
+
+[base.corpus]
+name = {corpus}
+pairs = {{ source = "en", target = "de", longest = 20 }}
+
+[base.vocabulary]
+bpe = {{ merges = 60 }}
+
+[base.tables.words]
+kind = "word"
+dim = 32
+
+[base.source]
+kind = "lookup"
+table = "words"
+
+[base.input]
+kind = "lookup"
+table = "words"
+
+[base.encoder]
+kind = "attention_gru"
+units = 48
+
+[base.output]
+kind = "softmax"
+labels = {{ kind = "plain", table = "words" }}
+
+[base.training]
+epochs = 16
+batching = "pairs"
+batch = 16
+steps = 16
+log_every = 1000
+optimiser = {{ kind = "adam", learning_rate = 0.01 }}
+schedule = {{ kind = "constant" }}
+
+[base.evaluation]
+bleu = {{ tokenize = "none" }}
+search = {{ beam = 3, early_stop = false }}
+
+[[rows]]
+name = "tiny"
+"""
+
+
+def translated(line: str) -> str:
+    return " ".join(WORDS[word] for word in line.split())
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[str]:
+    """50 sentences, no two alike."""
+    draw = random.Random(0)
+    lines: dict[str, None] = {}
+    while len(lines) < 50:
+        lines[" ".join(draw.sample(list(WORDS), draw.randint(3, 6)))] = None
+    return list(lines)
+
+
+@pytest.fixture(scope="module")
+def run(cli: Cli, sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained on the sentences that it is tested on. Tests read it and change nothing."""
+    folder = tmp_path_factory.mktemp("pairs")
+    # An epoch ends with a checkpoint, so there are few of them.
+    for split, lines in (("train", sources * 10), ("valid", sources[:10]), ("test", sources)):
+        (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"{split}.de").write_text("".join(f"{translated(line)}\n" for line in lines), encoding="utf-8")
+    recipe = folder / "tiny.toml"
+    recipe.write_text(RECIPE.format(corpus=repr(str(folder))), encoding="utf-8")
+    outcome = cli("train", recipe, "--out", folder / "run", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+@pytest.fixture
+def file(tmp_path: Path, sources: list[str]) -> Path:
+    path = tmp_path / "in.en"
+    path.write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """A command that reads these bytes from standard input."""
+
+    def run_with(data: bytes, *words: object) -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return cli(*words)
+
+    return run_with
+
+
+def test_pairs_known_by_heart(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
+    outcome = cli("translate", run, file)
+    assert outcome.code == 0
+    assert outcome.out == "".join(f"{translated(line)}\n" for line in sources)
+    assert outcome.err == ""
+    figures = json.loads((run / "result.json").read_text())["translation"]["test"]
+    assert figures["bleu"] == pytest.approx(100.0)
+    assert (run / "translations" / "test.txt").read_text(encoding="utf-8") == outcome.out
+
+
+def test_lines_of_standard_input(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
+    """CRLF, an empty line, one of spaces, an unknown character, a carriage return inside a line, no last line end."""
+    first, second, *_ = sources
+    data = f"{first}\r\n\n  \t\n{second} ☃\nthe\rdog\n{first}".encode()
+    outcome = typed(data, "translate", run)
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.split("\n")
+    assert len(lines) == 7
+    assert lines[0] == lines[5] == translated(first)
+    assert lines[1] == lines[2] == lines[6] == ""
+    assert lines[3]
+    assert lines[4]
+    assert outcome.err == "1 word of the source with characters not in the vocabulary, these read as <unk>\n"
+    assert typed(b"", "translate", run).out == ""
+
+
+def test_a_long_line_is_translated_and_told(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
+    outcome = typed(f"{sources[0]}\n{'the dog ' * 20}\n".encode(), "translate", run)
+    lines = outcome.out.splitlines()
+    assert len(lines) == 2
+    assert lines[1]
+    assert re.fullmatch(r"line 2: \d+ tokens, where .* had 20 at most; its translation may be poor\n", outcome.err)
+
+
+def test_what_is_no_text_is_refused(typed: Callable[..., Outcome], run: Path, tmp_path: Path) -> None:
+    outcome = typed(b"the dog\nthe \xff\n", "translate", run)
+    assert outcome.code == 3
+    assert "standard input, line 2: byte 12 (0xff) is not valid UTF-8" in outcome.err
+    outcome = typed(b"", "translate", run, tmp_path / "nowhere")
+    assert outcome.code == 3
+    assert "nowhere: cannot be read" in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["translate", "score"])
+def test_a_closed_input_is_refused(cli: Cli, run: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    outcome = cli(verb, run if verb == "translate" else runs.tied)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert outcome.err == "reefknot: standard input is closed; give the lines as `< FILE`, or on the command line\n"
+
+
+def test_chunks_keep_the_order(
+    cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = cli("translate", run, file, "--n-best", 2)
+    monkeypatch.setattr(verb, "LINES_AT_ONCE", 7)
+    assert cli("translate", run, file, "--n-best", 2, "--batch-tokens", 30).out == whole.out
+    numbers = [int(line.split(" ||| ")[0]) for line in whole.out.splitlines()]
+    assert numbers == [number for number in range(1, len(sources) + 1) for _ in range(2)]
+
+
+def test_n_best_scores_and_json(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
+    found = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
+    assert [each["source"] for each in found] == sources
+    assert [each["line"] for each in found] == list(range(1, 51))
+    shown = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
+    scored = cli("translate", run, file, "--scores").out.splitlines()
+    for each, line in zip(found, scored, strict=True):
+        translations = each["translations"]
+        assert len(translations) == 3
+        scores = [one["score"] for one in translations]
+        assert scores == sorted(scores, reverse=True)
+        assert all(one["finished"] for one in translations[:1])
+        for one in translations:
+            assert next(shown) == f"{each['line']} ||| {one['text']} ||| {one['score']:.4f}"
+        assert line == f"{translations[0]['text']} ||| {scores[0]:.4f}"
+
+
+def test_ways_to_choose_words(cli: Cli, run: Path, file: Path) -> None:
+    greedy = cli("translate", run, file, "--greedy").out
+    assert greedy == cli("translate", run, file, "--beam", 1).out
+    assert greedy == cli("translate", run, file, "--sample", "--temperature", 0).out
+    drawn, again, other = (
+        cli("translate", run, file, "--sample", "--temperature", 3, "--seed", seed).out for seed in (1, 1, 2)
+    )
+    assert drawn == again
+    assert drawn != other
+    assert len(drawn.split("\n")) == len(greedy.split("\n"))
+    narrow = cli("translate", run, file, "--sample", "--temperature", 3, "--top-k", 1, "--seed", 5).out
+    assert narrow == greedy
+
+
+def test_detokenised_in_the_language_of_the_target(
+    cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(language: str) -> Callable[[str], str]:
+        return lambda line: f"{language}:{line.replace(' ', '')}"
+
+    monkeypatch.setattr("reefknot.lab.text.detokenization.detokenizer", joined)
+    expected = [f"de:{translated(line).replace(' ', '')}" for line in sources]
+    assert cli("translate", run, file, "--detokenize").out.splitlines() == expected
+    n_best = cli("translate", run, file, "--detokenize", "--n-best", 2).out.splitlines()
+    assert [line.split(" ||| ")[1] for line in n_best[::2]] == expected
+
+
+def test_the_length_penalty_is_part_of_the_score(cli: Cli, run: Path, file: Path) -> None:
+    found = cli("translate", run, file, "--length-penalty", 0, "--json").out
+    for line in found.splitlines():
+        (best,) = json.loads(line)["translations"]
+        assert best["score"] == best["logp"]
+
+
+def test_rescoring(cli: Cli, run: Path, runs: Runs, file: Path) -> None:
+    """The language model knows none of these words, so that it tells translations apart by their lengths."""
+    plain = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
+    rescored = ("translate", run, file, "--rescore", runs.tied, "--weight")
+    moved = 0
+    for weight in (10.0, -10.0):
+        outcome = cli(*rescored, weight, "--n-best", 3, "--json")
+        assert re.search("words of translations not in the vocabulary of .*, scored as <unk>\n$", outcome.err)
+        found = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
+        texts = [each["text"] for each in found[0]]
+        logp = {each["sentence"]: each["log_prob"] for each in cli("score", runs.tied, *texts, "--json").json()}
+        old = {each["text"]: each for each in plain[0]["translations"]}
+        expected = [(old[t]["logp"] + weight * logp[t]) / old[t]["length"] for t in texts]
+        assert [each["score"] for each in found[0]] == pytest.approx(expected)
+        assert all(each == sorted(each, key=lambda one: (not one["finished"], -one["score"])) for each in found)
+        moved += sum(
+            now[0]["text"] != before["translations"][0]["text"] for now, before in zip(found, plain, strict=True)
+        )
+        best = cli(*rescored, weight).out.splitlines()
+        assert best == [each[0]["text"] for each in found]
+    assert moved > 0
+    unchanged = [json.loads(line) for line in cli(*rescored, 0, "--n-best", 3, "--json").out.splitlines()]
+    assert unchanged == plain
+
+
+def test_words_that_are_rescored_stand_between_ascii_whitespace(runs: Runs) -> None:
+    """As those of the text that the language model was trained on: a no-break space is inside its word."""
+    ranking = verb._Ranking(open_trained(runs.tied, "cpu"), 1.0, SearchSettings(), runs.tied)
+    ranking.ranked([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
+    assert ranking.unknown == 2
+
+
+REFUSED = [
+    ("translate {run} {file} --greedy --sample", "a word is chosen in one way at a time; choose one"),
+    ("translate {run} {file} --greedy --beam 2", "--beam goes with beam search, which --greedy does without"),
+    ("translate {run} {file} --sample --n-best 2", "--n-best goes with beam search, which --sample does without"),
+    ("translate {run} {file} --top-k 3", "--top-k goes with --sample; add that or leave --top-k out"),
+    ("translate {run} {file} --n-best 4", "--n-best 4: a beam of 3 finds 3 at most; use a wider --beam"),
+    ("translate {run} {file} --rescore {lm}", "--rescore goes with --weight"),
+    ("translate {run} {file} --weight 1", "--weight goes with --rescore"),
+    ("translate {run} {file} --rescore {lm} --weight nan", "--weight nan: must be a finite number"),
+    (
+        "translate {run} {file} --rescore {run} --weight 1",
+        "is a run of translation; name one of a language model of the target",
+    ),
+    ("translate {run} {file} --length-penalty -1", "length_penalty: must be greater than or equal to 0"),
+    ("translate {lm} {file}", "is a run of a language model, which translates nothing; use `reefknot evaluate`"),
+    ("evaluate {run} --context 5", "--context is for runs of a language model, and .* is one of translation"),
+    ("evaluate {run} --dynamic", "--dynamic is for runs of a language model"),
+    ("evaluate {run} --lambda 0.1", "--lambda is for runs of a language model"),
+    ("evaluate {lm} --beam 5", "--beam is for runs of translation, and .* is one of a language model"),
+    ("evaluate {run} --split all", "--split all: must be one of train, valid, test"),
+    ("evaluate {run} --save", "--save goes with --beam or --length-penalty"),
+    ("evaluate {run} --save --beam 2 --limit 3", "leave --limit out"),
+    ("evaluate {run} --save --beam 2 --split train", "leave --split train out"),
+    ("generate {run}", "is a run of translation; use `reefknot translate` or `reefknot evaluate` with it"),
+    ("score {run} dog", "is a run of translation"),
+    ("predict {run} dog", "is a run of translation"),
+    ("rank {run}", "is a run of translation"),
+    ("neighbors {run} dog", "is a run of translation"),
+    ("advise multi30k", "multi30k is parallel text, for translation; name a text of one language"),
+    ("import {file} --dictionary {file} --out {copy} --corpus tatoeba", "tatoeba is parallel text, for translation"),
+    ("compare {run} {copy} --bands", "--bands is for language models, and these runs translate"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_refusals(cli: Cli, run: Path, runs: Runs, file: Path, tmp_path: Path, words: str, sentence: str) -> None:
+    copy = tmp_path / "copy"
+    if words.startswith("compare"):
+        shutil.copytree(run, copy)
+    filled = [word.format(run=run, lm=runs.tied, file=file, copy=copy) for word in words.split()]
+    outcome = cli(*filled)
+    assert outcome.code in (2, 3)
+    assert outcome.out == ""
+    assert re.search(sentence, outcome.err)
+    assert len(outcome.err.splitlines()) <= 2
+
+
+def test_evaluate(cli: Cli, run: Path) -> None:
+    found = cli("evaluate", run, "--json").json()
+    record = json.loads((run / "result.json").read_text())
+    recorded = record["translation"]["test"] | record["test"]
+    assert {key: found[key] for key in recorded} == recorded
+    told = cli("evaluate", run).out.splitlines()
+    assert told[0].startswith(f"test BLEU {found['bleu']:.2f}  chrF {found['chrf']:.2f}  perplexity ")
+    assert told[1] == f"BLEU|{found['bleu_signature']}"
+    assert told[2] == f"chrF2|{found['chrf_signature']}"
+    assert "tok:none" in told[1]
+    assert "beam 3, length penalty 1" in told[3]
+    assert told[4].startswith("BLEU by source tokens (pairs): 0-10: ")
+    assert told[5:] == found["definition"].splitlines()
+
+
+def test_evaluate_a_part(cli: Cli, run: Path) -> None:
+    found = cli("evaluate", run, "--split", "valid", "--limit", 3, "--beam", 2, "--json").json()
+    assert found["pairs"] == 3
+    assert found["search"]["beam"] == 2
+    whole = cli("evaluate", run, "--split", "valid", "--json").json()
+    assert found["tokens"] < whole["tokens"]
+    told = cli("evaluate", run, "--split", "valid", "--limit", 3).out
+    assert told.endswith("limit: the first 3 of 10 pairs only\n")
+
+
+def test_evaluations_are_saved(cli: Cli, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    outcome = cli("evaluate", tmp_path / "run", "--beam", 2, "--length-penalty", 0.6, "--save", "--json")
+    path = tmp_path / "run" / "evaluations" / "beam-2-length-penalty-0.6.json"
+    assert f"saved to {path}" in outcome.err
+    record: dict[str, Any] = json.loads(path.read_text())
+    for found in outcome.json():
+        kept = record[found["split"]]
+        assert kept["bleu"] == found["bleu"]
+        assert kept["perplexity"] == found["perplexity"]
+        assert kept["bleu_signature"] == found["bleu_signature"]
+    assert record["kind"] == "beam-2-length-penalty-0.6"
+    assert record["settings"]["beam"] == 2
+    assert cli("report", tmp_path / "run", "-o", tmp_path / "report").code == 0
+
+
+def test_a_reader_that_leaves_is_no_error(run: Path, file: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reefknot", "translate", run, file, "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), said) == (0, "")

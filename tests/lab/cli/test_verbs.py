@@ -1,0 +1,408 @@
+"""Every verb on two tiny runs: what it says to people, what it says to programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import pytest
+
+from reefknot.lab.evaluation.protocols import ProtocolName
+from reefknot.lab.training.averaging import AveragingSettings
+from reefknot.lab.training.stopping import StoppingSettings
+
+from .conftest import Outcome, Runs
+
+Cli = Callable[..., Outcome]
+
+
+def test_train_says_how_it_goes(runs: Runs) -> None:
+    assert f"tied  {runs.tied}" in runs.said
+    assert "untied  epoch 2/2  valid perplexity" in runs.said
+    assert "test perplexity" in runs.said
+    assert {path.name for path in runs.tied.iterdir()} >= {"config.json", "result.json", "metrics.jsonl", "best"}
+
+
+def test_training_again_is_done_already(cli: Cli, recipe: Path, runs: Runs) -> None:
+    outcome = cli("train", recipe, "--row", "tied", "--out", runs.tied)
+    assert outcome.code == 0
+    assert "done already" in outcome.out
+
+
+def test_other_settings_are_refused_with_the_difference(cli: Cli, recipe: Path, runs: Runs) -> None:
+    outcome = cli("train", recipe, "training.epochs=9", "--row", "tied", "--out", runs.tied)
+    assert outcome.code == 2
+    assert "training.epochs: 2 -> 9" in outcome.err
+
+
+def test_ls(cli: Cli) -> None:
+    found = cli("ls", "--json").json()
+    assert {"recipes", "corpora", "labels", "outputs"} <= set(found)
+    assert found["labels"]["plain"] == "Rows of a table, against the hidden state as it is."
+    assert all(text for entries in found.values() for text in entries.values())
+    text = cli("ls").out
+    assert "press2017/table6" in text
+    assert set(cli("ls", "labels", "--json").json()) == {"labels"}
+
+
+def test_ls_knows_every_rule(cli: Cli) -> None:
+    found = cli("ls", "--json").json()
+    rules = {
+        "evaluation.protocol": get_args(ProtocolName),
+        "training.averaging.start": get_args(AveragingSettings.model_fields["start"].annotation),
+        "training.stop.rule": get_args(StoppingSettings.model_fields["rule"].annotation),
+    }
+    assert {setting: tuple(found[setting]) for setting in rules} == rules
+
+
+def test_ls_of_a_recipe(cli: Cli, recipe: Path) -> None:
+    assert cli("ls", recipe).out.splitlines()[1:3] == [
+        "  quoted  paper: test 12.5; quoted",
+        "  tied    paper: test 14.5",
+    ]
+    lines = cli("ls", "pappas2019/table1").out.splitlines()
+    assert any(line.endswith('test 57.3; starts from "AWD-LSTM w/o finetune"') for line in lines)
+    rows = {row["name"]: row for row in cli("ls", "press2017/table7", "--json").json()}
+    assert rows["Small, text8"]["corpus"] == "text8"
+    assert rows["Small, text8"]["paper"].keys() >= {"test"}
+
+
+def test_validate(cli: Cli, recipe: Path) -> None:
+    found = cli("validate", recipe, "press2017/table6", "--json").json()
+    sizes = {(Path(each["recipe"]).stem, each["row"]): each["parameters"] for each in found}
+    assert sizes["table6", "Small + WT + PR"] == 2_691_800
+    # 12 words of width 8, an LSTM of 4 * 8 * (8 + 8 + 1), and a bias per word.
+    assert sizes["tiny", "tied"] == 12 * 8 + 544 + 12
+    assert ("tiny", "quoted") not in sizes
+    assert cli("validate", recipe).out.splitlines() == [
+        f"{recipe}  tied: valid, 652 parameters",
+        f"{recipe}  untied: valid, 748 parameters",
+        f"{recipe}  nothing to train in 1 other row",
+    ]
+    assert "Small + WT: valid, 2,651,600 parameters, as the recipe says\n" in cli("validate", "press2017/table6").out
+
+
+def test_validate_does_without_a_known_corpus_only(
+    cli: Cli, recipe: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    made = tmp_path / "made.toml"
+
+    def of(name: str, *options: object) -> Outcome:
+        made.write_text(recipe.read_text("utf-8").replace(repr(str(corpus)), name), encoding="utf-8")
+        return cli("validate", made, *options)
+
+    assert "tied: valid, 90,544 parameters" in of("'ptb'").out
+    cut = "'ptb'\ntokens = 100"
+    assert "tied: valid, size unknown: corpus not here" in of(cut).out
+    assert of(cut, "--data", tmp_path).code == 0
+    (tmp_path / "ptb.test.txt").write_text("half a corpus", encoding="utf-8")
+    assert of(cut, "--data", tmp_path).code == 3
+    mistyped = of("'ptbb'")
+    assert (mistyped.code, mistyped.out) == (3, "")
+    assert mistyped.err.count("corpus 'ptbb': neither a known corpus") == 1
+    (tmp_path / "train.txt").write_text("a text alone", encoding="utf-8")
+    alone = of(repr(str(tmp_path)))
+    assert alone.code == 3
+    assert "the valid text" in alone.err
+
+
+def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    text = recipe.read_text("utf-8")
+    wrong, small, lost = (tmp_path / f"{name}.toml" for name in ("wrong", "small", "lost"))
+    wrong.write_text(text.replace("epochs = 2", "epochs = 0"), encoding="utf-8")
+    small.write_text(text.replace('"tied"\n', '"tied"\nparameters = 9\n'), encoding="utf-8")
+    lost.write_text(re.sub("name = '.*'", "name = 'nowhere'", text), encoding="utf-8")
+    found = cli("validate", lost, wrong, recipe, "dmo", small)
+    assert (found.code, found.out) == (3, "")
+    for sentence in ("'nowhere': neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, not 9'):
+        assert found.err.count(sentence) == 1
+    assert cli("validate", small, lost).code == 2
+
+
+def test_a_mistake_of_building_is_told_of_all_the_rows_that_have_it(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    rows = """
+[[rows]]
+name = "wide"
+[rows.set]
+encoder.hidden_dim = 9
+
+[[rows]]
+name = "wide too"
+[rows.set]
+encoder = { kind = "lstm", hidden_dim = 9, layers = 2 }
+
+[[rows]]
+name = "short"
+parameters = 9
+"""
+    wrong.write_text(recipe.read_text("utf-8") + rows, encoding="utf-8")
+    for words in (("validate", wrong), ("table", wrong, "--out", tmp_path / "runs")):
+        outcome = cli(*words)
+        assert outcome.code == 2
+        first, second = outcome.err.splitlines()
+        assert first.startswith(f'reefknot: {wrong}, rows "wide", "wide too": the encoder gives 9 ')
+        assert second == f'{wrong}, row "short": 652 parameters, not 9'
+    assert not (tmp_path / "runs").exists()  # the rows that are right were not trained either
+
+
+def test_params(cli: Cli, recipe: Path) -> None:
+    found = cli("params", recipe, "--json").json()
+    parts = {"input.table": 96, "encoder.layers": 544, "output.labels.bias": 12}
+    assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652, "parts": parts}
+    assert found["untied"]["output"] == 12 + 96
+    assert "4,651,600" in cli("params", "press2017/table6").out
+    wider = cli("params", recipe, "tables.words.dim=16", "encoder.hidden_dim=16", "--row", "tied", "--json").json()
+    assert wider["tied"]["total"] == 192 + 4 * 16 * 33 + 12
+    lines = cli("params", recipe, "--row", "tied").out.splitlines()
+    assert [line.split() for line in lines] == [*([name, str(n)] for name, n in parts.items()), ["total", "652"]]
+
+
+def test_evaluate(cli: Cli, runs: Runs) -> None:
+    found = cli("evaluate", runs.tied, "--json").json()
+    stored = json.loads((runs.tied / "result.json").read_text(encoding="utf-8"))
+    assert found["nll"] == pytest.approx(stored["test"]["nll"], abs=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
+    text = cli("evaluate", runs.tied, "--split", "valid", "--streams", 3).out
+    assert text.startswith("valid perplexity ")
+    assert "3 contiguous streams" in text
+    assert cli("evaluate", runs.tied, "--split", "train", "--json").json()["split"] == "train"
+
+
+def test_compare_with_itself_shows_no_difference(cli: Cli, runs: Runs) -> None:
+    (found,) = cli("compare", runs.tied, runs.tied, "--json").json()
+    assert found["difference"] == 0
+    assert not found["seen"]
+    assert "no difference seen" in cli("compare", runs.tied, runs.tied).out
+
+
+@pytest.mark.parametrize("by", ["blocks", "documents"])
+def test_compare_two_runs(cli: Cli, runs: Runs, by: str) -> None:
+    (found,) = cli("compare", runs.tied.parent, runs.untied, "--by", by, "--json").json()
+    low, high = found["interval"]
+    assert low <= found["difference"] <= high
+    assert found["perplexity_b"] / found["perplexity_a"] == pytest.approx(found["ratio"])
+    assert (found["by"], found["seeds"]) == (by, [1, 1])
+    # Sixty lines, an empty one after every second, so thirty documents.
+    assert by == "blocks" or found["units"] == 30
+    text = cli("compare", runs.tied, runs.untied, "--split", "valid").out
+    assert f"A = {runs.tied}" in text
+    assert "Trained once" in text
+
+
+def test_report(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = cli("report", runs.root, "-o", page, "--title", "Ends & ties", "--json").json()
+    assert found == {"report": str(page.resolve()), "runs": 2}
+    html = page.read_text(encoding="utf-8")
+    assert "Ends &amp; ties" in html
+    assert "<b>bold</b>" not in html
+    assert cli("report", runs.tied, "-o", page).out == f"report: {page.resolve()}\n"
+
+
+def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    page, record = tmp_path / "page.html", tmp_path / "record"
+    chosen = ("--words", "Green, river", "--words", "house")
+    outcome = cli("report", runs.root, "-o", page, *chosen)
+    assert (outcome.code, outcome.err) == (0, "")
+    html = page.read_text(encoding="utf-8")
+    shown = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
+    assert shown == ["green", "river", "house"] * 2
+    near = cli("neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
+    assert f"<bdi>{near[0]}</bdi> <small>{near[1]:.2f}</small>" in html
+    # A row without weights, or without one of the words, keeps what its record has.
+    shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
+    outcome = cli("report", runs.tied, record, "-o", page, *chosen)
+    assert outcome.code == 0
+    told = f"untied shows words of its own: {record} is the record of a run, without weights; name the folder"
+    assert outcome.err.startswith(told)
+    page.unlink()
+    for words, code, sentence in (
+        (("--words", "green,grean"), 3, f"not in the vocabulary of {runs.tied}: grean (did you mean green?)"),
+        (("--words", ","), 2, "--words: names no word"),
+        (("--words", "a,b,c,d,e", "--words", "f,g,h,i"), 2, "--words: 9 words, and a picture has colours for 8"),
+    ):
+        outcome = cli("report", runs.root, "-o", page, *words)
+        assert (outcome.code, outcome.out) == (code, "")
+        assert sentence in outcome.err
+        assert not page.exists()
+
+
+def test_generate(cli: Cli, runs: Runs) -> None:
+    options = ("--length", 12, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3)
+    found = cli("generate", runs.tied, "--prompt", "green river", *options, "--json").json()
+    assert len(found["tokens"]) == 12
+    assert "<unk>" not in found["tokens"]
+    assert found["text"].startswith("green river")
+    assert "<eos>" not in found["text"]
+    assert cli("generate", runs.tied, "--prompt", "green river", *options).out == found["text"] + "\n"
+    assert cli("generate", runs.tied, "--length", 1).code == 0
+
+
+def test_generate_names_unknown_words(cli: Cli, runs: Runs) -> None:
+    outcome = cli("generate", runs.tied, "--prompt", "green zebra", "--json")
+    assert outcome.json()["prompt"] == "green zebra"
+    assert "not in the vocabulary, read as <unk>: zebra" in outcome.err
+
+
+def test_score(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = cli("score", runs.tied, "green zebra", "--json").json()
+    assert [word["word"] for word in found["words"]] == ["green", "zebra", "<eos>"]
+    assert [word["unknown"] for word in found["words"]] == [False, True, False]
+    assert found["log_prob"] == pytest.approx(sum(word["log_prob"] for word in found["words"]))
+    text = cli("score", runs.tied, "green zebra").out
+    assert "zebra  (unknown)" in text
+    with (runs.root.parent / "lines.txt").open("w+", encoding="utf-8") as lines:
+        lines.write("green river\n\nhouse\n")
+        lines.seek(0)
+        monkeypatch.setattr(sys, "stdin", lines)
+        found = cli("score", runs.tied, "--json").json()
+    assert [each["sentence"] for each in found] == ["green river", "", "house"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"green\n\xff\n")))
+    outcome = cli("score", runs.tied)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "standard input, line 2: byte 6 (0xff) is not valid UTF-8" in outcome.err
+
+
+def test_neighbors(cli: Cli, runs: Runs) -> None:
+    found = cli("neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
+    assert list(found) == ["tied"]
+    assert set(found["tied"]) == {"green", "river"}
+    assert [len(near) for near in found["tied"].values()] == [3, 3]
+    assert cli("neighbors", runs.tied, "green").out.count("green (tied): ") == 1
+    untied = cli("neighbors", runs.untied, "green", "--json").json()
+    assert list(untied) == ["input", "output"]
+    assert untied["input"] != untied["output"]
+    said = cli("neighbors", runs.untied, "green").out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["green (input)", "green (output)"]
+
+
+def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:
+    records = Path(__file__).parents[3] / "results/press2017/table6"
+    cli("report", records, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    names = ["Small model", "Small + WT", "Small + PR", "Small + WT + PR"]
+    places = [page.index(f">{name}<") for name in names]
+    assert places == sorted(places)
+
+
+def test_table_trains_compares_and_reports(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    """One row is done already; the other is trained in a process of its own, as it is by the command."""
+    root = tmp_path / "table"
+    shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
+    outcome = cli("table", recipe, "--out", root, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert "2 runs in" in outcome.out
+    assert "1 of them done" in outcome.out
+    assert all(name in outcome.out for name in ("quoted", "tied", "untied", "parameters", "tokens/s", "memory"))
+    assert f"report: {(root / 'report.html').resolve()}" in outcome.out
+    assert "untied" in (root / "report.html").read_text(encoding="utf-8")
+    # Alone or in a table, in this process or another: the same seed is the same run.
+    results = [json.loads((folder / "result.json").read_text()) for folder in (root / "untied" / "seed0", runs.untied)]
+    assert results[0]["test"] == results[1]["test"]
+    again = cli("table", recipe, "--out", root)
+    assert again.code == 0
+    assert "2 runs in" in again.out
+    assert "2 of them done" in again.out
+
+
+ELSEWHERE = """
+[[rows]]
+name = "over PTB"
+set.corpus = { name = "ptb" }
+
+[[rows]]
+name = "second"
+set.training.start.row = "tied"
+"""
+
+
+@pytest.fixture
+def mixed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with a row whose corpus is not here, and one that starts from another."""
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    path = tmp_path / recipe.name
+    path.write_text(recipe.read_text("utf-8") + ELSEWHERE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The jobs that would be run."""
+    found: list[Any] = []
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: found.extend(jobs))
+    return found
+
+
+def test_table_runs_what_it_has_the_text_of(
+    cli: Cli, mixed: Path, runs: Runs, tmp_path: Path, planned: list[Any]
+) -> None:
+    root = tmp_path / "table"
+    shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
+    outcome = cli("table", mixed, "--out", root)
+    assert (outcome.code, [job.row for job in planned]) == (0, ["untied", "second"])
+    assert outcome.err.startswith('not run: "over PTB": the corpus ptb has to be found')
+    assert len(outcome.err.splitlines()) == 1
+    assert re.search(r"^over PTB +not run", outcome.out, re.MULTILINE)
+    for words in (("--row", "over ptb", "--row", "tied"), ("--row", "over*")):
+        outcome = cli("table", mixed, "--out", root, *words)
+        assert (outcome.code, len(planned)) == (3, 2)
+        assert "the corpus ptb has to be found" in outcome.err
+
+
+def test_table_takes_the_rows_that_are_asked_for(cli: Cli, mixed: Path, tmp_path: Path, planned: list[Any]) -> None:
+    assert cli("table", mixed, "--out", tmp_path, "--row", "SECOND").code == 0
+    assert [job.row for job in planned] == ["tied", "second"]
+    assert planned[1].start == planned[0].out
+    assert cli("table", mixed, "--out", tmp_path, "--row", "*TIED", "--seeds", 2).code == 0
+    assert [(job.row, job.seed) for job in planned[2:]] == [("tied", 0), ("tied", 1), ("untied", 0), ("untied", 1)]
+
+
+def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
+    outcome = cli("table", recipe, "training.epochs=9", "--row", "tied", "--out", root)
+    assert outcome.code == 2
+    assert "0 of them done" in outcome.out
+    assert "these runs failed" in outcome.err
+
+
+def test_train_warns_of_a_model_that_is_worse_than_none(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    wild = ("training.optimiser.learning_rate=300", "training.epochs=1", "--row", "tied", "--device", "cpu")
+    said = cli("train", recipe, *wild, "--out", tmp_path / "run").out
+    assert (
+        said.count("tied  warning: worse than 12, which is the perplexity of taking all words for equally likely") == 1
+    )
+    assert "losses of the output end" not in said
+    assert "losses of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
+
+
+def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, planned: list[Any]) -> None:
+    assert cli("train", recipe, "--row", "tied", "--seeds", 3, "--out", tmp_path / "runs").code == 0
+    assert [job.seed for job in planned] == [0, 1, 2]
+    assert [job.out for job in planned] == [tmp_path / "runs" / f"seed{seed}" for seed in range(3)]
+    command = planned[2].command()
+    assert command[:2] == ["train", str(recipe)]
+    assert "training.seed=2" in command
+
+
+def test_no_network(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("a default run opened a connection")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    out = tmp_path / "run"
+    assert cli("train", recipe, "training.epochs=1", "--row", "tied", "--out", out, "--device", "cpu").code == 0
+    assert cli("evaluate", out).code == 0
+    assert cli("report", out, "-o", tmp_path / "report.html").code == 0

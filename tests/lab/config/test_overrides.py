@@ -1,0 +1,125 @@
+"""Overrides: how they are read, and how settings are laid over settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reefknot.errors import SettingsError
+from reefknot.lab.config.overrides import merge, override, parse_override
+
+
+def test_a_change_is_laid_over_the_base() -> None:
+    base = {"a": {"b": 1, "c": 2}, "d": [1, 2]}
+    assert merge(base, {"a": {"c": 3}, "d": [9]}) == {"a": {"b": 1, "c": 3}, "d": [9]}
+    assert merge(base, {"a": 5}) == {"a": 5, "d": [1, 2]}
+    assert merge(base, {"e": {"f": 1}})["e"] == {"f": 1}
+    assert base == {"a": {"b": 1, "c": 2}, "d": [1, 2]}
+
+
+def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None:
+    base = {"labels": {"kind": "plain", "table": "words", "bias": False}}
+    assert merge(base, {"labels": {"kind": "projected", "table": "words"}}) == {
+        "labels": {"kind": "projected", "table": "words"}
+    }
+    assert merge(base, {"labels": {"kind": "plain", "table": "classes"}}) == {
+        "labels": {"kind": "plain", "table": "classes"}
+    }
+    merged = {"labels": {"kind": "plain", "table": "classes", "bias": False}}
+    assert merge(base, {"labels": {"table": "classes"}}) == merged
+
+
+def test_the_value_default_takes_a_setting_away() -> None:
+    base = {"vocabulary": {"min_count": 3, "max_size": 100}, "seed": 1}
+    assert merge(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
+    assert merge(base, {"vocabulary": "default"}) == {"seed": 1}
+    assert merge(base, {"nothing": "default"})["nothing"] == "default"  # to be refused like a misspelt key
+    assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # tables are drawn in this order
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("training.epochs=3", (["training", "epochs"], 3)),
+        ("a=1.5", (["a"], 1.5)),
+        ("a = true ", (["a"], True)),
+        ("corpus.name=ptb", (["corpus", "name"], "ptb")),
+        ('corpus.name="ptb"', (["corpus", "name"], "ptb")),
+        ("corpus.name=/data/my text", (["corpus", "name"], "/data/my text")),
+        ("corpus.part=1/2", (["corpus", "part"], "1/2")),
+        ("a={ kind = 'x', b = [1, 2] }", (["a"], {"kind": "x", "b": [1, 2]})),
+        ("a=b=c", (["a"], "b=c")),
+        ("a=", (["a"], "")),
+        ("a=1\nb=2", (["a"], "1\nb=2")),
+    ],
+)
+def test_overrides_are_toml_or_a_word(text: str, expected: tuple[list[str], Any]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["epochs", "=3", "a..b=1", ".=1", ""])
+def test_what_is_no_override(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"is not key=value, such as training\.epochs=3"):
+        parse_override(text)
+
+
+BASE: dict[str, Any] = {
+    "tables": {"labels": {"kind": "word", "dim": 4}},
+    "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "labels", "bias": False}},
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changed"),
+    [
+        (["output.labels.kind=projected"], {"kind": "projected", "table": "labels", "bias": False}),
+        (["output.labels.kind=plain"], {"kind": "plain", "table": "labels", "bias": False}),
+        (["output.labels.bias=true", "output.labels.kind=drill"], {"kind": "drill", "table": "labels", "bias": True}),
+        (["output.labels.kind=drill", "output.labels.bias=default"], {"kind": "drill", "table": "labels"}),
+        (["output.labels={kind='drill'}"], {"kind": "drill"}),
+        (["output.labels.kind=nothing"], {"kind": "nothing"}),
+        (["output.labels.kind=3"], {"kind": 3}),
+        (["output.kind=mixture"], BASE["output"]["labels"]),
+    ],
+)
+def test_a_kind_alone_keeps_what_the_new_part_has_too(overrides: list[str], changed: dict[str, Any]) -> None:
+    assert override(BASE, overrides)["output"]["labels"] == changed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "search"),
+    [
+        (["evaluation.search={beam=4}"], {"beam": 4}),
+        (["evaluation.search={}"], {}),
+        (["evaluation={search={beam=4}}"], {"beam": 4}),
+        (["evaluation.search={beam=4}", "evaluation.search.longest=3"], {"beam": 4, "longest": 3}),
+        (["evaluation.search.longest=3", "evaluation.search={beam=4}"], {"beam": 4, "longest": 3}),
+        (["evaluation.search.beam=4"], {"beam": 4, "length_penalty": 0.6}),
+        (["evaluation={search={longest=3}}", "evaluation.search={beam=4}"], {"beam": 4}),
+        (["evaluation.search={beam=4}", "evaluation={search={longest=3}}"], {"beam": 4}),
+        (["evaluation.search={longest=3}", "evaluation.search={beam=4}"], {"beam": 4}),
+        (["evaluation.search.beam=4", "evaluation={search={beam=3}}"], {"beam": 4}),
+    ],
+)
+def test_a_table_in_braces_is_the_whole_of_it(overrides: list[str], search: dict[str, Any]) -> None:
+    base = {"evaluation": {"search": {"beam": 5, "length_penalty": 0.6}}, "seed": 1}
+    found = override(base, overrides)
+    assert found["evaluation"]["search"] == search
+    assert list(found) == ["evaluation", "seed"]
+    assert base["evaluation"] == {"search": {"beam": 5, "length_penalty": 0.6}}
+
+
+@pytest.mark.parametrize(
+    "overrides", [["encoder={dropout=0.1}", "encoder.kind=gru"], ["encoder={kind='gru', dropout=0.1}"]]
+)
+def test_kinds_and_braces_are_one_change(overrides: list[str]) -> None:
+    base = {"encoder": {"kind": "lstm", "hidden_dim": 8}}
+    for given in (overrides, overrides[::-1]):
+        assert override(base, given) == {"encoder": {"kind": "gru", "dropout": 0.1}}
+
+
+def test_the_kind_of_a_table_that_is_called_like_another_part() -> None:
+    assert override(BASE, ["tables.labels.kind=banded"])["tables"]["labels"] == {"kind": "banded", "dim": 4}
+    assert override(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}
+    assert override({"tables": 3}, ["tables.new.kind=word"])["tables"] == {"new": {"kind": "word"}}

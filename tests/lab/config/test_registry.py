@@ -1,0 +1,185 @@
+"""Registries: settings read off constructors, references, and what building says when it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, TypeAdapter, ValidationError
+
+from reefknot.errors import SettingsError
+from reefknot.lab.config.parts import FAMILIES
+from reefknot.lab.config.registry import GIVEN, Registry, Shared, _settings
+from reefknot.lab.config.settings import WRONG_KIND, Dim
+
+
+class Leaf:
+    """A part inside another."""
+
+    def __init__(self, table: Annotated[str, Shared("tables")], vocab_size: int, sharp: bool = True) -> None:
+        self.table, self.vocab_size, self.sharp = table, vocab_size, sharp
+
+
+class Twig:
+    """Another leaf, with nothing to set."""
+
+
+INNER = Registry("inner", {"leaf": "tests_of_registry:Leaf", "twig": "tests_of_registry:Twig"})
+
+
+class Branch:
+    """A part with every kind of argument.
+
+    More about it.
+    """
+
+    def __init__(
+        self,
+        width: Annotated[Dim, Field(description="how wide")],
+        inner: Annotated[Any, INNER],
+        rate: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5,
+        mode: Literal["a", "b"] = "a",
+        spare: Annotated[str | None, Shared("tables")] = None,
+        other: Annotated[str | None, Shared("elsewhere")] = None,
+    ) -> None:
+        self.width, self.inner, self.rate, self.mode = width, inner, rate, mode
+        self.spare, self.other = spare, other
+
+
+def grow(parameters: list[int], speed: float = 1.0) -> tuple[list[int], float]:
+    """A function is a part too."""
+    return parameters, speed
+
+
+OUTER = Registry("outer", {"branch": "tests_of_registry:Branch", "grow": "tests_of_registry:grow"})
+SOUND = {"kind": "branch", "width": 4, "inner": {"kind": "leaf", "table": "words"}}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("tests_of_registry")
+    module.Leaf, module.Twig, module.Branch, module.grow = Leaf, Twig, Branch, grow  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tests_of_registry", module)
+
+
+def read(raw: Any) -> Any:
+    return TypeAdapter(OUTER.settings()).validate_python(raw)
+
+
+def problems(raw: dict[str, Any]) -> set[tuple[str, str]]:
+    with pytest.raises(ValidationError) as found:
+        read(raw)
+    return {(str((error["loc"] or ("",))[-1]), error["type"]) for error in found.value.errors()}
+
+
+def test_settings_are_the_arguments() -> None:
+    fields = _settings(OUTER, "branch").model_fields
+    assert set(fields) == {"kind", "width", "inner", "rate", "mode", "spare", "other"}
+    assert {name for name, field in fields.items() if field.is_required()} == {"kind", "width", "inner"}
+    assert fields["rate"].default == 0.5
+    assert fields["width"].description == "how wide"
+    assert fields["spare"].description == "name of an entry in [tables]"
+
+
+def test_given_arguments_are_no_settings() -> None:
+    assert "vocab_size" in GIVEN
+    assert set(_settings(INNER, "leaf").model_fields) == {"kind", "table", "sharp"}
+    assert problems(SOUND | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
+        ("vocab_size", "extra_forbidden")
+    }
+
+
+def test_types_and_bounds_hold() -> None:
+    assert problems(SOUND | {"width": 0}) == {("width", "greater_than_equal")}
+    assert problems(SOUND | {"width": "4"}) == {("width", "int_type")}
+    assert problems(SOUND | {"width": 4.0}) == {("width", "int_type")}
+    assert problems(SOUND | {"width": True}) == {("width", "int_type")}
+    assert problems(SOUND | {"rate": 1.0}) == {("rate", "less_than")}
+    assert problems(SOUND | {"rate": float("nan")}) == {("rate", "finite_number")}
+    assert problems(SOUND | {"mode": "c"}) == {("mode", "literal_error")}
+    assert problems(SOUND | {"spare": 3}) == {("spare", "string_type")}
+
+
+def test_all_problems_at_once() -> None:
+    raw = {"kind": "branch", "width": -1, "rat": 1, "inner": {"kind": "leaf", "sharp": "no"}}
+    assert {name for name, _ in problems(raw)} == {"width", "rat", "table", "sharp"}
+
+
+def test_kinds_tell_parts_apart() -> None:
+    assert read({"kind": "grow"}).speed == 1.0
+    assert problems({"kind": "grow", "width": 3}) == {("width", "extra_forbidden")}
+    assert problems({"kind": "stem", "width": -1}) == {("", WRONG_KIND)}
+    assert problems({"kind": 3}) == {("", WRONG_KIND)}
+    assert problems({}) == {("", WRONG_KIND)}
+    assert problems(SOUND | {"inner": {"kind": "laef"}}) == {("inner", WRONG_KIND)}
+    assert problems(SOUND | {"inner": 3}) == {("inner", "value_error")}
+
+
+def test_settings_that_were_read_may_be_read_again() -> None:
+    assert read(read(SOUND)) == read(SOUND)
+
+
+def test_settings_never_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        read(SOUND).width = 5
+
+
+def test_build_makes_the_part_and_the_parts_inside() -> None:
+    given = {"vocab_size": 7, "tables": {"words": "THE TABLE"}, "elsewhere": {}}
+    branch = OUTER.build(read(SOUND | {"rate": 0.25}), given)
+    assert (branch.width, branch.rate, branch.mode, branch.spare) == (4, 0.25, "a", None)
+    assert isinstance(branch.inner, Leaf)
+    assert (branch.inner.table, branch.inner.vocab_size, branch.inner.sharp) == ("THE TABLE", 7, True)
+    assert OUTER.build(read({"kind": "grow", "speed": 2.0}), {"parameters": [1, 2]}) == ([1, 2], 2.0)
+    assert isinstance(OUTER.build(read(SOUND | {"inner": {"kind": "twig"}}), given).inner, Twig)
+
+
+def test_one_shared_object_is_one_object() -> None:
+    table = object()
+    given = {"vocab_size": 7, "tables": {"words": table}, "elsewhere": {}}
+    branch = OUTER.build(read(SOUND | {"spare": "words"}), given)
+    assert branch.spare is branch.inner.table is table
+
+
+def test_references_are_found_at_any_depth_and_by_group() -> None:
+    settings = read(SOUND | {"spare": "classes", "other": "place"})
+    assert sorted(OUTER.references(settings, "tables")) == ["classes", "words"]
+    assert list(OUTER.references(settings, "elsewhere")) == ["place"]
+    assert list(OUTER.references(read({"kind": "grow"}), "tables")) == []
+
+
+def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
+    for ask in (OUTER.home, OUTER.load, OUTER.summary):
+        with pytest.raises(SettingsError, match="no outer is called 'stem'; there are: branch, grow"):
+            ask("stem")
+        with pytest.raises(SettingsError, match=r"no outer is called 'brnach'; did you mean branch\?"):
+            ask("brnach")
+
+
+def test_every_part_loads_and_is_explained() -> None:
+    for family in FAMILIES:
+        assert list(family)
+        for kind in family:
+            assert family.load(kind).__doc__
+            assert family.summary(kind) == family.load(kind).__doc__.strip().partition("\n")[0]
+            for name, field in _settings(family, kind).model_fields.items():
+                # Nested parts explain themselves.
+                assert name in ("kind", "labels") or field.description, f"{family.family}.{kind}: {name}"
+
+
+def test_families_have_names_of_their_own() -> None:
+    assert len({family.family for family in FAMILIES}) == len(FAMILIES)
+    assert len({*FAMILIES, *FAMILIES}) == len(FAMILIES)
+
+
+def test_reading_the_index_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from reefknot.lab.config.parts import FAMILIES\n"
+        "for family in FAMILIES: [family.summary(kind) for kind in family]\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,147 @@
+"""Loss by frequency: bands that hold every token once and add up to the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from reefknot.lab.evaluation.comparison import blocks, compare
+from reefknot.lab.evaluation.frequency import (
+    EDGES,
+    FIGURE_3,
+    Pair,
+    compare_by_previous,
+    compare_by_target,
+    compare_on_symbols,
+    loss_by_frequency,
+)
+from reefknot.lab.evaluation.perplexity import Score, score
+from reefknot.lab.text.dataset import Dataset, Split
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.models.language_model import LanguageModel
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+def test_bands_add_up_to_the_whole(
+    opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel], end_of_line: bool
+) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+    for bands in loss_by_frequency(found, dataset.splits["test"], dataset.vocabulary).values():
+        assert sum(band["tokens"] for band in bands) == len(found.nll)
+        total = sum(band["tokens"] * band["nll"] for band in bands)
+        assert total == pytest.approx(float(found.nll.sum(dtype=np.float64)))
+        assert [band["low"] for band in bands] == sorted(band["low"] for band in bands)
+
+
+def test_bands_by_hand() -> None:
+    vocabulary = Vocabulary(("<eos>", "often", "some", "rare", "<unk>"), (20_000, 1_000, 10, 9, 0))
+    ids = np.array([1, 3, 4, 2, 0], dtype=np.int32)
+    losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0], dtype=np.float32)
+    split = Split("test", ids, words=4, lines=1, bytes=20, unknown=1)
+    found = loss_by_frequency(Score(losses, 0, 5, 20, ""), split, vocabulary)
+    assert found["target"] == [
+        {"low": 0, "high": 9, "tokens": 2, "types": 2, "nll": 3.0},
+        {"low": 10, "high": 99, "tokens": 1, "types": 1, "nll": 8.0},
+        {"low": 1_000, "high": 9_999, "tokens": 1, "types": 1, "nll": 1.0},
+        {"low": 10_000, "high": None, "tokens": 1, "types": 1, "nll": 16.0},
+    ]
+    # <eos> stands before the first word; then every word before the next.
+    previous = {band["low"]: (band["tokens"], band["nll"]) for band in found["previous"]}
+    assert previous == {0: (2, 6.0), 10: (1, 16.0), 1_000: (1, 2.0), 10_000: (1, 1.0)}
+
+
+def test_without_line_ends_the_first_token_is_only_a_previous_one() -> None:
+    vocabulary = Vocabulary(("a", "b"), (500, 5))
+    split = Split("test", np.array([1, 0, 0], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
+    found = loss_by_frequency(Score(np.array([1.0, 3.0], dtype=np.float32), 1, 2, 6, ""), split, vocabulary)
+    assert [(band["low"], band["tokens"], band["nll"]) for band in found["target"]] == [(100, 2, 2.0)]
+    assert [(band["low"], band["nll"]) for band in found["previous"]] == [(0, 1.0), (100, 3.0)]
+
+
+def test_edges_rise_from_zero() -> None:
+    for edges in (EDGES, FIGURE_3):
+        assert edges[0] == 0
+        assert list(edges) == sorted(set(edges))
+
+
+def pair_of(a: Sequence[float], b: Sequence[float]) -> Pair:
+    """One run of each, every token a unit."""
+    return Pair([np.array(a)], [np.array(b)], np.arange(len(a) + 1))
+
+
+def test_an_interval_is_that_of_the_tokens_alone() -> None:
+    """As though the text had no others; runs of a system count as training it again."""
+    random = np.random.default_rng(0)
+    runs = [random.normal(4.0, 1.0, 600) for _ in range(4)]
+    inside_N = random.random(600) < 0.3
+    pair = Pair(runs[:2], runs[2:], blocks(600, 20))
+    found = pair.on(inside_N)
+    kept = [run[inside_N] for run in runs]
+    ends = np.cumsum([0, *(int(part.sum()) for part in np.split(inside_N, 30))])
+    expected = compare(kept[:2], kept[2:], ends)
+    assert (found.tokens, found.interval) == (inside_N.sum(), expected.interval)
+    assert found.difference == pytest.approx(expected.difference)
+    one_block = np.arange(600) < 20
+    assert pair.on(one_block).interval is None
+
+
+def test_two_systems_by_hand() -> None:
+    words = ("<eos>", "the", "often", "some", "rare", "<unk>")
+    vocabulary = Vocabulary(words, (6_000, 5_000, 99, 50, 49, 0))
+    ids = np.array([4, 2, 4, 3, 1, 5, 0], dtype=np.int32)
+    split = Split("test", ids, words=6, lines=1, bytes=20, unknown=1)
+    a = np.array([2.0, 1.0, 6.0, 4.0, 1.0, 3.0, 1.0])
+    b = np.array([1.0, 1.0, 3.0, 6.0, 3.0, 3.0, 2.0])
+    pair = pair_of(a, b)
+    found = compare_by_target(pair, split, vocabulary)
+    assert [(band.low, band.high, band.tokens, band.types) for band in found] == [
+        (0, 0, 1, 1),
+        (1, 49, 2, 1),
+        (50, 99, 2, 2),
+        (5_000, None, 2, 2),
+    ]
+    assert [(band.nll_a, band.nll_b) for band in found] == [(3.0, 3.0), (4.0, 2.0), (2.5, 3.5), (1.0, 2.5)]
+    # rare: 8 -> 4 in all; often 1 -> 1 and some 4 -> 6; the 1 -> 3 and <eos> 1 -> 2: a mean over types, not tokens, and
+    # in parts of what B has.
+    assert [band.relative for band in found] == pytest.approx([0.0, -100.0, 100 / 6, (200 / 3 + 50) / 2])
+    # Before each token: <eos>, rare, often, rare, some, the, <unk>.
+    before = compare_by_previous(pair, split, vocabulary)
+    assert [band.difference for band in found] == [0.0, -2.0, 1.0, 1.5]
+    assert {band.interval for band in found} == {None}, "seven units are too few to resample"
+    symbols = compare_on_symbols(pair, split, vocabulary)
+    assert {name: (each.tokens, each.nll_a, each.nll_b) for name, each in symbols.items()} == {
+        "<unk>": (1, 3.0, 3.0),
+        "<eos>": (1, 1.0, 2.0),
+    }
+    assert [(band.low, band.tokens, band.nll_a, band.nll_b) for band in before] == [
+        (0, 1, 1.0, 2.0),
+        (1, 2, 2.5, 3.5),
+        (50, 2, 3.5, 3.0),
+        (5_000, 2, 2.5, 2.0),
+    ]
+
+
+def test_a_type_without_loss_has_no_relative_difference() -> None:
+    vocabulary = Vocabulary(("a", "b"), (9, 5))
+    split = Split("test", np.array([0, 0, 1], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
+    (band,) = compare_by_target(pair_of([1.0, 3.0], [0.0, 2.0]), split, vocabulary)
+    assert (band.types, band.relative) == (2, -50.0)
+    split = Split("test", np.array([0, 0], dtype=np.int32), words=2, lines=1, bytes=4, unknown=0)
+    (band,) = compare_by_target(pair_of([1.0], [0.0]), split, vocabulary)
+    assert (band.types, band.relative) == (1, None)
+
+
+def test_systems_add_up_to_the_whole(opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel]) -> None:
+    dataset = opened()
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    a = score(model_for(len(vocabulary)), split, vocabulary).nll
+    b = a[::-1].copy()
+    pair = Pair([a, b], [b, b], blocks(len(a), 5))
+    for bands in (compare_by_target(pair, split, vocabulary), compare_by_previous(pair, split, vocabulary)):
+        assert sum(band.tokens for band in bands) == len(a)
+        for side in ("nll_a", "nll_b"):
+            total = sum(band.tokens * getattr(band, side) for band in bands)
+            assert total == pytest.approx(float(a.sum(dtype=np.float64)))

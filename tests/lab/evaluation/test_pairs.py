@@ -1,0 +1,147 @@
+"""Pairs scored together, as each is alone: every target token once, in the text's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.errors import DataError, NonFiniteError
+from reefknot.lab.evaluation import pairs
+from reefknot.lab.evaluation.pairs import score_pairs
+from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
+from reefknot.lab.text.pair_dataset import Lines, PairDataset, open_pairs
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.encoders.attention_gru import AttentionGRU
+from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.translator import Translator
+from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
+
+DIM = 8
+LINES = [
+    ("a cat sat on the mat", "eine katze saß auf der matte"),
+    ("a dog ran", "ein hund lief"),
+    ("the dog saw a cat and ran", "der hund sah eine katze und lief"),
+    ("the mat", "die matte"),
+    ("ran", "er lief und lief und lief bis auf die matte"),
+]
+HELD_OUT = [*LINES[2:], ("a cat saw a zebra in zürich", "eine katze sah ein zebra in zürich"), *LINES[:2]]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., PairDataset]:
+    """Small pairs with unknown words; keywords are settings of the vocabulary."""
+
+    def open_them(**settings: object) -> PairDataset:
+        for name, lines in (("train", LINES * 4), ("valid", HELD_OUT), ("test", HELD_OUT)):
+            for language, side in zip(("en", "de"), zip(*lines, strict=True), strict=True):
+                (tmp_path / f"{name}.{language}").write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+        corpus = CorpusSettings(name=str(tmp_path), pairs=PairsSettings(source="en", target="de"))
+        return open_pairs(corpus, VocabularySettings.model_validate(settings), cache=tmp_path / "cache")
+
+    return open_them
+
+
+def translator(dataset: PairDataset, encoder: str = "encoder_decoder", output: str = "softmax") -> Translator:
+    torch.manual_seed(0)
+    source, target = (WordTable(len(words), DIM) for words in dataset.words.vocabularies)
+    labels = Plain(target)
+    body = (
+        AttentionGRU(DIM, DIM, units=6, dropout=0.5)
+        if encoder == "attention_gru"
+        else EncoderDecoder(DIM, DIM, layers=2, heads=2, ffn_dim=12, dropout=0.5)
+    )
+    end = MixtureOfSoftmaxes(labels, DIM, experts=3) if output == "mixture" else Softmax(labels)
+    model = Translator(Lookup(source), Lookup(target), body, end)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model.double()
+
+
+@pytest.mark.parametrize("encoder", ["attention_gru", "encoder_decoder"])
+@pytest.mark.parametrize("output", ["softmax", "mixture"])
+def test_every_token_once_and_as_if_its_pair_were_alone(
+    opened: Callable[..., PairDataset], encoder: str, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = opened(sides="separate")
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    model = translator(dataset, encoder, output)
+    found = score_pairs(model, split, vocabulary)
+    assert model.training
+    model.eval()
+    alone = []
+    for source, target in zip(split.source, split.target, strict=True):
+        x_1U = torch.tensor([[*source, vocabulary.eos, *target[:-1]]])
+        with torch.no_grad():
+            alone.append(-model.target_log_probs(x_1U, torch.tensor(target[None], dtype=torch.long))[0][0].numpy())
+    np.testing.assert_allclose(found.nll, np.concatenate(alone), rtol=1e-6)
+    for room in (1, 20, 60):
+        monkeypatch.setattr(pairs, "ROWS_AT_ONCE", room)
+        np.testing.assert_allclose(score_pairs(model, split, vocabulary).nll, found.nll, rtol=1e-6)
+
+
+def test_few_batches_and_all_rows_of_one_of_like_length(opened: Callable[..., PairDataset]) -> None:
+    split = opened().splits["test"]
+    random = np.random.default_rng(0)
+    sides = (Lines.of([0] * n for n in random.integers(1, 50, 400)) for _ in range(2))
+    many = replace(split, **dict(zip(("source", "target"), sides, strict=True)))
+    batches = list(pairs._batches(many, rows_per_token=4))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(400))
+    longer = np.maximum(many.source.lengths, many.target.lengths)
+    room = pairs.ROWS_AT_ONCE // 4
+    assert all(len(batch) * longer[batch].max() <= room for batch in batches)
+    assert len(batches) < 1.3 * longer.sum() / room + 1
+    longest = [longer[batch].max() for batch in batches]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_what_was_counted(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened(sides="separate")
+    split = dataset.splits["test"]
+    found = score_pairs(translator(dataset).float(), split, dataset.vocabulary)
+    targets = [target for _, target in HELD_OUT]
+    words = sum(len(target.split()) + 1 for target in targets)
+    assert found.first == 0
+    assert found.words == words == len(found.nll) == split.tokens
+    assert found.bytes == sum(len(target.encode()) + 1 for target in targets)
+    summary = found.summary()
+    assert summary["perplexity"] == summary["word_perplexity"] == pytest.approx(float(np.exp(found.nll.mean())))
+    assert f"tokens: {words} scored once each, of {words} in the test text" in found.definition
+    assert (
+        "6 pairs, each computed afresh: a target's tokens after its whole source and those before" in found.definition
+    )
+    assert "every line ends with the token <eos>, which is scored" in found.definition
+    assert "unknown words: 3 here, scored as the token <unk>" in found.definition
+    assert "computed in float32; independent of which pairs are computed together" in found.definition
+
+
+def test_words_in_pieces(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened(bpe={"merges": 10})
+    found = score_pairs(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
+    assert found.words == sum(len(target.split()) + 1 for _, target in HELD_OUT)
+    assert len(found.nll) > found.words
+    assert f"in {len(found.nll):,} pieces" in found.definition
+    assert "computed in bfloat16" in found.definition
+    assert found.summary()["word_perplexity"] > found.summary()["perplexity"]
+
+
+def test_what_is_refused(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened()
+    split, model = dataset.splits["test"], translator(dataset)
+    with pytest.raises(DataError, match="the test text has no pairs"):
+        score_pairs(model, replace(split, source=Lines.of([]), target=Lines.of([])), dataset.vocabulary)
+    with pytest.raises(DataError, match="the words of the target have no <eos>"):
+        score_pairs(model, split, Vocabulary(("a", "b"), (2, 1)))
+    with torch.no_grad():
+        next(model.encoder.parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="the test text a probability that is not a number"):
+        score_pairs(model, split, dataset.vocabulary)

@@ -1,0 +1,305 @@
+"""Perplexity: the same however the text is cut, equal to brute force, and true to its own definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.errors import DataError, NonFiniteError
+from reefknot.lab.evaluation import perplexity as module
+from reefknot.lab.evaluation.grid import beginning
+from reefknot.lab.evaluation.perplexity import one_stream, score, score_otherwise, word_losses
+from reefknot.lab.evaluation.units import perplexity, shown
+from reefknot.lab.text.dataset import Dataset, Split
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.nn.models.language_model import LanguageModel
+
+Open = Callable[..., Dataset]
+Build = Callable[[int], LanguageModel]
+
+
+@torch.no_grad()
+def brute_force(model: LanguageModel, ids: list[int], first: int | None) -> list[float]:
+    """One token at a time, all log-probabilities written out."""
+    model.eval()
+    state = None
+    losses = []
+    context = ids[:-1] if first is None else [first, *ids[:-1]]
+    for before, after in zip(context, ids[1:] if first is None else ids, strict=True):
+        encoded = model(torch.tensor([[before]]), state)
+        state = encoded.state
+        losses.append(-model.output.log_probs(encoded.output[0])[0, after].item())
+    return losses
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+def test_equals_brute_force(opened: Open, model_for: Build, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(vocabulary))
+    found = score(model, split, vocabulary)
+    np.testing.assert_allclose(found.nll, brute_force(model, split.ids.tolist(), vocabulary.eos), atol=1e-5)
+    assert found.first == (0 if end_of_line else 1)
+    assert len(found.nll) == split.tokens - found.first
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("window", [1, 7, 32, 1000])
+def test_windows_change_nothing(opened: Open, model_for: Build, streams: int, window: int) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    split = dataset.splits["test"]
+    reference = score(model, split, dataset.vocabulary, streams=streams)
+    found = score(model, split, dataset.vocabulary, streams=streams, window=window)
+    assert abs(found.mean - reference.mean) < 1e-6
+    np.testing.assert_allclose(found.nll, reference.nll, atol=1e-5)
+    assert found.definition == reference.definition
+
+
+def test_memory_bound_changes_nothing(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    reference = score(model, dataset.splits["test"], dataset.vocabulary)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 1)
+    assert abs(score(model, dataset.splits["test"], dataset.vocabulary).mean - reference.mean) < 1e-6
+
+
+def test_batching_a_stream_with_others_changes_nothing(opened: Open, model_for: Build) -> None:
+    """Stream 3 of 5 scores as it would alone: from an empty state and the token before it."""
+    dataset = opened()
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(vocabulary))
+    found = score(model, split, vocabulary, streams=5).nll
+    lengths = [len(part) for part in np.array_split(np.arange(split.tokens), 5)]
+    start = sum(lengths[:2])
+    stop = start + lengths[2]
+    ids = split.ids.tolist()
+    np.testing.assert_allclose(found[start:stop], brute_force(model, ids[start - 1 : stop], None), atol=1e-5)
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+@pytest.mark.parametrize("streams", [2, 7, 20])
+def test_streams_score_every_token_once(opened: Open, model_for: Build, streams: int, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    model = model_for(len(dataset.vocabulary))
+    one = score(model, dataset.splits["test"], dataset.vocabulary)
+    many = score(model, dataset.splits["test"], dataset.vocabulary, streams=streams)
+    assert many.nll.shape == one.nll.shape
+    assert many.mean == pytest.approx(one.mean, rel=0.1)
+    assert many.mean != one.mean
+    # The first stream has all the context it had.
+    length = len(one.nll) // streams
+    np.testing.assert_allclose(many.nll[:length], one.nll[:length], atol=1e-5)
+
+
+def test_more_streams_than_tokens(opened: Open, model_for: Build) -> None:
+    dataset = opened(test="the cat\n")
+    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, streams=1000)
+    assert len(found.nll) == 3
+    assert "3 contiguous streams" in found.definition
+
+
+def test_figures_by_hand(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    split = dataset.splits["test"]
+    found = score(model_for(len(dataset.vocabulary)), split, dataset.vocabulary)
+    total = float(found.nll.sum(dtype=np.float64))
+    figures = found.summary()
+    # 14 words, 5 line ends and 58 + 1 bytes (ü has two) per repetition of the text.
+    assert (figures["tokens"], figures["words"], figures["bytes"]) == (12 * 19, 12 * 19, 12 * 59)
+    assert figures["perplexity"] == pytest.approx(math.exp(total / (12 * 19)))
+    assert figures["word_perplexity"] == pytest.approx(math.exp(total / (12 * 19)))
+    assert figures["bits_per_byte"] == pytest.approx(total / math.log(2) / (12 * 59))
+    assert figures["nll"] == pytest.approx(total / (12 * 19))
+
+
+def test_figures_without_line_ends(opened: Open, model_for: Build) -> None:
+    dataset = opened(end_of_line=False)
+    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+    assert found.summary()["tokens"] == found.summary()["words"] == 12 * 14 - 1
+
+
+def test_definition_says_what_was_measured(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    text = score(model, dataset.splits["test"], dataset.vocabulary).definition
+    assert "tokens: 228 scored once each, of 228 in the test text" in text
+    assert "one stream from an empty state" in text
+    assert "no token is left out" in text
+    assert text.endswith("computed in float32; independent of how the text is cut into windows")
+    assert "unknown words: 24 here, scored as the token <unk>" in text
+    assert "over 228 words and line ends; bits per byte: over 708 bytes" in text
+    assert "20 contiguous streams, each from an empty state" in (
+        score(model, dataset.splits["test"], dataset.vocabulary, streams=20).definition
+    )
+
+
+def test_definition_without_line_ends(opened: Open, model_for: Build) -> None:
+    dataset = opened(end_of_line=False, test="the cat sat\n")
+    text = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary).definition
+    assert "tokens: 2 scored once each, of 3 in the test text" in text
+    assert "is not scored" in text
+    assert "unknown words: none in this text; end of line: line ends are no tokens" in text
+    assert "over 2 words; bits" in text
+
+
+def test_one_token_with_nothing_before_it_is_refused(opened: Open, model_for: Build) -> None:
+    dataset = opened(end_of_line=False, test="cat\n")
+    with pytest.raises(DataError, match="test text has one token"):
+        score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+
+
+def test_scoring_leaves_the_mode_of_the_model_alone(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary)).train()
+    first, second = (score(model, dataset.splits["test"], dataset.vocabulary).mean for _ in range(2))
+    assert model.training
+    assert first == second
+
+
+def test_bfloat16_is_close_and_says_so(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    exact = score(model, dataset.splits["test"], dataset.vocabulary)
+    rounded = score(model, dataset.splits["test"], dataset.vocabulary, precision="bfloat16")
+    assert rounded.mean == pytest.approx(exact.mean, rel=0.02)
+    assert "computed in bfloat16" in rounded.definition
+    assert "computed in float32" in exact.definition
+
+
+def test_a_broken_model_is_named(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="test text"):
+        score(model, dataset.splits["test"], dataset.vocabulary)
+
+
+def test_perplexity_never_overflows() -> None:
+    assert perplexity(0.0) == 1.0
+    assert perplexity(math.log(120.7)) == pytest.approx(120.7)
+    assert math.isfinite(perplexity(1e6))
+
+
+def test_losses_of_words_by_hand() -> None:
+    settings = VocabularySettings.model_validate({"bpe": {"merges": 3}})
+    vocabulary = Vocabulary.from_counts({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, settings)
+    ids = np.array(vocabulary.encode(["lowest", "<unk>", "<eos>", "low", "<eos>"]), dtype=np.int32)
+    losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], dtype=np.float32)  # lo w est</w>  ...  lo w</w>
+    split = Split("test", ids, words=3, lines=2, bytes=20, unknown=1)
+    assert word_losses(losses, split, vocabulary).tolist() == [7.0, 8.0, 16.0, 96.0, 128.0]
+    # Where nothing stands before the first token, its word has the loss of its other pieces.
+    assert word_losses(losses[1:], split, vocabulary).tolist() == [6.0, 8.0, 16.0, 96.0, 128.0]
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+@pytest.mark.parametrize("merges", [1, 8])
+def test_words_of_a_sub_word_model(opened: Open, model_for: Build, merges: int, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line, bpe={"merges": merges})
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    found = score(model_for(len(vocabulary)), split, vocabulary)
+    words = word_losses(found.nll, split, vocabulary)
+    figures = found.summary()
+    # Without <eos> the first token is not scored: all of "the" after 8 merges, its first piece after one.
+    of_text = 12 * 19 if end_of_line else 12 * 14 - (merges == 8)
+    assert len(words) == figures["words"] == of_text
+    assert figures["tokens"] == split.tokens - found.first > figures["words"]
+    total = float(found.nll.sum(dtype=np.float64))
+    assert words.sum() == pytest.approx(total)
+    assert figures["word_perplexity"] == pytest.approx(math.exp(total / len(words)))
+    assert figures["bits_per_byte"] == pytest.approx(total / math.log(2) / split.bytes)
+    assert f"in {len(found.nll):,} pieces, where a word's probability is the product over" in found.definition
+    assert f"over {len(words):,} words" in found.definition
+
+
+def test_words_that_are_one_piece_each_score_as_words(opened: Open, model_for: Build) -> None:
+    plain, pieces = opened(), opened(bpe={"merges": 1_000})
+    model, same = model_for(len(plain.vocabulary)), model_for(len(pieces.vocabulary))
+    names = [token.removesuffix("</w>") for token in pieces.vocabulary.words]
+    with torch.no_grad():
+        # The word model under the other ids; classes that are no word have no probability.
+        for name, parameter in same.named_parameters():
+            values = dict(model.named_parameters())[name]
+            if parameter.shape != values.shape:
+                parameter.fill_(-1e9 if parameter.dim() == 1 else 0.0)
+                for index, word in enumerate(names):
+                    if word in plain.vocabulary and pieces.vocabulary.ends_word(pieces.vocabulary.words[index]):
+                        parameter[index] = values[plain.vocabulary.id_of(word)]
+            else:
+                parameter.copy_(values)
+    expected, found = (
+        score(each, text.splits["test"], text.vocabulary) for each, text in ((model, plain), (same, pieces))
+    )
+    np.testing.assert_allclose(found.nll, expected.nll, atol=1e-5)
+    np.testing.assert_array_equal(word_losses(found.nll, pieces.splits["test"], pieces.vocabulary), found.nll)
+    for figure in ("perplexity", "word_perplexity", "tokens", "words"):
+        assert found.summary()[figure] == pytest.approx(expected.summary()[figure], rel=1e-6)
+
+
+def test_words_outside_the_vocabulary_are_read_as_spelled_and_scored_as_unknown(opened: Open, model_for: Build) -> None:
+    dataset = opened(keep_spellings=True)
+    vocabulary, split = dataset.vocabulary, dataset.splits["test"]
+    assert vocabulary.spelled == ("zebra", "z\u00fcrich")
+    model = model_for(len(vocabulary) + 2)  # the classes beyond the vocabulary are never targets
+    found = score(model, split, vocabulary)
+    assert split.unknown == 24
+    assert vocabulary.eos is not None
+    context = [vocabulary.eos, *split.inputs[:-1].tolist()]
+    with torch.no_grad():
+        logp_TV = model.eval().output.log_probs(model(torch.tensor([context])).output[0])
+    np.testing.assert_allclose(found.nll, -logp_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
+    as_unknown = score(model, opened().splits["test"], vocabulary)
+    assert abs(found.mean - as_unknown.mean) > 1e-3
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(1, 20), (5, 4)])
+def test_a_window_is_reckoned_by_rows_of_scores(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, rows: int, longest: int
+) -> None:
+    """A token of a mixture takes a row per expert, so its windows are shorter."""
+    dataset = opened()
+    model = model_for(len(dataset.vocabulary))
+    model.output.rows_per_token = rows
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 20)
+    widths: list[int] = []
+    own = model.target_log_probs
+    monkeypatch.setattr(model, "target_log_probs", lambda x, *rest: widths.append(x.shape[1]) or own(x, *rest))
+    score(model, dataset.splits["test"], dataset.vocabulary)
+    assert max(widths) == longest
+
+
+@pytest.mark.parametrize("end_of_line", [True, False])
+def test_one_stream(opened: Open, end_of_line: bool) -> None:
+    dataset = opened(end_of_line=end_of_line)
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    x_1T, y_1T = one_stream(split, vocabulary)
+    ids = split.ids.tolist()
+    assert y_1T[0].tolist() == (ids if end_of_line else ids[1:])
+    assert x_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
+    if not end_of_line:
+        with pytest.raises(DataError, match="nothing can be scored"):
+            one_stream(beginning(split, 1, vocabulary), vocabulary)
+
+
+def test_another_way_to_score_says_so_and_warns(opened: Open, model_for: Build) -> None:
+    dataset = opened()
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    plain = score(model_for(len(vocabulary)), split, vocabulary)
+    *lines, last = plain.definition.splitlines()
+    for shift, warning in ((-0.1, ""), (0.1, ", which is better")):
+        found = score_otherwise(plain, plain.nll + np.float32(shift), "by guessing", split, vocabulary)
+        assert found.definition.splitlines()[:-1] == lines
+        assert found.definition.splitlines()[-1] == (
+            f"computed in float32; by guessing; without it: perplexity {math.exp(plain.mean):,.2f}{warning}"
+        )
+        assert found.mean == pytest.approx(plain.mean + shift)
+    assert "independent" in last
+
+
+def test_perplexities_are_short() -> None:
+    assert [shown(each) for each in (58.7, 12_345.678, perplexity(1e9))] == ["58.70", "12,345.68", ">1e304"]

@@ -1,0 +1,55 @@
+"""How much of an adaptive softmax an exact search opens: of the hidden states that the run is scored with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import reefknot as rk
+from reefknot.lab.evaluation.search import tails_opened
+from reefknot.lab.evaluation.windows import Sliding
+from reefknot.lab.text.corpus import CorpusSettings
+from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.vocabulary import VocabularySettings
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    words = " ".join(f"w{number * number % 23}" for number in range(60))
+    for name in ("train", "valid", "test"):
+        (folder / f"{name}.txt").write_text(f"{words}\n")
+    return open_dataset(CorpusSettings(name=str(folder)), VocabularySettings(), cache=tmp_path / "cache")
+
+
+def model(words: int) -> rk.LanguageModel:
+    torch.manual_seed(0)
+    bands = rk.BandedTable(words, dim=8, sizes=[3, 4], factor=2)
+    matrices = rk.BandProjections(bands, 8)
+    body = rk.Transformer(8, layers=1, heads=2, ffn_dim=16)
+    return rk.LanguageModel(rk.AdaptiveLookup(bands, matrices), body, rk.AdaptiveSoftmax(bands, matrices, 8))
+
+
+def test_windows_are_those_of_the_run(dataset: Dataset) -> None:
+    made, test = model(len(dataset.vocabulary)), dataset.splits["test"]
+    read: list[int] = []
+    made.encoder.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
+    found = tails_opened(made, test, dataset.vocabulary, Sliding(context=4, stride=6), k=3, tokens=40)
+    assert found is not None
+    assert (found.k, found.tokens) == (3, 40)
+    assert 0.0 < found.share <= 1.0
+    assert max(read) == 10
+
+
+def test_a_text_of_one_token_has_nothing_to_search_after(dataset: Dataset) -> None:
+    made, test = model(len(dataset.vocabulary)), dataset.splits["test"]
+    assert tails_opened(made, test, dataset.vocabulary, Sliding(context=4, stride=6), tokens=0) is None
+
+
+def test_an_end_without_tails_has_none(dataset: Dataset) -> None:
+    table = rk.WordTable(len(dataset.vocabulary), 8)
+    plain = rk.LanguageModel(rk.Lookup(table), rk.LSTM(8, 8), rk.Softmax(rk.Plain(table)))
+    assert tails_opened(plain, dataset.splits["test"], dataset.vocabulary) is None

@@ -1,0 +1,319 @@
+"""Lines in, translations out: order, batches, empty and odd lines, and figures equal to sacrebleu's command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.errors import ArgumentError, DataError
+from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings
+from reefknot.lab.evaluation.bleu import BleuSettings
+from reefknot.lab.evaluation.decoding import Decoder
+from reefknot.lab.evaluation.pairs import score_pairs
+from reefknot.lab.evaluation.translation import (
+    LineTranslator,
+    Translation,
+    batches_by_length,
+    beginning,
+    evaluate_translations,
+    examples,
+    rerank,
+    searching,
+    translate,
+)
+from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
+from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
+from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.encoders.attention_gru import AttentionGRU
+from reefknot.nn.encoders.contract import SourceEncoder
+from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.translator import Translator
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
+from reefknot.storage.lines import read_text
+
+from .test_bleu import command
+
+PAIRS = [
+    ("the cat sat on the mat", "die katze saß auf der matte"),
+    ("a dog ran", "ein hund lief"),
+    ("the dog saw a cat and ran to the house", "der hund sah eine katze und lief zum haus"),
+    ("cats", "katzen"),
+    ("日本語の文は空白なしで書く", "ein satz ohne leerzeichen"),
+]
+SEARCH = SearchSettings(beam=3, beyond=4)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., PairDataset]:
+    """Pairs of which the held-out ones have an empty line and words that training has not seen."""
+
+    def open_text(**settings: object) -> PairDataset:
+        held_out = [*PAIRS[:3], ("", ""), ("the zürich cat ran ran ran ran ran ran ran ran", "die zürcher katze")]
+        for name, pairs in (("train", PAIRS * 5), ("valid", held_out), ("test", held_out[::-1])):
+            for place, language in enumerate(("en", "de")):
+                text = "".join(f"{pair[place]}\n" for pair in pairs)
+                (tmp_path / f"{name}.{language}").write_text(text, encoding="utf-8")
+        corpus = CorpusSettings(name=str(tmp_path), pairs=PairsSettings(source="en", target="de"))
+        return open_pairs(corpus, VocabularySettings.model_validate(settings), cache=tmp_path / "cache")
+
+    return open_text
+
+
+ENCODERS: dict[str, Callable[[], SourceEncoder]] = {
+    "attention_gru": lambda: AttentionGRU(8, 8, units=12, dropout=0.5),
+    "encoder_decoder": lambda: EncoderDecoder(8, 8, 2, 2, 16, dropout=0.5),
+}
+
+
+def model_for(dataset: PairDataset, encoder: str = "encoder_decoder") -> Translator:
+    """In float64, with predictions that are far from flat, and dropout that translating must switch off."""
+    torch.manual_seed(0)
+    source, target = (WordTable(len(words), 8) for words in dataset.words.vocabularies)
+    model = Translator(Lookup(source), Lookup(target), ENCODERS[encoder](), Softmax(Plain(target)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.6)
+    return model.double()
+
+
+@pytest.fixture(params=ENCODERS)
+def encoder(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_lines_come_back_in_their_order(opened: Callable[..., PairDataset], encoder: str) -> None:
+    dataset = opened()
+    model = model_for(dataset, encoder)
+    lines = [source for source, _ in PAIRS] * 2 + ["", "the", "  \t "]
+    found = translate(model, lines, dataset.words, SEARCH, n_best=2)
+    assert model.training
+    alone = [translate(model, [line], dataset.words, SEARCH, n_best=2)[0] for line in lines]
+    assert [[each.text for each in some] for some in found] == [[each.text for each in some] for some in alone]
+    scores, others = ([each.score for some in all_ for each in some] for all_ in (found, alone))
+    assert scores == pytest.approx(others, rel=1e-9)
+    assert len({some[0].text for some in found}) > 2
+    for some in found[:10]:
+        assert len(some) == 2
+        assert all(each.score == SEARCH.score(each.logp, each.length) for each in some)
+        assert all(each.length == len(each.text.split(" ")) + each.finished for each in some)
+        assert some[0].score >= some[1].score
+        assert "<unk>" not in some[0].text
+    assert found[10] == found[12] == [Translation("", 0.0, 0.0, True, 1)]
+
+
+def test_how_many_lines_are_decoded_at_once_changes_nothing(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened()
+    model = model_for(dataset)
+    lines = list(read_text("".join(f"{source}\n" for source, _ in PAIRS), "here"))
+    texts = []
+    for tokens, batches in ((1, 5), (12, 3), (10**6, 1)):
+        shapes: list[int] = []
+
+        def decode(decoder: Decoder, source_BS: Tensor, shapes: list[int] = shapes) -> list[list[Hypothesis]]:
+            shapes.append(source_BS.numel())
+            return searching(dataset.words, SEARCH)(decoder, source_BS)
+
+        translator = LineTranslator(model, dataset.words, decode, batch_tokens=tokens)
+        texts.append([best.text for best, *_ in translator.translate(lines)])
+        assert len(shapes) == batches
+        assert max(shapes) <= max(tokens, 11)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_batches_by_length() -> None:
+    lengths = [3, 0, 9, 4, 4, 1, 30, 0, 2]
+    batches = list(batches_by_length(lengths, 12))
+    assert sorted(index for batch in batches for index in batch) == [0, 2, 3, 4, 5, 6, 8]
+    assert batches[0] == [6]
+    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 12 for batch in batches)
+    assert list(batches_by_length([0, 0], 5)) == []
+
+
+def test_what_cannot_be_read_is_said(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened(bpe={"merges": 20})
+    model = model_for(dataset)
+    said: list[str] = []
+    decode = searching(dataset.words, SEARCH)
+    translator = LineTranslator(model, dataset.words, decode, longest=8, say=said.append)
+    text = "a dog ☃\r\nthe cat ran\n\nthe dog saw a cat and ran\n☃☃ cat"
+    found = translator.translate(list(read_text(text, "here")))
+    assert len(found) == 5
+    assert found[2][0].text == ""
+    assert all(best.text for best, *_ in (found[0], found[1], found[3], found[4]))
+    (sentence,) = said
+    assert sentence.startswith("line 4: ")
+    assert "training had 8 at most" in sentence
+    translator.tell_unknown()
+    assert said[1:] == ["2 words of the source with characters not in the vocabulary, these read as <unk>"]
+    for place, line in enumerate(("a dog ☃", "the cat ran")):
+        assert found[place][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
+    plain = opened()
+    translator = LineTranslator(model_for(plain), plain.words, searching(plain.words, SEARCH), say=said.append)
+    translator.translate(list(read_text("a zebra ran\n", "here")))
+    translator.tell_unknown()
+    assert said[2:] == ["1 word of the source not in the vocabulary, read as <unk>"]
+
+
+def test_lines_that_are_none(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened()
+    model = model_for(dataset)
+    assert translate(model, [], dataset.words, SEARCH) == []
+    with pytest.raises(ArgumentError, match="holds a line end"):
+        translate(model, ["a dog\na cat"], dataset.words, SEARCH)
+    with pytest.raises(DataError, match="line 2: NUL byte"):
+        translate(model, ["a dog", "a\0cat"], dataset.words, SEARCH)
+
+
+@pytest.mark.parametrize("sides", ["joint", "joint_bpe", "separate"])
+def test_figures_are_those_of_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Path, sides: str) -> None:
+    dataset = opened(sides=sides, bpe={"merges": 10})
+    model = model_for(dataset)
+    heard: list[tuple[str, float]] = []
+    said: list[str] = []
+    settings = BleuSettings(tokenize="none")
+    evaluated = evaluate_translations(
+        model,
+        dataset,
+        "test",
+        SEARCH,
+        settings,
+        say=said.append,
+        progress=lambda what, done: heard.append((what, done)),
+    )
+    references = dataset.splits["test"].text("target")
+    printed = command(tmp_path, evaluated.lines, references, "--tokenize", "none")
+    figures = evaluated.figures
+    assert figures["bleu"] == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
+    assert figures["chrf"] == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
+    assert figures["bleu_signature"] == printed["BLEU"]["signature"]
+    assert figures["pairs"] == len(evaluated.lines) == 5
+    assert evaluated.lines[1] == ""
+    found = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
+    assert evaluated.lines == [best.text for best, *_ in found]
+    assert figures["unfinished"] == sum(not best.finished for best, *_ in found)
+    assert figures["search"] == SEARCH.model_dump()
+    assert sum(band["pairs"] for band in figures["by_length"]) == 5
+    assert len(figures["by_length"]) > 1
+    assert heard[-1] == ("translating the test text", 1.0)
+    assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
+
+
+def test_the_beginning_of_a_text(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened()
+    model = model_for(dataset)
+    assert beginning(dataset, "valid", None) is beginning(dataset, "valid", 5) is dataset
+    shortened = beginning(dataset, "valid", 2)
+    assert shortened.splits["valid"].text("source") == [source for source, _ in PAIRS[:2]]
+    assert shortened.splits["test"] is dataset.splits["test"]
+    whole, part = (score_pairs(model, each.splits["valid"], dataset.vocabulary).nll for each in (dataset, shortened))
+    assert part == pytest.approx(whole[: len(part)], rel=1e-5)
+    figures = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).figures
+    assert figures["pairs"] == 2
+
+
+def test_words_and_bytes_of_a_beginning_are_counted(tmp_path: Path) -> None:
+    """Spaces and carriage returns are bytes but no words; a pair that training leaves out is not counted."""
+    lines = ["ein  Hund\r\n", "Öl\u00a0und Äther\n", "\n", "ja\n", "ein sehr langer Satz ohne Ende\n"]
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.de").write_bytes("".join(lines).encode())
+        (tmp_path / f"{name}.en").write_text("a dog\noil\nno\nyes\nlong\n")
+    corpus = CorpusSettings(name=str(tmp_path), pairs=PairsSettings(source="en", target="de"))
+    dataset = open_pairs(corpus, VocabularySettings(), cache=tmp_path / "cache")
+    for split, there in (("valid", lines), ("train", [line for line in lines if line.strip()])):
+        for number in range(1, len(there)):
+            first = beginning(dataset, split, number).splits[split]
+            counted = sum(len(line.encode().split()) for line in there[:number])
+            assert (first.pairs, first.words) == (number, counted)
+            assert first.bytes == sum(len(line.encode()) for line in there[:number])
+
+
+RANKED = [  # by log p / length: -0.5, -0.75, -0.8
+    Translation("a b c", -2.0, -0.5, True, 4),
+    Translation("a", -1.5, -0.75, True, 2),
+    Translation("a b c d", -4.0, -0.8, False, 5),
+]
+
+
+def test_rescored_translations_are_ranked_by_both_log_probs_over_the_length() -> None:
+    ranked = rerank(RANKED, [-10.0, -1.0, -2.0], 0.5, SearchSettings())
+    assert [each.text for each in ranked] == ["a", "a b c", "a b c d"]  # what is not finished comes last
+    assert [each.score for each in ranked] == pytest.approx([-2.0 / 2, -7.0 / 4, -5.0 / 5])
+    assert {each.text: each.logp for each in ranked} == {each.text: each.logp for each in RANKED}
+    (best, *_) = rerank(RANKED, [-10.0, -1.0, -2.0], 0.5, SearchSettings(length_penalty=0))
+    assert (best.text, best.score) == ("a", -2.0)
+    assert rerank(RANKED, [-9.0, -3.0, -1.0], 0.0, SearchSettings()) == RANKED
+
+
+def test_a_language_model_without_weight_leaves_what_the_search_returned() -> None:
+    """Finished ones come first there, whatever the scores of the others."""
+    found = [Translation("a", -3.0, -1.5, True, 2), Translation("a b c", -1.0, -0.25, False, 4)]
+    assert rerank(found, [-9.0, -1.0], 0.0, SearchSettings()) == found
+
+
+@pytest.mark.parametrize("weight", [0.1, 1.0, 100.0])
+def test_a_language_model_that_agrees_leaves_the_ranking(weight: float) -> None:
+    """Token by token with the translator, whatever the length penalty, or with all of them alike."""
+    for penalty in (0.0, 0.6, 1.0):
+        search = SearchSettings(length_penalty=penalty)
+        before = sorted(RANKED, key=lambda each: -search.score(each.logp, each.length))
+        assert [one.text for one in rerank(RANKED, [each.logp for each in RANKED], weight, search)] == [
+            each.text for each in before
+        ]
+    alike = rerank(RANKED, [-3.0 * each.length for each in RANKED], weight, SearchSettings())
+    assert [each.text for each in alike] == [each.text for each in RANKED]
+    assert [each.score for each in alike] == pytest.approx([each.score - 3.0 * weight for each in RANKED])
+
+
+def test_examples_show_where_each_word_looked(opened: Callable[..., PairDataset], encoder: str) -> None:
+    dataset = opened(bpe={"merges": 10}, sides="separate")
+    model = model_for(dataset, encoder)
+    found = examples(model, dataset, "test", 3, SEARCH)
+    assert len(found) == 3
+    for example in found:
+        assert (example["source"], example["reference"]) in zip(
+            dataset.splits["test"].text("source"), dataset.splits["test"].text("target"), strict=True
+        )
+        assert example["translation"] == translate(model, [example["source"]], dataset.words, SEARCH)[0][0].text
+        assert example["source_tokens"][-1] == "<eos>"
+        rows = example["attention"]
+        assert len(rows) == len(example["target_tokens"])
+        assert {len(row) for row in rows} == {len(example["source_tokens"])}
+        assert [sum(row) for row in rows] == pytest.approx([1.0] * len(rows), abs=0.02)
+    assert len(examples(model, dataset, "test", 50, SEARCH)) == 4
+
+
+def test_a_text_without_spaces(opened: Callable[..., PairDataset]) -> None:
+    dataset = opened(bpe={"merges": 30})
+    source, _ = PAIRS[4]
+    pieces = dataset.words.vocabularies[0].encode([source])
+    assert len(pieces) > 1
+    assert dataset.vocabulary.unk not in pieces
+    found = translate(model_for(dataset), [source], dataset.words, SEARCH)
+    assert found[0][0].text
+
+
+@pytest.mark.parametrize("sides", ["joint", "joint_bpe", "separate"])
+def test_of_a_line_without_spaces_a_new_character_alone_is_unknown(
+    opened: Callable[..., PairDataset], sides: str
+) -> None:
+    dataset = opened(bpe={"merges": 30}, sides=sides)
+    read: list[list[int]] = []
+
+    def decode(_: Decoder, source_BS: Tensor) -> list[list[Hypothesis]]:
+        read.extend(source_BS.tolist())
+        return [[Hypothesis((), 0.0, 0.0, True)] for _ in source_BS]
+
+    said: list[str] = []
+    translator = LineTranslator(model_for(dataset), dataset.words, decode, say=said.append)
+    translator.translate(list(read_text("日本語の詩は空白なしで書く\n", "here")))
+    translator.tell_unknown()
+    source, _ = dataset.words.vocabularies
+    assert [source.decode(ids) for ids in read] == [["日本語の", "<unk>", "は空白なしで書く", "<eos>"]]
+    assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]

@@ -1,0 +1,41 @@
+"""The names of other ways to score: what recipes may say, and what reports make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.lab.evaluation.ways import LONGEST, in_words, known
+from reefknot.lab.evaluation.windows import Complete, Lines, Sliding
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dynamic", "dynamic evaluation"),
+        ("cache", "continuous cache"),
+        ("mc", "Monte-Carlo dropout"),
+        (Sliding(2560, 512).name, "windows of 2,560 + 512 tokens"),
+        (Sliding(0, 3072).name, "blocks of 3,072 tokens"),
+        (Complete(512).name, "blocks of whole lines of at most 512 tokens"),
+        (Lines().name, "single lines"),
+    ],
+)
+def test_every_way_has_a_name_and_words(name: str, words: str) -> None:
+    assert known(name) == name
+    assert in_words(name) == words
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "plain", "context-1", "context-01-stride-2", "context-3-stride-0", "complete-", "lines\n", "context--1"),
+        *(f"complete-{LONGEST + 1}", f"context-0-stride-{10 * LONGEST}", "complete-1\N{ARABIC-INDIC DIGIT TWO}"),
+    ],
+)
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="must be dynamic, cache, mc, context-C-stride-S, complete-L or lines"):
+        known(name)
+
+
+def test_a_name_of_a_newer_version_describes_itself() -> None:
+    assert in_words("reversed") == "reversed"

@@ -1,0 +1,298 @@
+"""Windows: every token scored once, from exactly the context that the window gives it, however windows are batched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from reefknot.errors import SettingsError
+from reefknot.lab.config.parts import WINDOWS
+from reefknot.lab.config.settings import Count
+from reefknot.lab.evaluation import contexts as reading
+from reefknot.lab.evaluation import perplexity as scoring
+from reefknot.lab.evaluation.frequency import loss_by_frequency
+from reefknot.lab.evaluation.perplexity import one_stream, score
+from reefknot.lab.evaluation.ways import LONGEST
+from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batches, named
+from reefknot.lab.text.dataset import Dataset
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.encoders.contract import Encoder
+from reefknot.nn.encoders.stacked import LSTM
+from reefknot.nn.encoders.transformer import Transformer
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
+
+Open = Callable[..., Dataset]
+ENCODERS = {"transformer": lambda: Transformer(8, 2, 2, 16, dropout=0.5), "lstm": lambda: LSTM(8, 8, dropout=0.5)}
+ALL = [
+    Sliding(0, 7),
+    Sliding(5, 1),
+    Sliding(13, 4),
+    Sliding(3, 10),
+    Sliding(1000, 9),
+    Complete(6),
+    Complete(17),
+    Lines(),
+]
+
+
+def model_of(words: int, encoder: Encoder | None = None) -> LanguageModel:
+    """In float64, far from flat, with dropout that evaluation must switch off."""
+    torch.manual_seed(0)
+    table = WordTable(words, 8)
+    model = LanguageModel(Lookup(table), encoder or ENCODERS["transformer"](), Softmax(Plain(table)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model.double()
+
+
+def spans_of(windows: Windows, y: list[int], eos: int | None = 0) -> list[tuple[int, int, int]]:
+    found = windows.cut(torch.tensor(y), eos)
+    return list(zip(*(each.tolist() for each in found), strict=True))
+
+
+@torch.no_grad()
+def one_token_at_a_time(model: LanguageModel, dataset: Dataset, windows: Windows) -> list[float]:
+    """Each token's whole distribution from nothing but its window, cut off before it."""
+    x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
+    model.eval()
+    losses = {}
+    for start, scored, stop in spans_of(windows, y_1T[0].tolist(), dataset.vocabulary.eos):
+        for place in range(scored, stop):
+            h_1TD = model(x_1T[:, start : place + 1]).output
+            losses[place] = -model.output.log_probs(h_1TD[:, -1])[0, y_1T[0, place]].item()
+    return [losses[place] for place in range(len(losses))]
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("windows", ALL, ids=lambda each: each.name)
+def test_equals_one_token_at_a_time(opened: Open, windows: Windows, encoder: str) -> None:
+    dataset = opened(test="the cat saw a zebra\n\na dog sat on the zürich mat\nand ran\n\n" * 2)
+    model = model_of(len(dataset.vocabulary), ENCODERS[encoder]())
+    found = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
+    assert len(found.nll) == dataset.splits["test"].tokens
+    np.testing.assert_allclose(found.nll, one_token_at_a_time(model, dataset, windows), rtol=1e-6)
+
+
+def test_sliding_by_hand() -> None:
+    text = [1] * 10
+    assert spans_of(Sliding(0, 4), text) == [(0, 0, 4), (4, 4, 8), (8, 8, 10)]
+    # The first windows have less context, the last fewer tokens to score.
+    assert spans_of(Sliding(6, 4), text) == [(0, 0, 4), (0, 4, 8), (2, 8, 10)]
+    assert spans_of(Sliding(2, 1), text[:4]) == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 3, 4)]
+    assert spans_of(Sliding(50, 50), text) == [(0, 0, 10)]
+    assert spans_of(Sliding(3, 4), text, None) == [(0, 0, 4), (1, 4, 8), (5, 8, 10)]
+
+
+def test_complete_by_hand() -> None:
+    text = [1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0]  # lines of 3, 2, 1, 8 and 2 tokens
+
+    def blocks(length: int) -> list[int]:
+        """Where the blocks end."""
+        spans = spans_of(Complete(length), text)
+        assert all(start == scored for start, scored, _ in spans)
+        return [stop for _, _, stop in spans]
+
+    assert blocks(1) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+    assert blocks(3) == [3, 6, 9, 12, 14, 16]
+    # The line of 8 is alone: what is left of it, 3 tokens, makes no room for the next line.
+    assert blocks(5) == [5, 6, 11, 14, 16]
+    assert blocks(6) == [6, 12, 14, 16]
+    assert blocks(8) == [6, 14, 16]
+    assert blocks(10) == [6, 16]
+    assert blocks(14) == [14, 16]
+    assert blocks(100) == [16]
+    assert spans_of(Complete(4), [1, 0, 1, 1]) == [(0, 0, 4)]  # a text may end inside a line
+
+
+def test_lines_by_hand() -> None:
+    assert spans_of(Lines(), [1, 0, 0, 1, 1, 0]) == [(0, 0, 2), (2, 2, 3), (3, 3, 6)]
+    assert spans_of(Lines(), [1, 0, 1]) == [(0, 0, 2), (2, 2, 3)]
+    assert spans_of(Lines(), [1]) == [(0, 0, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_token_is_scored_once(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tokens = int(random.integers(1, 200))
+    y_T = torch.from_numpy(random.integers(0, int(random.integers(2, 12)), tokens))
+    x_T = torch.arange(1, tokens + 1)  # each input says where it stands; 0 fills up
+    context, stride, length, budget = (int(each) for each in random.integers(1, 60, 4))
+    for windows in (Sliding(context - 1, stride), Complete(length), Lines()):
+        spans = windows.cut(y_T, 0)
+        seen = []
+        for batch in batches(x_T, spans, budget):
+            assert len(batch.x) == 1 or batch.x.numel() <= budget
+            assert torch.equal(
+                batch.x.flatten()[batch.rows] - 1, batch.place
+            )  # each row reads the token before its own
+            seen += batch.place.tolist()
+            for row in batch.x.tolist():
+                inside = [each for each in row if each]
+                assert row == inside + [0] * (len(row) - len(inside))  # filled up at the right alone
+                assert inside == list(range(inside[0], inside[0] + len(inside)))
+        assert sorted(seen) == list(range(tokens))
+        assert (spans.start <= spans.scored).all()
+
+
+@pytest.mark.parametrize("windows", ALL, ids=lambda each: each.name)
+def test_batches_change_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch, windows: Windows) -> None:
+    dataset = opened()
+    model = model_of(len(dataset.vocabulary))
+    reference = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
+    for tokens, rows in ((1, 1), (40, 3), (10**6, 10**6)):
+        monkeypatch.setattr(reading, "TOKENS_AT_ONCE", tokens)
+        monkeypatch.setattr(scoring, "ROWS_AT_ONCE", rows)
+        found = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
+        np.testing.assert_allclose(found.nll, reference.nll, rtol=1e-6)
+        assert found.definition == reference.definition
+
+
+def test_a_window_that_covers_the_text_scores_like_a_stream(opened: Open) -> None:
+    dataset = opened()
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    model = model_of(len(vocabulary), ENCODERS["lstm"]())
+    stream = score(model, split, vocabulary)
+    for windows in (Sliding(0, split.tokens), Sliding(7, 10**6), Complete(split.tokens), Sliding(split.tokens, 50)):
+        found = score(model, split, vocabulary, windows=windows)
+        np.testing.assert_allclose(found.nll, stream.nll, rtol=1e-6)
+        assert (found.first, found.words, found.bytes) == (stream.first, stream.words, stream.bytes)
+
+
+def test_more_context_is_more_context(opened: Open) -> None:
+    """Each token sees as far back as it is meant to: a change that far back, and no farther, reaches its loss."""
+    dataset = opened()
+    model = model_of(len(dataset.vocabulary))
+    x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
+    spans = Sliding(6, 3).cut(y_1T[0], None)  # the third window scores 6, 7 and 8 and begins with 0, the fourth with 3
+    before = scoring.window_losses(model, x_1T[0], y_1T[0], spans)
+    x_1T[0, 2] = (x_1T[0, 2] + 1) % len(dataset.vocabulary)
+    changed = np.flatnonzero(scoring.window_losses(model, x_1T[0], y_1T[0], spans) != before)
+    assert changed.tolist() == [2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_autocast_is_close_and_says_so(opened: Open, precision: str) -> None:
+    dataset = opened()
+    model = model_of(len(dataset.vocabulary)).float()
+    exact = score(model, dataset.splits["test"], dataset.vocabulary, windows=Sliding(8, 8))
+    rounded = score(model, dataset.splits["test"], dataset.vocabulary, windows=Sliding(8, 8), precision=precision)
+    assert rounded.mean == pytest.approx(exact.mean, rel=0.02)
+    assert rounded.mean != exact.mean
+    assert f"computed in {precision}; independent of how windows are computed together" in rounded.definition
+
+
+def test_sub_words_and_frequencies(opened: Open) -> None:
+    dataset = opened(bpe={"merges": 3})
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    found = score(model_of(len(vocabulary)), split, vocabulary, windows=Complete(20))
+    assert (found.words, len(found.nll)) == (12 * 19, split.tokens)
+    assert found.summary()["bits_per_byte"] == pytest.approx(found.nll.sum() / np.log(2) / split.bytes)
+    assert sum(band["tokens"] for band in loss_by_frequency(found, split, vocabulary)["previous"]) == split.tokens
+
+
+def test_the_output_end_sees_scored_rows_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = opened()
+    rows = []
+    plain = Softmax.target_log_probs
+
+    def counted(output: Softmax, h_ND: torch.Tensor, y_N: torch.Tensor) -> torch.Tensor:
+        rows.append(len(h_ND))
+        return plain(output, h_ND, y_N)
+
+    monkeypatch.setattr(Softmax, "target_log_probs", counted)
+    score(model_of(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=Sliding(30, 5))
+    assert sum(rows) == dataset.splits["test"].tokens
+
+
+@pytest.mark.parametrize(
+    ("windows", "line"),
+    [
+        (
+            Sliding(2560, 512),
+            "context: windows of 3,072 tokens of which the last 512 are scored, each computed afresh, the first ones "
+            "with less before them; <eos> stands before the first token and no token is left out",
+        ),
+        (Sliding(0, 512), "context: blocks of 512 tokens, each computed afresh; <eos> stands before the first token"),
+        (
+            Complete(512),
+            "context: blocks of whole lines of at most 512 tokens, each computed afresh; a longer line is alone, cut "
+            "into pieces; <eos> stands before",
+        ),
+        (Lines(), "context: single lines, each computed afresh; <eos> stands before the first token"),
+    ],
+)
+def test_definition_says_what_was_done(opened: Open, windows: Windows, line: str) -> None:
+    dataset = opened()
+    found = score(model_of(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=windows)
+    assert f"\n{line}" in found.definition
+    assert found.definition.endswith("computed in float32; independent of how windows are computed together")
+    assert found.summary()["windows"] == windows.name
+
+
+def test_a_text_without_line_ends(opened: Open) -> None:
+    dataset = opened(end_of_line=False)
+    split, vocabulary = dataset.splits["test"], dataset.vocabulary
+    model = model_of(len(vocabulary))
+    found = score(model, split, vocabulary, windows=Sliding(4, 4))
+    assert (len(found.nll), found.first) == (split.tokens - 1, 1)
+    for windows in (Complete(10), Lines()):
+        with pytest.raises(SettingsError, match="no line ends to cut it at"):
+            score(model, split, vocabulary, windows=windows)
+
+
+def test_a_text_cannot_be_read_through_without_a_state(opened: Open) -> None:
+    dataset = opened()
+    model = model_of(len(dataset.vocabulary))
+    with pytest.raises(SettingsError, match="Transformer carries no state, so it cannot read a text through"):
+        score(model, dataset.splits["test"], dataset.vocabulary)
+    with pytest.raises(SettingsError, match="streams = 4: windows are computed afresh"):
+        score(model, dataset.splits["test"], dataset.vocabulary, streams=4, windows=Lines())
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: Sliding(-1, 4), "context = -1, stride = 4: must be at least 0 and at least 1"),
+        (lambda: Sliding(4, 0), "context = 4, stride = 0"),
+        (lambda: Sliding(LONGEST + 1, 1), "context = 1000000001, stride = 1: .* at most 1,000,000,000"),
+        (lambda: Sliding(0, LONGEST + 1), "stride = 1000000001: .* at most 1,000,000,000"),
+        (lambda: Complete(0), "length = 0: must be at least 1"),
+        (lambda: Complete(LONGEST + 1), "length = 1000000001: .* at most 1,000,000,000"),
+    ],
+)
+def test_impossible_windows_are_refused(build: Callable[[], Windows], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        build()
+
+
+def test_any_block_of_training_can_be_a_window() -> None:
+    TypeAdapter(Count).validate_python(LONGEST)
+    with pytest.raises(ValidationError):
+        TypeAdapter(Count).validate_python(LONGEST + 1)
+
+
+@pytest.mark.parametrize(
+    "windows", [*ALL, Sliding(LONGEST, LONGEST), Complete(LONGEST), Complete(LONGEST - 1)], ids=lambda each: each.name
+)
+def test_a_name_gives_the_windows_back(windows: Windows) -> None:
+    found = named(windows.name)
+    assert type(found) is type(windows)
+    assert vars(found) == vars(windows)
+
+
+@pytest.mark.parametrize("name", ["", "sliding", "context-5", "complete-0", "Lines", "context-5-stride-05"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"no windows are called .*: context-C-stride-S, complete-L or lines"):
+        named(name)
+
+
+def test_the_registry_knows_every_kind() -> None:
+    assert [WINDOWS.load(kind) for kind in WINDOWS] == [Sliding, Complete, Lines]

@@ -1,0 +1,130 @@
+"""Figure 2 of Inan et al.: curves over seeds, a panel per size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.lab.papers.figures.curves import Progress
+from reefknot.lab.reports.results import Result
+
+from .conftest import Write
+
+RECIPE = "inan2017/table1"
+
+
+def settings(units: int, *, tied: bool = False, augmented: bool = False) -> dict[str, Any]:
+    labels = {"kind": "plain", "table": "words" if tied else "classes"}
+    return {
+        "input": {"table": "words"},
+        "encoder": {"hidden_dim": units},
+        "output": {"kind": "augmented" if augmented else "softmax", "labels": labels},
+    }
+
+
+def test_a_curve_is_the_mean_over_seeds_after_each_epoch(write: Write) -> None:
+    runs = [write(RECIPE, "VD large", seed, settings=settings(1500), curve=[700, 100 + seed, 90]) for seed in (0, 2)]
+    (curve,) = Progress().measure(runs)["curves"]
+    assert (curve["method"], curve["size"], curve["seeds"], curve["epochs"]) == ("VD", 1500, [0, 2], [1, 2])
+    assert [point["mean"] for point in curve["perplexity"]] == [101, 90]
+    assert curve["perplexity"][0]["low"] < 100
+    assert curve["perplexity"][1]["low"] == curve["perplexity"][1]["high"] == 90
+
+
+def test_methods_are_told_by_their_settings(write: Write) -> None:
+    kinds = {"VD": (False, False), "VD+AL": (False, True), "VD+RE": (True, False), "VD+REAL": (True, True)}
+    for wanted, (tied, augmented) in kinds.items():
+        run = write(RECIPE, wanted, settings=settings(200, tied=tied, augmented=augmented), curve=[9, 8])
+        assert Progress().measure([run])["curves"][0]["method"] == wanted
+
+
+def test_the_picture_has_a_panel_for_each_size(write: Write) -> None:
+    runs = [write(RECIPE, f"{n}", settings=settings(n), curve=[400, *range(120, 90, -1)]) for n in (1500, 200)]
+    measured = Progress().measure(runs)
+    drawing = Progress().draw(measured)
+    assert [text in drawing.svg for text in ("200 units", "1500 units", "epoch", "VD")] == [True] * 4
+    assert drawing.svg == Progress().draw(measured).svg
+    assert drawing.png.startswith(b"\x89PNG")
+    head, first, *_ = Progress().lines(measured)
+    assert head.split() == ["row", "lowest", "epoch", "paper", "at", "a", "third", "epochs", "seeds"]
+    assert first.split() == ["200", "91.0", "30", "110.0", "30", "1"]
+
+
+def runs_of(write: Write, units: int, lowest: dict[str, float], corpus: str = "ptb") -> list[Result]:
+    """Three seeds of each method, a little apart, whose second epoch is the best."""
+    kinds = {"VD": {}, "VD+AL": {"augmented": True}, "VD+RE": {"tied": True}}
+    return [
+        write(
+            RECIPE,
+            f"{method} {units} {corpus}",
+            seed,
+            settings=settings(units, **kinds[method]),
+            curve=[900, 200, low + 0.1 * seed, 150],
+            corpus=corpus,
+        )
+        for method, low in lowest.items()
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_what_the_paper_finds_is_seen_or_not(write: Write) -> None:
+    runs = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
+    runs += runs_of(write, 1500, {"VD": 77, "VD+AL": 74, "VD+RE": 77})
+    told = Progress().lines(Progress().measure(runs))[7:]
+    assert told[0] == "The paper has no figures of first sessions: those of its small networks are of second ones."
+    assert [line.partition(", ptb): ")[2].partition(",")[0] for line in told[1:]] == [
+        "AL lowers the perplexity: seen",
+        "RE lowers the perplexity: seen",
+        "AL lowers it more than RE: seen",
+        "AL lowers the perplexity: seen",
+        "RE lowers the perplexity: not decided",
+        "RE lowers it more than AL: the contrary is seen",
+    ]
+    assert told[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227] ")
+    assert all(line.endswith("] of validation perplexity.") for line in told[1:])
+
+
+def test_what_no_run_tells_is_not_decided(write: Write) -> None:
+    runs = runs_of(write, 200, {"VD+AL": 91, "VD+RE": 92})
+    runs += runs_of(write, 200, {"VD": 93}, "wikitext-2")  # another text
+    runs += [write(RECIPE, f"VD {n}", settings=settings(1500), curve=[900, 80]) for n in (1, 2)]
+    measured = Progress().measure(runs)
+    told = Progress().lines(measured)[7:]
+    assert told[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: seen, 1.000 [")
+    assert told[1:] == [
+        "Small network (200 units, ptb): the rest is not decided: one row each of VD (here 0) is needed.",
+        "Large network (1500 units, ptb): not decided: one row each of VD (here 2), VD+AL (here 0), VD+RE (here 0) "
+        "is needed.",
+        "Not counted, as the network or the text is another: VD 200 wikitext-2 (VD, 200 units, wikitext-2).",
+    ]
+
+
+def test_rows_of_another_size_or_text_are_named(write: Write) -> None:
+    """They stand in the table, so that `here 0` alone would seem wrong."""
+    runs = runs_of(write, 16, {"VD": 93, "VD+RE": 92}, "tiny") + runs_of(write, 300, {"VD+AL": 91})
+    real = settings(16, tied=True, augmented=True)  # which no verdict asks for
+    runs.append(write(RECIPE, "REAL", settings=real, curve=[900, 80], corpus="tiny"))
+    *_, small, large, last = Progress().lines(Progress().measure(runs))
+    for line in (small, large):
+        assert line.endswith("one row each of VD (here 0), VD+AL (here 0), VD+RE (here 0) is needed.")
+    assert last == (
+        "Not counted, as the network or the text is another: VD 16 tiny (VD, 16 units, tiny); VD+RE 16 tiny (VD+RE, "
+        "16 units, tiny); VD+AL 300 ptb (VD+AL, 300 units, ptb)."
+    )
+    counted = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
+    assert not any("Not counted" in line for line in Progress().lines(Progress().measure(counted)))
+
+
+def test_a_record_from_before_curves_had_their_text_is_read(write: Write) -> None:
+    measured = Progress().measure(runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92}))
+    told = Progress().lines(measured)
+    for curve in measured["curves"]:
+        del curve["corpus"]
+    assert Progress().lines(measured) == told
+
+
+def test_runs_without_epochs_are_refused(write: Write) -> None:
+    with pytest.raises(DataError, match="logged no validation perplexity by epoch"):
+        Progress().measure([write(RECIPE, "VD", curve=[100])])

@@ -1,0 +1,174 @@
+"""Which runs a figure takes, what it says of missing ones, and that each figure has rows that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.lab.papers.figures import FIGURES, open_figure
+from reefknot.lab.papers.figures.record import record_of
+from reefknot.lab.papers.figures.runs import among, choose, rows_of
+from reefknot.lab.recipes.catalogue import shipped
+
+from .conftest import Write
+
+LARGE = "inan2017/table1"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_figure_says_what_it_shows_and_has_recipes(name: str) -> None:
+    figure = open_figure(name)
+    assert figure.name == name
+    assert set(figure.recipes) <= set(shipped())
+    assert figure.stand_in is None or figure.stand_in in shipped()
+    assert all(rows.names for rows in rows_of(figure))
+    assert figure.title
+    assert figure.shows.endswith(".")
+
+
+def test_a_name_that_is_not_known() -> None:
+    with pytest.raises(SettingsError, match="no figure 'inan2017/22'; did you mean inan2017/2"):
+        open_figure("inan2017/22")
+    with pytest.raises(SettingsError, match="no figure 'zebra'; there are: inan2017/1, "):
+        open_figure("zebra")
+
+
+def test_of_named_runs_those_of_its_rows_count_in_their_order(write: Write, tmp_path: Path) -> None:
+    for row in ("VD-LSTM+REAL large", "VD-LSTM large", "VD-LSTM medium"):
+        write(LARGE, row)
+    chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
+    assert [run.row for run in chosen.runs] == ["VD-LSTM large", "VD-LSTM+REAL large"]
+    assert chosen.notes == ["left out, not of its rows: inan2017/table1 (1 run)"]
+    assert choose(open_figure("inan2017/table4"), [run.folder for run in chosen.runs]).notes == []
+
+
+def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Path) -> None:
+    write(LARGE, "VD-LSTM large")
+    (note,) = choose(open_figure("inan2017/table4"), [tmp_path / "runs"]).notes
+    assert note == (
+        'no run of "VD-LSTM+REAL large"; this trains them: '
+        "reefknot table inan2017/table4 --row 'VD-LSTM+REAL large' --data DIR"
+    )
+
+
+def test_settings_that_are_not_the_recipes_are_told(write: Write, tmp_path: Path) -> None:
+    fewer, figure = "training.epochs: 100 -> 1", open_figure("inan2017/table4")
+    runs = [write(LARGE, "VD-LSTM large", seed, changed=[fewer]) for seed in (0, 1)]
+    (_, note) = choose(figure, [run.folder for run in runs]).notes
+    assert note == f"VD-LSTM large: not the recipe's settings ({fewer})"
+    real = write(LARGE, "VD-LSTM+REAL large", changed=[fewer, "corpus.tokens: null -> 9"])
+    notes = choose(figure, [tmp_path / "runs"]).notes
+    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({fewer}; corpus.tokens: not set -> 9)"]
+    record = json.loads((real.folder / "result.json").read_text())
+    (real.folder / "result.json").write_text(json.dumps(record | {"changed": [fewer]}))
+    notes = choose(figure, [tmp_path / "runs"]).notes
+    assert notes == [f"Every row: not the recipe's settings ({fewer})"]
+
+
+def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:
+    run = write(LARGE, "VD-LSTM large")
+    (run.folder / "checkpoints").rmdir()
+    with pytest.raises(DataError, match=r"inan2017/table4 reads weights, and .*seed0 has none"):
+        choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
+    assert choose(open_figure("inan2017/2"), [tmp_path / "runs"]).runs
+
+
+def test_a_run_that_is_not_finished_is_left_out_and_named(write: Write, tmp_path: Path) -> None:
+    write(LARGE, "VD-LSTM large")
+    open_run = write(LARGE, "VD-LSTM+REAL large")
+    (open_run.folder / "result.json").unlink()
+    chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
+    assert [run.row for run in chosen.runs] == ["VD-LSTM large"]
+    assert chosen.notes[-1] == f"left out, not finished: {open_run.folder}"
+
+
+def test_without_names_the_runs_lie_where_training_puts_them(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    figure = open_figure("baevski2019/2")
+    with pytest.raises(DataError, match=r"no runs of it under runs/.*reefknot table baevski2019/figure2 --data DIR"):
+        choose(figure, [])
+    write("baevski2019/enwiki", "SM-T")
+    write("baevski2019/enwiki", "SM")
+    stand_ins = choose(figure, [])
+    assert [run.row for run in stand_ins.runs] == ["SM", "SM-T"]
+    assert stand_ins.notes == ["not the rows of baevski2019/figure2: runs of baevski2019/enwiki stand in for them"]
+    write("baevski2019/table3", "SM")
+    assert [run.recipe for run in choose(figure, []).runs] == ["baevski2019/table3"]
+
+
+def test_other_runs_stand_in_only_where_there_are_none_of_its_own(write: Write, tmp_path: Path) -> None:
+    other = write("demo", "tied")
+    figure = open_figure("pappas2019/3")
+    assert [run.folder for run in choose(figure, [other.folder]).runs] == [other.folder]
+    own = write("pappas2019/table4", "DRILL 4-layers")
+    assert [run.folder for run in choose(figure, [tmp_path / "runs"]).runs] == [own.folder]
+    assert among(figure, [other]) is None
+
+
+def test_a_record_says_where_its_runs_came_from(write: Write) -> None:
+    run = write(LARGE, "VD-LSTM large", 3)
+    record = record_of(open_figure("inan2017/2"), {"curves": []}, [run], ["a note"])
+    assert (record["figure"], record["notes"]) == ("inan2017/2", ["a note"])
+    assert {"commit", "command", "cpu", "source_sha256"} <= record["environment"].keys()
+    (origin,) = record["runs"]
+    assert (origin["row"], origin["seed"], origin["commit"]) == ("VD-LSTM large", 3, "0123456789abcdef")
+    assert (origin["corpus"], origin["device"]) == ("ptb (efefefefefef)", "NVIDIA H200")
+
+
+SKIP_GRAM = {"skip_gram": {"dim": 100}}
+
+
+def test_named_runs_that_are_not_used_are_counted_by_recipe(write: Write, tmp_path: Path) -> None:
+    write("press2017/table3", "Small, PTB")
+    for seed in (0, 1):
+        write("demo", "tied", seed)
+    write("press2017/table6", "Small")
+    chosen = choose(open_figure("press2017/table3"), [tmp_path / "runs"])
+    assert [run.recipe for run in chosen.runs] == ["press2017/table3"]
+    assert chosen.notes[-1] == "left out, not of its rows: demo (2 runs), press2017/table6 (1 run)"
+
+
+@pytest.mark.parametrize("name", ["press2017/section3", "press2017/table4"])
+def test_one_of_several_recipes_has_a_stand_in(
+    write: Write, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("press2017/table3", "Small, PTB")
+    write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM)
+    stood_in = "not the rows of press2017/table2: runs of press2017/enwiki-vectors stand in for them"
+    for named in ([], [tmp_path / "runs"]):
+        chosen = choose(open_figure(name), named)
+        assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/enwiki-vectors"]
+        assert chosen.notes[0] == stood_in
+        assert not any("table2" in note for note in chosen.notes[1:])
+    write("press2017/table2", "untied", settings=SKIP_GRAM)
+    chosen = choose(open_figure(name), [tmp_path / "runs"])
+    assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/table2"]
+    assert chosen.notes[-1] == "left out, not of its rows: press2017/enwiki-vectors (1 run)"
+
+
+def test_runs_that_a_figure_cannot_speak_of_are_refused(write: Write) -> None:
+    vectors = write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM).folder
+    model = write("demo", "tied").folder
+    translator = write("demo", "pairs", settings={"corpus": {"pairs": {"source": "en"}}}).folder
+    for name, wrong, said in (
+        ("press2017/table3", vectors, f"it is about language models, and {vectors} is a skip-gram; name "),
+        ("press2017/table2", model, f"it is about skip-grams, and {model} is a language model; name "),
+        ("press2017/section3", translator, f"language models and skip-grams, and {translator} is a translator; name "),
+    ):
+        with pytest.raises(DataError, match=re.escape(said)):
+            choose(open_figure(name), [wrong])
+
+
+@pytest.mark.parametrize("name", ["inan2017/1", "inan2017/table4"])
+def test_a_skip_gram_among_language_models_is_left_out(write: Write, name: str) -> None:
+    named = [write("demo", "tied").folder, write("words", "untied", settings=SKIP_GRAM).folder]
+    chosen = choose(open_figure(name), named)
+    assert [run.folder for run in chosen.runs] == named[:1]
+    assert "left out, not language models: words (1 run)" in chosen.notes

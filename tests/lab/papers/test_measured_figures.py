@@ -1,0 +1,128 @@
+"""Records of figures: only those that can be traced, shown with their picture, their table and their origin."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import DataError
+from reefknot.lab.papers.measured_figures import Shown, read_figures, take, to_markdown
+from reefknot.lab.papers.page import record, update
+from reefknot.lab.runs.environment import source_sha256
+
+RECORD: dict[str, Any] = {
+    "format": 1,
+    "figure": "inan2017/2",
+    "measured": {"curves": []},
+    "notes": ["runs of demo stand in for them"],
+    "environment": {
+        "commit": "0123456789abcdef",
+        "command": "reefknot figure inan2017/2 /home/me/runs --data /home/me/data --json /tmp/a.json",
+        "dirty": False,
+        "cpu": "EPYC",
+        "gpus": [],
+    },
+    "runs": [
+        {
+            "recipe": "inan2017/table1",
+            "row": "VD-LSTM large",
+            "seed": seed,
+            "command": "reefknot train inan2017/table1",
+            "commit": "fedcba9876543210",
+            "dirty": None,
+            "changed": ["training.epochs: 100 -> 3"],
+            "corpus": "ptb (334cb66fee55)",
+            "device": "NVIDIA H200",
+            "torch": "2.13.0",
+        }
+        for seed in (1, 0)
+    ],
+}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(RECORD | changes))
+    return path
+
+
+def shown(**changes: Any) -> Shown:
+    return Shown("Figure 2", "What it shows.", ["row  lowest", "VD     92.8"], "<svg/>", RECORD | changes)
+
+
+def test_a_record_stands_in_the_papers_with_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.lab.papers.page.IDEAS", ())
+    (tmp_path / "docs" / "figures").mkdir(parents=True)
+    old = tmp_path / "docs" / "figures" / "old.svg"
+    old.write_text("<svg/>")
+    picture = tmp_path / "docs" / "figures" / "inan2017-2.svg"
+    assert update(tmp_path, [], [shown()], check=True) == [tmp_path / "PAPERS.md", picture, old]
+    assert old.exists()
+    update(tmp_path, [], [shown()])
+    assert picture.read_text() == "<svg/>"
+    assert not old.exists()
+    assert "## Figure 2\n\nWhat it shows.\n\n![Figure 2](docs/figures/inan2017-2.svg)" in (
+        tmp_path / "PAPERS.md"
+    ).read_text(encoding="utf-8")
+    assert update(tmp_path, [], [shown()], check=True) == []
+
+
+def test_what_is_told_of_a_record() -> None:
+    text = to_markdown(shown())
+    assert "```text\nrow  lowest\nVD     92.8\n```\n\nRuns of demo stand in for them.\n\n" in text
+    assert (
+        "Runs of `inan2017/table1`; corpus ptb (334cb66fee55); seeds 0, 1; device NVIDIA H200; torch 2.13.0; "
+        "commit `fedcba987654`. Measured by `reefknot figure"
+    ) in text
+    assert text.endswith("on EPYC, commit `0123456789ab`.\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"environment": RECORD["environment"] | {"commit": None}}, "does not say by which commit it was made"),
+        ({"environment": RECORD["environment"] | {"dirty": True}}, "it was made with uncommitted changes"),
+        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "by which command its run VD-LSTM large was made"),
+        ({"runs": [RECORD["runs"][0] | {"dirty": True}]}, "its run VD-LSTM large was made with uncommitted changes"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    write(tmp_path / "results" / "figures" / "a.json", **changes)
+    with pytest.raises(DataError, match=said):
+        read_figures(tmp_path)
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "figures" / "a.json"
+    path.parent.mkdir(parents=True)
+    for text, said in (("[]", "no record of a figure"), ("{}", "no record of a figure"), ("{", "a.json")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            read_figures(tmp_path)
+
+
+def test_a_record_is_taken_once_its_code_is_known(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    source = tmp_path / "src" / "reefknot"
+    source.mkdir(parents=True)
+    (source / "a.py").write_text("A = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    made = RECORD["environment"] | {"commit": git("rev-parse", "HEAD"), "source_sha256": source_sha256(source)}
+    path = write(tmp_path / "away" / "record.json", environment=made)
+    (place,) = record(tmp_path, [path])
+    assert place == tmp_path / "results" / "figures" / "inan2017-2.json"
+    (found,) = read_figures(tmp_path)
+    assert found["environment"]["command"] == "reefknot figure inan2017/2 RUN --data DIR --json a.json"
+    with pytest.raises(DataError, match="the code that ran is not that of commit"):
+        take(tmp_path, write(path, environment=made | {"source_sha256": "ab" * 32}))
+    with pytest.raises(DataError, match="is not in this repository"):
+        take(tmp_path, write(path, environment=made | {"commit": "beef"}))

@@ -1,0 +1,232 @@
+"""Baevski & Auli's tables as recipes: every row with its figure, and settings that fit together."""
+
+from __future__ import annotations
+
+import csv
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reefknot.lab.cli.main import app
+from reefknot.lab.config.parts import SCHEDULES
+from reefknot.lab.evaluation.windows import Sliding
+from reefknot.lab.recipes.recipe import Experiment, Recipe, load_recipe
+from reefknot.lab.reports.results import collect
+from reefknot.lab.reports.rows import join
+from reefknot.lab.reports.table import from_recipe
+
+FIGURES = Path(__file__).parent / "baevski2019.csv"
+"""The figures of the paper's eight tables; a row that a table prints twice, with one figure, is here once."""
+TABLES = [f"table{number}" for number in range(1, 9)]
+OURS = ["enwiki", "wikitext2"]
+PAPER = {
+    "corpus.name": ("wikitext-103", "billion-word"),
+    "vocabulary.min_count": (1, 3),
+    "vocabulary.dictionary": ("fairseq", "fairseq"),
+    "tables.words.sizes": ([20_000, 40_000], [60_000, 100_000]),
+    "tables.words.dim": (1024, 1024),
+    "tables.words.factor": (4, 4),
+    "encoder.kind": ("transformer", "transformer"),
+    "encoder.layers": (16, 16),
+    "encoder.heads": (16, 16),
+    "encoder.ffn_dim": (4096, 4096),
+    "encoder.dropout": (0.3, 0.1),
+    "encoder.dropout_attention": (0.1, 0.1),
+    "encoder.dropout_relu": (0.1, 0.0),
+    "encoder.final_norm": (False, False),
+    "output.softmax_dropout": (0.0, 0.0),
+    "output.tail_dropout": (0.2, 0.0),
+    "init.tables": ("normal", "normal"),
+    "training.updates": (286_000, 975_000),
+    "training.batching": ("blocks", "sentences"),
+    "training.batch": (128, 128),
+    "training.steps": (512, 512),
+    "training.divisor": ("tokens", "tokens"),
+    "training.clip": (0.1, 0.1),
+    "training.optimiser.kind": ("sgd", "sgd"),
+    "training.optimiser.learning_rate": (1.0, 1.0),
+    "training.optimiser.momentum": (0.99, 0.99),
+    "training.optimiser.nesterov": (True, True),
+    "training.schedule.kind": ("cosine", "cosine"),
+    "training.schedule.warmup": (16_000, 16_000),
+    "training.schedule.warmup_from": (1e-7, 1e-7),
+    "training.schedule.period": (18_000, 137_000),
+    "training.schedule.growth": (2.0, 2.0),
+    "training.schedule.shrink": (0.75, 0.6),
+    "training.schedule.least": (1e-5, 1e-5),
+    "evaluation.windows": ({"kind": "complete", "length": 512}, {"kind": "lines"}),
+}
+"""Settings of ADP-T on both texts, Tables 3 and 4; its Table 1 has updates twice as large, 64 GPUs for 32."""
+ALIKE = {
+    ("table1", "Adaptive inputs"): ("table4", "ADP-T", "training.batch=256", "training.accumulate=8"),
+    ("table1", "Char-CNN"): ("table4", "CNN", "training.batch=256", "training.accumulate=8"),
+    ("table2", "Adaptive inputs"): (
+        *("table3", "ADP-T", "training.batch=24", "training.steps=3072"),
+        'evaluation.windows={ kind = "sliding", context = 2560, stride = 512 }',
+    ),
+    ("table5", "train block 512 / inference context 0"): ("table3", "ADP-T"),
+    ("table6", "Softmax (SM)"): ("table3", "SM"),
+    ("table6", "Adaptive, tail dropout 0.2"): ("table3", "ASM"),
+    ("table7", "64d Embedding -> Adaptive"): ("table3", "ASM"),
+    ("table7", "512d Embedding -> 512d Softmax"): ("table3", "SM"),
+    ("table7", "512d Embedding -> 512d Softmax (tied)"): ("table3", "SM-T"),
+    ("table7", "Adaptive -> Adaptive (tied emb/proj not head)"): ("table3", "ADP-T"),
+    ("table8", "20k/40k/200k"): ("table3", "ADP-T"),
+}
+"""Rows that are rows of another table, but for what a table says of itself."""
+
+
+def recipe(name: str) -> Recipe:
+    return load_recipe(f"baevski2019/{name}")
+
+
+def figures() -> dict[str, dict[str, dict[str, float]]]:
+    """By table and row."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            row = {key: float(line[key]) for key in ("valid", "test", "hours") if line[key]}
+            found.setdefault(f"table{line['table']}", {})[line["row"]] = row
+    return found
+
+
+def settings(part: Any, *left_out: str) -> dict[str, Any]:
+    return {key: value for key, value in part.model_dump().items() if key not in left_out}
+
+
+def test_every_row_of_the_paper_is_there_with_its_figures() -> None:
+    there = {table: {row.name: row.paper for row in recipe(table).rows} for table in TABLES}
+    assert there == figures()
+    assert [list(rows) for rows in there.values()] == [list(rows) for rows in figures().values()]  # in its order
+
+
+@pytest.mark.parametrize(("text", "table"), [(0, "table3"), (1, "table4")])
+def test_the_paper_s_settings(text: int, table: str) -> None:
+    found = recipe(table).experiments["ADP-T"].model_dump()
+    there = {path: reduce(getitem, path.split("."), found) for path in PAPER}
+    assert there == {path: values[text] for path, values in PAPER.items()}
+
+
+def test_tables_agree_but_for_what_they_say() -> None:
+    """With the next test, all rows of all tables have the settings of Tables 3 and 4 beside their ends."""
+    assert {table for table, _ in ALIKE} == {*TABLES} - {"table3", "table4"}
+    for (table, row), (other, name, *says) in ALIKE.items():
+        expected = load_recipe(f"baevski2019/{other}", says, name).experiments[name]
+        assert recipe(table).experiments[row].model_dump() == expected.model_dump(), (table, row)
+
+
+@pytest.mark.parametrize("name", TABLES + OURS)
+def test_rows_differ_in_their_ends_alone(name: str) -> None:
+    """But for what the paper says: sizes of the body (1), blocks (5), drop rates (7), tokens to an update of SM (3)."""
+    experiments = list(recipe(name).experiments.values())
+    body = () if name not in ("table1", "table7") else ("layers", "ffn_dim") if name == "table1" else ("dropout",)
+    words = [each.vocabulary for each in experiments if each.vocabulary.bpe is None]
+    assert all(each == words[0] for each in words)
+    for each in experiments[1:]:
+        assert settings(each.encoder, *body) == settings(experiments[0].encoder, *body)
+        assert settings(each.training, "batch", "steps") == settings(experiments[0].training, "batch", "steps")
+        assert (each.corpus, each.init) == (experiments[0].corpus, experiments[0].init)
+        if name != "table5":
+            assert each.training.steps == experiments[0].training.steps
+            assert each.evaluation == experiments[0].evaluation
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_drop_rates_that_a_row_names(name: str) -> None:
+    """The others are the paper's, of body and tails."""
+    usual = PAPER["encoder.dropout"], PAPER["output.tail_dropout"]
+    for row, experiment in recipe(name).experiments.items():
+        body, tails = (rates[name in ("table1", "table4")] for rates in usual)
+        found = experiment.model_dump()
+        assert found["encoder"]["dropout"] == (0.4 if row.endswith(", dropout 0.4") else body), row
+        if found["output"]["kind"] == "adaptive":
+            assert found["output"]["tail_dropout"] == (0.0 if row.endswith("tail dropout 0.0") else tails), row
+            assert found["output"]["softmax_dropout"] == 0.0, row
+
+
+def tokens(experiment: Experiment) -> int:
+    return experiment.training.batch * experiment.training.steps
+
+
+def test_tokens_of_an_update() -> None:
+    found = {table: {row: tokens(each) for row, each in recipe(table).experiments.items()} for table in TABLES}
+    assert set(found["table1"].values()) == {64 * 2_048}
+    assert set(found["table2"].values()) == {24 * 3_072}
+    assert set(found["table4"].values()) == {32 * 2_048}
+    assert set(found["table8"].values()) == {8 * 4_096 * 2}
+    assert list(found["table5"].values()) == [65_536, 65_536, 24 * 3_072]
+    for table in ("table3", "table6", "table7"):
+        for row, number in found[table].items():
+            plain = recipe(table).experiments[row].output.kind == "softmax"  # type: ignore[attr-defined]
+            assert number == (8 * 1_024 * 4 if plain and "BPE" not in row else 65_536), row
+
+
+@pytest.mark.parametrize(("name", "cycles"), [(name, 3 if name in ("table1", "table4") else 4) for name in TABLES])
+def test_training_ends_in_the_valley_of_the_last_cycle(name: str, cycles: int) -> None:
+    training = next(iter(recipe(name).experiments.values())).training
+    schedule = SCHEDULES.build(training.schedule, {})
+    assert training.updates is not None
+    assert training.updates == schedule.warmup + sum(schedule.period * 2**cycle for cycle in range(cycles))
+    lowest = schedule.shrink ** (cycles - 1) * 1e-5
+    assert schedule.factor(1, training.updates - 1) == pytest.approx(lowest, rel=1e-3)
+    assert schedule.factor(1, training.updates) == pytest.approx(schedule.shrink**cycles)
+    assert (schedule.factor(1, 0), schedule.factor(1, 16_000)) == (1e-7, 1.0)
+
+
+def test_ours_end_when_the_rate_does() -> None:
+    enwiki, wikitext2 = (next(iter(recipe(name).experiments.values())).training for name in OURS)
+    updates = 30 * -(-2_088_628 // (32 * 256))  # of 30 epochs of WikiText-2
+    for training, last in ((enwiki, enwiki.updates), (wikitext2, updates)):
+        factors = [SCHEDULES.build(training.schedule, {}).factor(1, step) for step in range(last or 0)]
+        peak = factors.index(1.0)
+        assert factors[peak:] == sorted(factors[peak:], reverse=True)
+        assert factors[-1] < 1e-3
+
+
+def test_inputs_are_scaled_by_the_root_of_the_width() -> None:
+    widths = {"enwiki": 512, "wikitext2": 256}
+    for name in TABLES + OURS:
+        for row, experiment in recipe(name).experiments.items():
+            width = 1536 if row == "Adaptive inputs (very large)" else widths.get(name, 1024)
+            assert experiment.input.scale == width**0.5, row  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["table5", "enwiki"])
+def test_windows_with_context_are_as_long_as_the_blocks_of_training(name: str) -> None:
+    found = recipe(name)
+    scoring = [row for row in found.rows if row.of]
+    assert scoring
+    for row in scoring:
+        assert row.by is not None
+        assert row.of is not None
+        _, context, _, stride = row.by.split("-")
+        assert row.by == Sliding(int(context), int(stride)).name
+        assert int(context) + int(stride) == found.experiments[row.of].training.steps
+        assert f"context {context}" in row.name
+
+
+def test_a_row_trains_and_its_context_is_scored(tmp_path: Path) -> None:
+    """The recipe as it is, but for sizes that a test has time for."""
+    text, runs = tmp_path / "text", tmp_path / "runs"
+    text.mkdir()
+    lines = ["the wind is high and the sea is cold .\n", "a ship came in with the wind .\n", "high seas !\n"]
+    for split, times in (("train", 40), ("valid", 3), ("test", 3)):
+        (text / f"{split}.txt").write_text("".join(lines * times), encoding="utf-8")
+    sizes = ["tables.words.dim=16", "tables.words.sizes=[4, 6]", "projections.bands.dim=16", "training.batch=4"]
+    sizes += ["encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=16", "training.updates=3", "training.steps=12"]
+    words = ["--row", "ADP-T", f"corpus.name={text}", "evaluation.windows.length=12", *sizes, "--out", str(runs / "a")]
+    for command in (
+        ["train", "baevski2019/enwiki", *words],
+        ["evaluate", str(runs / "a"), "--context", "480", "--stride", "32", "--save"],
+    ):
+        assert CliRunner().invoke(app, command).exit_code == 0
+    rows = join(from_recipe(recipe("enwiki").rows, "baevski2019/enwiki"), collect([runs]))
+    shown = {row.name: row.perplexity("test") for row in rows if row.ran}
+    assert set(shown) == {"ADP-T", "ADP-T, context 480"}
+    # One window holds the text, so this is more context than blocks of twelve tokens have.
+    assert shown["ADP-T"] != shown["ADP-T, context 480"]
+    assert rows[-1].changed

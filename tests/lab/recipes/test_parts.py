@@ -1,0 +1,58 @@
+"""Recipes whose rows are another recipe's: the same settings, the same runs, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reefknot.errors import SettingsError
+from reefknot.lab.recipes.recipe import load_recipe
+
+PARTS = {
+    "inan2017/figure2": "inan2017/table1",
+    "inan2017/table4": "inan2017/table1",
+    "pappas2019/figure3": "pappas2019/table4",
+    "baevski2019/figure2": "baevski2019/table3",
+    "baevski2019/figure3": "baevski2019/table3",
+    "baevski2019/figure4": "baevski2019/table4",
+    "baevski2019/figure5": "baevski2019/table4",
+    "press2017/table4": "press2017/table5",
+}
+
+
+@pytest.mark.parametrize(("part", "whole"), PARTS.items())
+def test_a_part_has_the_rows_of_the_whole(part: str, whole: str) -> None:
+    one, other = load_recipe(part), load_recipe(whole)
+    assert (one.asked, one.name, one.paper) == (part, whole, other.paper)
+    assert one.title != other.title
+    for row in one.rows:
+        assert row == other.row(row.name)
+        assert one.experiments[row.name] == other.experiments[row.name]
+
+
+def test_a_part_is_told_what_it_may_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "part.toml"
+    head = 'title = "Part"\nextends = "{}"\n'
+    for text, said in (
+        (head.format("demo") + 'rows = ["zebra"]', 'demo has no row "zebra"; there are: "'),
+        (head.format("demo") + "rows = []", "rows: "),
+        (head.format("zebra") + 'rows = ["tied"]', "no recipe 'zebra'"),
+        (head.format("inan2017/figure2") + 'rows = ["VD-LSTM large"]', "is itself a part of another recipe"),
+        (head.format("demo") + 'rows = ["tied"]\n[base.corpus]\nname = "ptb"', "base: "),
+    ):
+        path.write_text(text)
+        with pytest.raises(SettingsError) as refused:
+            load_recipe(str(path))
+        assert said in str(refused.value)
+
+
+def test_a_part_takes_overrides_and_chooses_rows() -> None:
+    part = load_recipe("inan2017/figure2", ["training.epochs=2"], ["*large"])
+    assert [row.name for row in part.rows] == [
+        "VD-LSTM large",
+        "VD-LSTM+AL large",
+        "VD-LSTM+RE large",
+        "VD-LSTM+REAL large",
+    ]
+    assert part.changed["VD-LSTM large"] == ["training.epochs: 100 -> 2"]

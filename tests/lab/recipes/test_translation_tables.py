@@ -1,0 +1,173 @@
+"""The papers' tables of translation as recipes, and ours after them: figures, sizes, settings that fit together."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from reefknot.lab.cli.main import app
+from reefknot.lab.config.parts import SCHEDULES
+from reefknot.lab.recipes.file import Row
+from reefknot.lab.recipes.recipe import Recipe, load_recipe
+from reefknot.lab.reports.results import collect
+from reefknot.lab.reports.rows import join
+from reefknot.lab.reports.table import from_recipe
+from reefknot.lab.text.vocabulary import Sides
+
+FIGURES = Path(__file__).parent / "translation.csv"
+PAPERS = ["press2017/table8", "pappas2019/table5"]
+OURS = ["press2017/multi30k", "press2017/tatoeba", "pappas2019/multi30k", "pappas2019/tatoeba"]
+ATTENTION_GRU = {
+    "EN-FR: Baseline": (Sides(87_000, 92_000), 167_860_501),
+    "EN-FR: Decoder WT": (Sides(87_000, 92_000), 121_860_501),
+    "EN-FR: TWWT": (Sides(94_000, 94_000), 79_362_501),
+    "EN-DE: Baseline": (Sides(83_000, 91_000), 164_859_501),
+    "EN-DE: Decoder WT": (Sides(83_000, 91_000), 119_359_501),
+    "EN-DE: TWWT": (Sides(94_000, 94_000), 79_362_501),
+}
+"""Sub-words of the two sides, in thousands as the paper prints them, and the parameters that they make."""
+
+
+def size(recipe: Recipe, row: Row | str, words: int | Sides) -> int:
+    with torch.device("meta"):
+        model = recipe.build(recipe.row(row) if isinstance(row, str) else row, words)
+    return sum(model.parameter_counts().values())
+
+
+def settings(part: Any, *left_out: str) -> dict[str, Any]:
+    return {key: value for key, value in part.model_dump().items() if key not in left_out}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_row_of_the_paper_is_there_with_its_figures(name: str) -> None:
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["recipe"] == name]
+    papers = {
+        line["row"]: {key: float(line[key]) for key in ("bleu_valid", "bleu_test") if line[key]} for line in lines
+    }
+    there = {row.name: row.paper for row in load_recipe(name).rows}
+    assert there == papers
+    assert list(there) == list(papers)  # in its order
+
+
+def test_sizes_of_attention_models() -> None:
+    recipe = load_recipe("press2017/table8")
+    assert {row.name: size(recipe, row, ATTENTION_GRU[row.name][0]) for row in recipe.rows} == {
+        name: number for name, (_, number) in ATTENTION_GRU.items()
+    }
+    for name, (words, _) in ATTENTION_GRU.items():
+        assert (recipe.experiments[name].vocabulary.sides == "joint") == words.joint
+
+
+def test_sizes_of_transformers() -> None:
+    """The paper prints 79.4 and 79.9 million, and 240 of big: of how many sub-words, it does not say."""
+    recipe = load_recipe("pappas2019/table5")
+    base, drill = (
+        size(recipe, f"Transformer{each}", 34_400) for each in (" (base) (Vaswani et al. 2017)", "-DRILL (base)")
+    )
+    assert f"{base / 1e6:.1f}" == "79.4"
+    assert f"{drill / 1e6:.1f}" == "79.9"
+    assert drill - base == 525_312
+    assert size(recipe, "Transformer (big) (Vaswani et al. 2017)", 34_400) == pytest.approx(240e6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("row", "width"), [("Transformer-DRILL (base)", 512), ("Transformer (big) (Vaswani et al. 2017)", 1024)]
+)
+def test_the_rate_is_twice_that_of_vaswani(row: str, width: int) -> None:
+    training = load_recipe("pappas2019/table5").experiments[row].training
+    schedule = SCHEDULES.build(training.schedule, {})
+    for update in (1, 4_000, 8_000, 350_000):
+        theirs = 2 * width**-0.5 * min(update**-0.5, update * 8_000**-1.5)
+        assert training.optimiser.learning_rate * schedule.factor(1, update) == pytest.approx(theirs)  # type: ignore[attr-defined]
+
+
+def test_the_papers_settings() -> None:
+    press = load_recipe("press2017/table8").experiments["EN-DE: TWWT"]
+    assert settings(press.training.optimiser) == {
+        "kind": "adadelta",
+        "learning_rate": 1.0,
+        "rho": 0.95,
+        "epsilon": 1e-6,
+    }
+    assert (press.training.updates, press.training.clip) == (300_000, 1.0)
+    assert press.corpus.pairs is not None
+    assert press.corpus.pairs.model_dump() == {"source": "en", "target": "de", "longest": 50, "ratio": None}
+    assert press.vocabulary.bpe is not None
+    assert press.vocabulary.bpe.merges == 89_500
+    pappas = load_recipe("pappas2019/table5").experiments["Transformer-DRILL (base)"]
+    assert (pappas.training.updates, pappas.training.clip) == (350_000, None)
+    assert pappas.training.batch * pappas.training.steps == 2 * 4_096
+    assert pappas.training.accumulate == 2
+    assert pappas.output.smoothing == 0.1  # type: ignore[attr-defined]
+    assert settings(pappas.training.optimiser)["beta2"] == 0.998
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_differ_in_their_ends_alone(name: str) -> None:
+    first, *others = load_recipe(name).experiments.values()
+    for each in others:
+        assert settings(each, "tables", "source", "input", "output") == settings(
+            first, "tables", "source", "input", "output"
+        )
+        assert settings(each.output, "labels") == settings(first.output, "labels")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_tie_saves_a_table(name: str) -> None:
+    recipe = load_recipe(name)
+    baseline, decoder, all_three = (size(recipe, row, 10_000) for row in ("Baseline", "Decoder WT", "TWWT"))
+    assert baseline - decoder == decoder - all_three == 256 * 10_000
+
+
+def test_layers_of_labels_are_all_that_they_add() -> None:
+    recipe = load_recipe("pappas2019/multi30k")
+    plain = size(recipe, "TWWT", 10_000)
+    more = {row: size(recipe, f"TWWT + {row}", 10_000) - plain for row in ("bilinear", "dual", "DRILL")}
+    assert more == {"bilinear": 256**2, "dual": 2 * (256**2 + 256), "DRILL": 2 * (256**2 + 256)}
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS + OURS if name.startswith("pappas")])
+def test_inputs_are_scaled_by_the_root_of_the_width(name: str) -> None:
+    for experiment in load_recipe(name).experiments.values():
+        width = experiment.tables["words"].dim  # type: ignore[attr-defined]
+        for end in (experiment.source, experiment.input):
+            assert end.scale == width**0.5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_checkpoints_that_are_averaged_end_epochs(name: str) -> None:
+    for experiment in load_recipe(name).experiments.values():
+        training = experiment.training
+        assert experiment.evaluation.average == training.keep == 10
+        assert training.save_every > 10_000  # more updates than there are
+
+
+def test_a_row_trains_and_has_its_bleu(tmp_path: Path) -> None:
+    """The recipe as it is, but for sizes that a test has time for."""
+    text, run = tmp_path / "text", tmp_path / "run"
+    text.mkdir()
+    pairs = [("the dog runs .", "der hund läuft ."), ("a cat sleeps", "eine katze schläft"), ("a dog", "ein hund")]
+    for split, times in (("train", 8), ("valid", 1), ("test", 1)):
+        for side, language in enumerate(("en", "de")):
+            lines = "".join(f"{pair[side]}\n" for pair in pairs * times)
+            (text / f"{split}.{language}").write_text(lines, encoding="utf-8")
+    sizes = ["tables.words.dim=8", "encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=8", "training.epochs=2"]
+    sizes += ["vocabulary.bpe.merges=20", "training.precision=float32"]
+    command = ["train", "pappas2019/multi30k", "--row", "TWWT + DRILL", f"corpus.name={text}", *sizes]
+    done = CliRunner().invoke(app, [*command, "--out", str(run), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    recipe = load_recipe("pappas2019/multi30k")
+    rows = join(from_recipe(recipe.rows, recipe.name), collect([run]))
+    (row,) = [row for row in rows if row.ran]
+    assert row.name == "TWWT + DRILL"
+    assert row.bleu("test") is not None
+    assert row.chrf("valid") is not None
+    assert row.translated("test")[0].bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:none")
+    assert row.records[0].translation is not None
+    assert len(row.records[0].translation.examples) == 3

@@ -1,0 +1,177 @@
+"""Reading result folders back: finished, unfinished, torn, and several seeds of a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from made_results import result, write_run
+from reefknot.errors import DataError
+from reefknot.lab.recipes.recipe import any_experiment
+from reefknot.lab.reports.records import Band
+from reefknot.lab.reports.results import ADDED, Spread, collect, differing, distinguishing, flatten, load
+from reefknot.storage.files import read_json
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+def test_a_finished_run_is_read_whole(runs: Path) -> None:
+    run = load(runs / "press2017" / "table6" / "small-wt" / "seed0")
+    assert run.record is not None
+    assert (run.recipe, run.row, run.seed) == ("press2017/table6", "Small + WT", 0)
+    assert run.record.parameters.total == 2_651_600
+    assert run.record.test is not None
+    assert run.record.test.perplexity == pytest.approx(112.6)
+    assert run.record.neighbors.tied
+    assert run.record.frequency.target[-1].high is None
+    assert run.settings["training"]["epochs"] == 13
+    last = run.last("valid")
+    assert last is not None
+    assert last.step == 13 * 2323
+
+
+def test_runs_are_found_at_any_depth_once_and_by_seed(runs: Path) -> None:
+    one = runs / "press2017" / "table6" / "small" / "seed1"
+    found = collect([runs, one])
+    assert [(run.row, run.seed) for run in found] == [
+        ("Small", 0),
+        ("Small", 1),
+        ("Small + WT", 0),
+        ("Small + WT + PR", 0),
+        ("Small + WT + PR", 1),
+    ]
+
+
+def test_ten_seeds_come_in_the_order_of_numbers(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        write_run(tmp_path, "Small", seed, result("Small", seed))
+    assert [run.seed for run in collect([tmp_path])] == [1, 2, 10]
+
+
+def test_an_unfinished_run_is_shown_with_its_last_metrics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small + WT", 3)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 999')
+    run = load(folder)
+    assert run.record is None
+    assert (run.row, run.seed) == ("Small + WT", 3)
+    assert run.metrics[-1].kind == "valid"
+
+
+def test_a_run_that_has_just_begun_has_no_metrics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small")
+    (folder / "metrics.jsonl").unlink()
+    run = load(folder)
+    assert run.metrics == ()
+    assert run.last("valid") is None
+
+
+def test_a_record_may_stand_alone(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(result("Small", 4)))
+    run = load(tmp_path)
+    assert (run.seed, run.settings, run.metrics) == (4, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("result.json", '{"format": 1, "rec', "result.json"),
+        ("result.json", "[]", "result.json"),
+        ("result.json", '{"format": 2}', "format"),
+        ("result.json", '{"format": 1, "recipe": "\\ud800"}', "result.json"),
+        ("config.json", "{", "config.json"),
+        ("config.json", "[1]", "config.json"),
+        ("config.json", '{"settings": 3}', "settings"),
+        ("metrics.jsonl", '{"kind": "valid"}\n', "metrics.jsonl, line 1"),
+        ("evaluations/dynamic.json", '{"format": 2, "kind": "dynamic"}', "evaluations/dynamic.json"),
+        ("metrics.jsonl", '\n\n{"kind": "valid", "step": 1, "epoch": 1, "nll": NaN}\n', "line 3"),
+    ],
+)
+def test_a_damaged_file_is_named(runs: Path, name: str, content: str, says: str) -> None:
+    folder = runs / "press2017" / "table6" / "small" / "seed0"
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content)
+    with pytest.raises(DataError, match=says) as caught:
+        collect([runs])
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_to_report_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        collect([tmp_path / "nowhere"])
+    with pytest.raises(DataError, match="no runs in this folder"):
+        collect([tmp_path])
+    with pytest.raises(DataError, match="no run here"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="no result folders"):
+        collect([])
+
+
+def test_spread() -> None:
+    assert Spread.of([]) is None
+    assert Spread.of([None, 3.0]) == Spread(3.0, None, 1)
+    assert Spread.of([1.0, 3.0]) == Spread(2.0, pytest.approx(2**0.5), 2)
+
+
+def test_differing_settings_are_found_by_dotted_key() -> None:
+    a = {"x": {"kind": "plain", "dim": 1}, "same": []}
+    b = {"x": {"kind": "projected", "dim": 1, "penalty": 0.1}, "same": []}
+    assert differing([a, b]) == ["x.kind", "x.penalty"]
+    assert differing([a, a]) == []
+    assert flatten({"a": {}, "b": {"c": None}}) == {"a": {}, "b.c": None}
+
+
+def test_a_run_from_before_a_setting_existed_repeats_one_where_it_is_off() -> None:
+    old = {"training": {"seed": 0, "rate": 1.0}, "table": {"dim": 4}}
+    new = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": False, "vectors": None, "noise": 0.0}}
+    used = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": True, "vectors": None}}
+    assert distinguishing(old) == distinguishing(new) == ADDED | {"training.rate": 1.0, "table.dim": 4}
+    assert distinguishing(old | {"evaluation": {"protocol": "awd"}}) != distinguishing(new), "what came later counts"
+    assert differing([distinguishing(old), distinguishing(used)]) == ["table.frozen"]
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/*")), ids=lambda each: f"{each.parent.name}/{each.name}")
+def test_records_are_repetitions_of_runs_of_today(folder: Path) -> None:
+    for path in folder.rglob("config.json"):
+        settings = read_json(path)["settings"]
+        today = any_experiment(settings, str(path)).model_dump(mode="json")
+        assert distinguishing(settings) == distinguishing(today), path
+
+
+def test_band_labels() -> None:
+    assert [Band(low=low, high=high, tokens=1, nll=1).label for low, high in ((0, 9), (1, 1), (1000, None))] == [
+        "0–9",
+        "1",
+        "1,000+",
+    ]
+
+
+def test_reports_do_not_import_torch() -> None:
+    code = "import sys, reefknot.lab.reports.page, reefknot.lab.papers.page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_pause_does_not_change_the_seconds_of_an_epoch(tmp_path: Path) -> None:
+    """The clock goes on where a machine sleeps: one epoch of 13 is long, and the first one is slow. Lines within an
+    epoch do not count for one."""
+    folder = write_run(tmp_path, "Small", 0, result("Small", 0))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    for line in trained:
+        epoch = line["epoch"]
+        line["wall"]["seconds"] = (
+            20.0 * (epoch > 1) + 5.0 * epoch + 3_600.0 * (epoch > 6) - (line["step"] % 2323 < 1600)
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load(folder).seconds_per_epoch == 5.0
+    pairs = [{"kind": "train", "step": n, "epoch": n, "loss": 1.0, "wall": {"seconds": 7.0 * n}} for n in range(1, 14)]
+    skip_gram = write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0))
+    (skip_gram / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in pairs))
+    assert load(skip_gram).seconds_per_epoch == 7.0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line not in trained[:3]))
+    assert load(folder).seconds_per_epoch == 150.2 / 13, "where an epoch is missing, the mean of what the record has"

@@ -1,0 +1,211 @@
+"""Rows: which runs are one row, and which rows may be read side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from made_results import in_pieces, result, scored, write_evaluation, write_run
+from reefknot.lab.reports.results import Spread, collect
+from reefknot.lab.reports.rows import TableRow, comparable, group, join, mark, name_recipes
+from reefknot.lab.reports.table import build, to_markdown
+
+
+def test_seeds_of_a_row_belong_together(runs: Path) -> None:
+    groups = group(collect([runs]))
+    assert {name: len(members) for name, members in groups.items()} == {
+        "Small": 2,
+        "Small + WT": 1,
+        "Small + WT + PR": 2,
+    }
+
+
+def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
+    path = runs / "press2017" / "table6" / "small" / "seed1" / "config.json"
+    config = json.loads(path.read_text())
+    config["settings"]["training"]["epochs"] = 3
+    path.write_text(json.dumps(config))
+    groups = group(collect([runs]))
+    assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
+
+
+def test_rows_of_several_recipes_are_told_apart() -> None:
+    rows = [TableRow("Baseline", recipe="a/one"), TableRow("b/two: Baseline", recipe="b/two")]
+    assert [row.name for row in name_recipes(rows)] == ["a/one: Baseline", "b/two: Baseline"]
+    assert name_recipes(rows[:1]) == rows[:1]
+
+
+def test_rows_of_several_recipes_carry_the_recipe_in_their_name(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "Small", 0, result("Small", 0))
+    write_run(tmp_path / "b", "Small", 0, result("Small", 0, recipe="other"))
+    assert list(group(collect([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
+
+
+def three_rows(root: Path, unknown: int) -> list[TableRow]:
+    """Words, the same text in two pieces a word with so many unknown words, and words again."""
+    write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
+    write_run(root, "Small + WT", 0, in_pieces("Small + WT", unknown=unknown))
+    write_run(root, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(110.0)))
+    return join([], collect([root]))
+
+
+def test_pieces_are_marked_and_compare_by_words(tmp_path: Path) -> None:
+    rows = three_rows(tmp_path, unknown=77)
+    assert comparable(rows) == rows
+    marked, notes = mark(rows)
+    assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
+    assert notes == ("† per word: a word's probability is the product over its pieces, 2.0 on average",)
+    assert build(rows).best == {1}  # 10 per piece, 100 per word
+
+
+def test_other_unknown_words_are_no_fair_comparison(tmp_path: Path) -> None:
+    rows = three_rows(tmp_path, unknown=0)
+    assert [row.name for row in comparable(rows)] == ["Small", "Small + WT + PR"]
+    table = build(rows)
+    assert table.best == {2}
+    (note,) = table.notes
+    assert note.endswith("not comparable: no unknown words scored as <unk> here, 77 in Small")
+    assert "| Small + WT † |" in to_markdown(rows)
+    assert "\n† per word" in to_markdown(rows)
+
+
+def test_the_first_row_with_a_figure_is_what_others_are_compared_with(tmp_path: Path) -> None:
+    pieces = three_rows(tmp_path, unknown=0)[1]
+    assert comparable([TableRow("not run"), pieces]) == [pieces]
+    assert len(mark([TableRow("not run"), pieces])[1]) == 1
+
+
+def test_rows_with_the_same_remark_share_a_sign(tmp_path: Path) -> None:
+    first, pieces, last = three_rows(tmp_path, unknown=0)
+    assert [row.name for row in mark([first, pieces, pieces, last])[0]].count("Small + WT †") == 2
+
+
+def test_a_row_scored_otherwise_does_not_decide_by_standing_first(tmp_path: Path) -> None:
+    first, pieces, last = three_rows(tmp_path, unknown=0)
+    rows = [pieces, first, last]
+    assert comparable(rows) == [first, last]
+    marked, (note,) = mark(rows)
+    assert [row.name for row in marked] == ["Small + WT †", first.name, last.name]
+    assert note.endswith(f"77 in {first.name}")
+
+
+def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) -> None:
+    training = {"epochs": 13, "start": {"row": "Small"}, "stop": {"rule": "nonmonotone", "interval": 5}}
+    write_run(tmp_path, "Small", 0, result("Small", 0))
+    record = result("Small + WT", 0)
+    folder = write_run(tmp_path, "Small + WT", 0, record, training=training)
+    rows = join([], collect([tmp_path]))
+    assert mark(rows)[1] == ("† began with the best weights of Small",)
+    second = write_run(
+        tmp_path, "Small + WT", 1, result("Small + WT", 1, best={"step": 0, "epoch": 0}), training=training
+    )
+    kept = ", which no epoch bettered with 1 of 2 seeds, so that the figures are theirs"
+    assert mark(join([], collect([tmp_path])))[1] == (f"† began with the best weights of Small{kept}",)
+    shutil.rmtree(second)
+    record["training"]["epochs"] = 20
+    (folder / "result.json").write_text(json.dumps(record))
+    rows = join([], collect([tmp_path]))
+    assert [row.name for row in mark(rows)[0]] == ["Small", "Small + WT †"]
+    assert mark(rows)[1] == ("† began with the best weights of Small; stopped early, by the nonmonotone rule",)
+
+
+def test_streams_that_are_long_enough_are_only_remarked_on(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams="20 contiguous streams")))
+    rows = join([], collect([tmp_path]))
+    assert build(rows).best == {1}
+    assert mark(rows)[1] == ("† scored in 20 contiguous streams here, in one stream in Small",)
+
+
+def test_every_text_has_its_best_row(tmp_path: Path) -> None:
+    other = {"name": "wikitext-2"}
+    for row, corpus, test in (("Small", {}, 120.0), ("Small + WT", {}, 110.0), ("Small + WT + PR", other, 90.0)):
+        record = result(row, 0, test=scored(test) | ({"bytes": 1} if corpus else {}))
+        write_run(tmp_path, row, 0, record | {"corpus": record["corpus"] | corpus})
+    rows = join([], collect([tmp_path]))
+    assert build(rows).best == {1}  # alone on its text, the last has beaten nothing
+    assert mark(rows)[1] == ()
+    (*_, last) = rows
+    assert build([*rows, replace(last, name="again")]).best == {1, 2}
+
+
+def test_first_sessions_do_not_compete(tmp_path: Path) -> None:
+    for row in ("Small", "Small + WT"):
+        write_run(tmp_path, row, 0, result(row, 0))
+    names = ("Small", "Small + WT", "Small + WT + PR")
+    listed = [TableRow(name, start="Small + WT" if name == names[2] else None) for name in names]
+    assert build(join(listed, collect([tmp_path]))).best == set()  # its second session has not run
+    assert build(join(listed[:2], collect([tmp_path]))).best == {1}
+
+
+def evaluated(root: Path, seeds: int = 2) -> list[TableRow]:
+    """A row that ran, and what its recipe lists of its model scored in other ways."""
+    for seed in range(seeds):
+        write_evaluation(write_run(root, "Small", seed, result("Small", seed)), "dynamic", test=90.0 + 2 * seed)
+    return [
+        TableRow("Small", {"test": 114.5}),
+        TableRow("Small, adapting", {"test": 80.0}, of="Small", by="dynamic"),
+        TableRow("Small, remembering", {"test": 85.0}, of="Small", by="cache"),
+    ]
+
+
+def test_a_row_may_be_anothers_model_scored_in_another_way(tmp_path: Path) -> None:
+    listed = evaluated(tmp_path)
+    results = collect([tmp_path])
+    rows = join(listed, results)
+    static, adapting, remembering = rows
+    assert join(rows, results) == rows
+    assert adapting.perplexity("test") == Spread(91.0, pytest.approx(2**0.5), 2)
+    assert adapting.difference("test") == 91.0 / 80.0 - 1
+    assert (adapting.size, adapting.results, adapting.state) == (static.size, (), "")
+    assert (remembering.state, remembering.models) == ("not run", ())
+    assert build(rows).best == set()  # nothing adapts but the one row
+    lines = to_markdown(rows).splitlines()
+    assert lines[3] == "| Small, adapting | 4,651,600 | 100.0 ± 0.0 | 91.0 ± 1.4 | 80.0 | +13.7 % |  |  | 2 |"
+    assert lines[4] == "| Small, remembering |  |  | not run | 85.0 |  |  |  |  |"
+
+
+def test_saved_evaluations_that_no_recipe_lists_follow_their_row(tmp_path: Path) -> None:
+    evaluated(tmp_path, seeds=1)
+    rows = join([], collect([tmp_path]))
+    assert [row.name for row in rows] == ["Small", "Small + dynamic evaluation"]
+    assert join(rows, collect([tmp_path])) == rows
+
+
+def test_models_with_other_settings_are_other_rows_here_too(tmp_path: Path) -> None:
+    listed = evaluated(tmp_path, seeds=1)
+    write_evaluation(write_run(tmp_path, "Small", 1, result("Small", 1), training={"epochs": 3}), "dynamic", test=70.0)
+    names = [row.name for row in join(listed, collect([tmp_path])) if row.models]
+    assert [name.partition(" (")[0] for name in names] == ["Small, adapting"] * 2
+    assert names[1].startswith("Small, adapting (training.epochs=3")
+
+
+def test_pieces_are_counted_in_a_saved_evaluation_too(tmp_path: Path) -> None:
+    figures = scored(10.0, pieces=2)
+    run = write_run(tmp_path, "Small", 0, result("Small", 0, test=figures, valid=figures))
+    write_evaluation(run, "mc", test=9.0)
+    path = run / "evaluations" / "mc.json"
+    path.write_text(path.read_text().replace("82430", str(figures["tokens"])))
+    _, row = join([], collect([tmp_path]))
+    assert row.perplexity("test") == Spread(pytest.approx(81.0), None, 1)
+
+
+def test_windows_are_compared_with_each_other_and_remarked_on(tmp_path: Path) -> None:
+    blocks = "blocks of 512 tokens, each computed afresh; <eos> stands"
+    run = write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0) | {"definition": f"context: {blocks}"}))
+    write_evaluation(run, "context-2560-stride-512", test=110.0)
+    path = run / "evaluations" / "context-2560-stride-512.json"
+    record = json.loads(path.read_text())
+    windows = "windows of 3,072 tokens of which the last 512 are scored, each computed afresh, the first"
+    record["test"] |= {"definition": f"context: {windows}", "tokens": scored(120.0)["tokens"]}
+    path.write_text(json.dumps(record))
+    rows = join([], collect([tmp_path]))
+    assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
+    assert build(rows).best == {1}
+    assert mark(rows)[1] == (
+        "† scored in windows of 3,072 tokens of which the last 512 are scored here, in blocks of 512 tokens in Small",
+    )

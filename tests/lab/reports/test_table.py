@@ -1,0 +1,325 @@
+"""The table of rows: what it says of rows run, not run, quoted and unfinished, in each of its forms."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from made_results import ROWS, result, score, write_evaluation, write_run
+from reefknot.lab.reports.cells import number
+from reefknot.lab.reports.results import collect, load
+from reefknot.lab.reports.rows import TableRow, join
+from reefknot.lab.reports.table import Table, build, from_recipe, print_table, to_markdown
+
+
+def recipe_rows() -> list[TableRow]:
+    rows = [TableRow(name, about["paper"], about["total"]) for name, about in ROWS.items()]
+    not_run = TableRow("Small + PR", {"valid": 116.0, "test": 111.7}, 4_691_800)
+    quoted = TableRow("KN 5-gram", {"test": 141.0}, quoted=True)
+    return [quoted, *rows, not_run]
+
+
+def cells(table: Table, name: str) -> dict[str, str]:
+    """The cells of a row, under their group and title."""
+    n = table.names.index(name)
+    return {f"{column.group} {column.title}": column.cells[n] for column in table.columns}
+
+
+def printed(rows: list[TableRow], width: int) -> str:
+    out = io.StringIO()
+    print_table(rows, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_a_row_is_the_mean_over_its_seeds_beside_the_paper(runs: Path) -> None:
+    table = build(join(recipe_rows(), collect([runs])))
+    row = cells(table, "Small")
+    assert row["size parameters"] == "4,651,600"
+    assert row["test test"] == "117.2 ± 0.7"
+    assert row["test paper"] == "114.5"
+    assert row["test diff"] == "+2.4 %"
+    assert row["time epochs"] == "13"
+    assert row["time seconds"] == "150"
+    assert row["time s/epoch"] == "11.6"
+    assert row["cost tokens/s"] == "80,000"
+    assert row["cost memory"] == "700 MB"
+    assert row["cost seeds"] == "2"
+    assert cells(table, "Small + WT")["validation diff"] == "−0.8 %"
+    assert [table.names[n] for n in table.best] == ["Small + WT + PR"]
+
+
+def test_rows_not_run_and_rows_quoted(runs: Path) -> None:
+    table = build(join(recipe_rows(), collect([runs])))
+    assert cells(table, "Small + PR")["test test"] == "not run"
+    assert cells(table, "Small + PR")["test paper"] == "111.7"
+    assert cells(table, "Small + PR")["cost seeds"] == ""
+    quoted = cells(table, "KN 5-gram")
+    assert quoted["test paper"] == "141.0"
+    assert quoted["test test"] == ""
+
+
+def test_an_unfinished_row_shows_how_far_it_came(tmp_path: Path) -> None:
+    rows = join([], [load(write_run(tmp_path, "Small"))])
+    row = cells(build(rows), "Small")
+    assert row["test test"] == "unfinished"
+    assert row["validation valid"].startswith("so far 12")
+    assert row["cost seeds"] == "0 of 1"
+
+
+def test_an_unfinished_row_in_pieces_says_so(tmp_path: Path) -> None:
+    rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
+    assert cells(build(rows), "Small")["validation valid"].endswith(" per piece")
+
+
+def test_finished_seeds_count_and_unfinished_ones_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0))
+    write_run(tmp_path, "Small", 1)
+    row = cells(build(join([], collect([tmp_path]))), "Small")
+    assert row["test test"] == "116.7"
+    assert row["cost seeds"] == "1 of 2"
+
+
+def test_empty_columns_are_dropped(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0, paper={}))
+    table = build(join([], collect([tmp_path])))
+    assert [column.title for column in table.columns] == [
+        "parameters",
+        "valid",
+        "test",
+        "epochs",
+        "seconds",
+        "s/epoch",
+        "tokens/s",
+        "memory",
+        "seeds",
+    ]
+    assert table.best == set()
+
+
+def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Path) -> None:
+    for seed, test in enumerate((114.0, 115.0)):
+        protocol = {"name": "zaremba", "valid": {"perplexity": 120.0}, "test": {"perplexity": test}}
+        write_run(tmp_path, "Small", seed, result("Small", seed, protocol=protocol))
+    table = build(join(recipe_rows(), collect([tmp_path])))
+    row = cells(table, "Small")
+    assert row["test test"] == "117.2 ± 0.7"
+    assert row["test as paper counts"] == "114.5 ± 0.7"
+    assert row["test diff"] == "+0.0 %"
+    assert row["validation as paper counts"] == "120.0 ± 0.0"
+    (note,) = table.notes
+    assert note.startswith("as paper counts: ")
+    assert note.endswith("(zaremba); diff compares this with the paper")
+    (unpublished,) = build([replace(row, paper={}) for row in join(recipe_rows(), collect([tmp_path]))]).notes
+    assert unpublished.endswith("(zaremba)")
+
+
+def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
+    paper = {"train": 40.0, "test": 114.5}
+    write_run(tmp_path, "Small", 0, result("Small", 0, train=score(38.0), paper=paper))
+    row = cells(build(join([], collect([tmp_path]))), "Small")
+    assert (row["training train"], row["training paper"], row["training diff"]) == ("38.0", "40.0", "−5.0 %")
+    unscored = join([], [load(write_run(tmp_path / "other", "Small", 0, result("Small", 0, paper=paper)))])
+    assert "training" not in {column.group for column in build(unscored).columns}
+
+
+def test_epochs_say_what_the_recipe_asks_for(tmp_path: Path) -> None:
+    changed = ["training.epochs: 1000 -> 13", "training.batch: 20 -> 40"]
+    write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
+    for seed, epochs in enumerate((13, 9)):
+        folder = write_run(tmp_path, "Small + WT", seed, result("Small + WT", seed))
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[: 4 * epochs]))
+    table = build(join([], collect([tmp_path])))
+    short = cells(table, "Small")
+    assert (short["time epochs"], short["time s/epoch"]) == ("13 of 1000", "11.6")
+    stopped = cells(table, "Small + WT †")
+    assert (stopped["time epochs"], stopped["time s/epoch"]) == ("9–13 of 13", "11.6"), "by the faster of the two"
+    assert table.notes[0] == "† stopped early"
+    assert table.notes[1].startswith("Small: not the recipe's settings (training.epochs: 1000 -> 13;")
+
+
+def test_runs_of_so_many_updates(tmp_path: Path) -> None:
+    """They may end in the middle of an epoch, so nothing is told per epoch."""
+    training = result("Small", 0)["training"] | {"epochs": None}
+    write_run(tmp_path, "Small", 0, result("Small", 0, training=training))
+    rows = [TableRow("Small", {"test": 114.5, "hours": 30.0}), TableRow("Small + WT", {"hours": 70.0})]
+    rows = join(rows, collect([tmp_path]))
+    table = build(rows)
+    ran, waiting = (cells(table, name) for name in ("Small", "Small + WT"))
+    assert (ran["time updates"], ran["time paper hours"], waiting["time paper hours"]) == ("30,199", "30", "70")
+    assert waiting["time updates"] == ""
+    assert not {"time epochs", "time s/epoch"} & set(ran)
+    assert table.notes == ()  # nothing was stopped early
+    titles = "| row | parameters | valid | test | paper | diff | updates | paper hours | tokens/s | seeds |"
+    assert to_markdown(rows).splitlines()[0] == titles
+
+
+def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
+    for row in ("Small", "Small + WT"):
+        write_run(tmp_path, row, 0, result(row, 0, changed=["training.epochs: 20 -> 13"]))
+    notes = build(join(recipe_rows(), collect([tmp_path]))).notes
+    assert notes == ("Every row: not the recipe's settings (training.epochs: 20 -> 13)",)
+
+
+def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
+    """Averaging that was to begin by itself, and a search that ended at the end of what it tried."""
+    averaging = {"averaging": {"start": "nonmonotone", "interval": 5}}
+    for row, epoch in (("Small", None), ("Small + WT", 10)):
+        training = result(row, 0)["training"] | {"averaged_from_epoch": epoch}
+        run = write_run(tmp_path, row, 0, result(row, 0, training=training), training=averaging)
+        write_evaluation(run, "dynamic", 90.0, search={"edges": ["lambda"] if epoch else [], "points": []})
+    notes = build(join([], collect([tmp_path]))).notes
+    assert "Small: averaging had not begun when training ended" in notes
+    assert "Small + WT: the best epoch was before averaging began" in notes
+    assert "best at the end of what was tried: Small + WT + dynamic evaluation (lambda)" in notes
+    assert len(notes) == 3
+    at_once = {"averaging": {"start": "at_once"}}
+    other = write_run(tmp_path / "other", "Small", 0, result("Small", 0), training=at_once)
+    assert build(join([], [load(other)])).notes == ()
+
+
+def test_other_settings_than_the_recipes_have_no_difference_to_the_paper(tmp_path: Path) -> None:
+    changed = ["corpus.tokens: null -> 20000", *(f"encoder.setting{n}: 1 -> 2" for n in range(10))]
+    write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
+    table = build(join(recipe_rows(), collect([tmp_path])))
+    row = cells(table, "Small")
+    assert row["test paper"] == "114.5"
+    assert "test diff" not in row
+    (note,) = table.notes
+    assert note.startswith("Small: not the recipe's settings (corpus.tokens: not set -> 20000; encoder.setting0")
+    assert note.endswith("; and 7 more)")
+
+
+def timed_rows() -> list[TableRow]:
+    """Of two texts: rows of which the paper gives seconds alone."""
+    paper = {"Small": 20.0, "Small + WT": 22.0, "Small + WT + PR": 60.0, "other": 40.0, "other + WT": 100.0}
+    texts = {name: "wikitext-2" if name.startswith("other") else None for name in paper}
+    return [TableRow(name, {"seconds": seconds}, corpus=texts[name]) for name, seconds in paper.items()]
+
+
+def test_a_table_of_seconds(tmp_path: Path) -> None:
+    for row, seconds in (("Small", 13.0), ("Small + WT", 26.0)):
+        record = result(row, 0)
+        write_run(tmp_path, row, 0, record | {"training": record["training"] | {"seconds": seconds}})
+    rows = join(timed_rows(), collect([tmp_path]))
+    lines = to_markdown(rows).splitlines()
+    assert lines[0] == "| row | parameters | s/epoch | paper | times first | paper | epochs | seeds |"
+    assert lines[2:7] == [
+        "| Small | 4,651,600 | 1.00 | 20 | 1.00 | 1.00 | 13 | 1 |",
+        "| Small + WT | 2,651,600 | 2.00 | 22 | 2.00 | 1.10 | 13 | 1 |",
+        "| Small + WT + PR |  | not run | 60 |  | 3.00 |  |  |",
+        "| other |  | not run | 40 |  | 1.00 |  |  |",
+        "| other + WT |  | not run | 100 |  | 2.50 |  |  |",
+    ]
+    assert build(rows).best == set()
+    assert build(timed_rows()).columns[2].title == "times first"  # ours, though there are none yet
+
+
+def test_perplexities_stay_where_the_paper_has_them_too(runs: Path) -> None:
+    rows = [replace(row, paper=row.paper | {"seconds": 20.0}) for row in recipe_rows()]
+    titles = [column.title for column in build(join(rows, collect([runs]))).columns]
+    assert titles[:5] == ["parameters", "s/epoch", "paper", "times first", "paper"]
+    assert {"valid", "test"} <= set(titles)
+    assert titles.count("s/epoch") == 1
+
+
+def vectors(row: str, seed: int, rhos: dict[str, float]) -> dict[str, Any]:
+    """The record of a run of skip-gram: no perplexity, one judgement per end."""
+    record = result("Small", seed, recipe="press2017/table2", row=row, paper={})
+    absent = ("valid", "test", "best", "frequency", "samples")
+    judged = {
+        end: [{"name": "MEN", "rho": rho, "low": 0.0, "high": 1.0, "pairs": 998, "of": 3000}]
+        for end, rho in rhos.items()
+    }
+    return {key: value for key, value in record.items() if key not in absent} | {"similarity": judged}
+
+
+def test_a_table_of_word_similarity(tmp_path: Path) -> None:
+    papers = {"input": {"MEN": 0.66, "SimLex-999": 0.3}, "output": {"MEN": 0.61, "SimLex-999": 0.29}}
+    for seed, rhos in enumerate(({"input": 0.5, "output": -0.25}, {"input": 0.6, "output": -0.25})):
+        write_run(tmp_path, "Small", seed, vectors("untied", seed, rhos))
+    rows = [
+        TableRow("untied", recipe="press2017/table2", paper_similarity=papers),
+        TableRow("tied", recipe="press2017/table2", paper_similarity={"tied": {"MEN": 0.5}}),
+    ]
+    table = build(join(rows, collect([tmp_path])))
+    assert {group for group, _ in table.groups} == {"size", "SimLex-999", "MEN", "time", "cost"}
+    by_group = {group: [column.cells for column in columns] for group, columns in table.groups}
+    assert by_group["MEN"] == [("0.55 ± 0.07 / −0.25 ± 0.00", ""), ("0.66 / 0.61", "0.50")]
+    # A paper's figures wait for ours, and a row without runs says so once.
+    assert by_group["SimLex-999"] == [("", "not run"), ("0.30 / 0.29", "")]
+    assert any("MEN 998 of 3,000" in note for note in table.notes)
+    assert not table.best
+
+
+def test_word_similarity_stands_beside_perplexity(tmp_path: Path) -> None:
+    similarity = {"tied": [{"name": "MEN", "rho": 0.2, "low": 0.1, "high": 0.3, "pairs": 90, "of": 3000}]}
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, similarity=similarity))
+    table = build(join([], collect([tmp_path])))
+    found = cells(table, "Small + WT")
+    assert found["MEN MEN"] == "0.20"
+    assert found["test test"] == "112.6"
+    assert "MEN" in to_markdown(join([], collect([tmp_path])))
+
+
+def test_nothing_run_is_a_table_too() -> None:
+    table = build(recipe_rows())
+    assert [column.title for column in table.columns] == ["parameters", "valid", "paper", "test", "paper"]
+
+
+def test_runs_of_no_listed_row_follow(runs: Path) -> None:
+    rows = join(recipe_rows()[:2], collect([runs]))
+    assert [row.name for row in rows] == ["KN 5-gram", "Small", "Small + WT", "Small + WT + PR"]
+
+
+def test_joining_again_changes_nothing(runs: Path) -> None:
+    results = collect([runs])
+    rows = join(recipe_rows(), results)
+    assert join(rows, results) == rows
+
+
+def test_a_row_of_another_recipe_is_another_row(runs: Path) -> None:
+    (row, *_) = join([TableRow("Small", recipe="other")], collect([runs]))
+    assert row.results == ()
+
+
+def test_recipe_rows_carry_their_figures() -> None:
+    rows = recipe_rows()
+    assert from_recipe(rows, "r")[1] == TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_terminal_gets_every_cell_and_no_line_too_long(runs: Path, width: int) -> None:
+    rows = join(recipe_rows(), collect([runs]))
+    text = printed(rows, width)
+    assert max(map(len, text.splitlines())) <= width
+    for column in build(rows).columns:
+        for cell in column.cells:
+            assert cell in text
+    assert "…" not in text
+
+
+def test_a_pipe_gets_plain_text(runs: Path) -> None:
+    assert "\x1b" not in printed(join(recipe_rows(), collect([runs])), 80)
+
+
+def test_names_are_text_not_markup() -> None:
+    assert "[bold]x[/bold]" in printed([TableRow("[bold]x[/bold]")], 80)
+
+
+def test_markdown(runs: Path) -> None:
+    lines = to_markdown(join(recipe_rows(), collect([runs]))).splitlines()
+    assert lines[0] == ("| row | parameters | valid | paper | diff | test | paper | diff | epochs | s/epoch | seeds |")
+    assert len({line.count("|") for line in lines}) == 1
+    assert sum("**102.7 ± 0.7**" in line for line in lines) == 1
+    assert to_markdown([TableRow("a|b\n<i>*c*")]).splitlines()[2].startswith("| a\\|b \\<i\\>\\*c\\* |")
+
+
+@pytest.mark.parametrize(("value", "text"), [(3.456, "3.46"), (114.52, "114.5"), (12_345.6, "12,345.6")])
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text

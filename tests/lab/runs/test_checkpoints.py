@@ -1,0 +1,396 @@
+"""What is saved is what is loaded; what is damaged or hostile is found, named and stepped over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+
+from reefknot.errors import DataError, ResourceError
+from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.storage import files as durable
+
+FILES = ["model.safetensors", "state.safetensors", "state.json", "MANIFEST.json"]
+
+
+def contents(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    generator = torch.Generator().manual_seed(step)
+    model = {"words.weight": torch.randn(7, 5, generator=generator)}
+    return (
+        model,
+        {"rng.torch": generator.get_state()[:64].clone()},
+        {"step": step, "best": None, "loss": 0.1 * step},
+    )
+
+
+def save(checkpoints: Checkpoints, step: int) -> Path:
+    model, state, values = contents(step)
+    return checkpoints.save(step, model, state, values, fingerprint="config")
+
+
+def assert_is(checkpoints: Checkpoints, step: int) -> list[str]:
+    """The latest is `step`, as it was saved; returns what was said on the way to it."""
+    heard: list[str] = []
+    found = checkpoints.latest(heard.append)
+    assert found is not None
+    model, state, values = contents(step)
+    assert (found.step, found.values, found.fingerprint) == (step, values, "config")
+    assert found.path == checkpoints.path_of(step)
+    assert torch.equal(found.model["words.weight"], model["words.weight"])
+    assert torch.equal(found.state["rng.torch"], state["rng.torch"])
+    return heard
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Checkpoints:
+    """Steps 1 and 2 are saved."""
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    return checkpoints
+
+
+def test_layout_and_round_trip(two: Checkpoints) -> None:
+    assert names(two.folder) == ["step_00000001", "step_00000002"]
+    assert names(two.folder / "step_00000002") == sorted(FILES)
+    assert assert_is(two, 2) == []
+
+
+def test_nothing_saved_is_none(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path).latest(pytest.fail) is None
+    assert Checkpoints(tmp_path).best() is None
+
+
+def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
+    folders = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        model, state, values = contents(3)
+        model = (
+            dict(reversed({**model, "bias": torch.ones(2)}.items()))
+            if name == "a"
+            else {**model, "bias": torch.ones(2)}
+        )
+        folders.append(Checkpoints(tmp_path / name).save(3, model, state, values, fingerprint="f"))
+    for name in FILES:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    tensor = torch.randint(0, 2, shape).to(draw(st.sampled_from(_DTYPES)))
+    return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
+
+
+_NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s != "__metadata__")
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=st.dictionaries(_NAMES, tensors(), max_size=4),
+    state=st.dictionaries(_NAMES, tensors(), max_size=4),
+    values=st.dictionaries(_NAMES, _JSON, max_size=4),
+)
+def test_any_state_comes_back(
+    tmp_path: Path, model: dict[str, Tensor], state: dict[str, Tensor], values: dict[str, Any]
+) -> None:
+    shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+    checkpoints = Checkpoints(tmp_path)
+    found = checkpoints.load(checkpoints.save(5, model, state, values, fingerprint="f"))
+    assert found.values == values
+    for given_, read in ((model, found.model), (state, found.state)):
+        assert given_.keys() == read.keys()
+        for name, tensor in given_.items():
+            assert (tensor.dtype, tensor.shape) == (read[name].dtype, read[name].shape)
+            assert torch.equal(tensor, read[name])
+
+
+def test_a_loaded_checkpoint_outlives_its_files(two: Checkpoints) -> None:
+    found = two.load(two.path_of(2))
+    shutil.rmtree(two.folder)
+    assert torch.equal(found.model["words.weight"], contents(2)[0]["words.weight"])
+
+
+def test_prune_keeps_the_newest_and_the_best(two: Checkpoints) -> None:
+    two.mark_best(1)
+    for step in (3, 4, 5):
+        save(two, step)
+    assert names(two.folder) == ["step_00000001", "step_00000004", "step_00000005"]
+    assert two.best() == two.path_of(1)
+    two.mark_best(5)
+    save(two, 6)
+    assert names(two.folder) == ["step_00000005", "step_00000006"]
+
+
+def test_prune_does_not_count_a_damaged_one(two: Checkpoints) -> None:
+    (two.path_of(2) / "state.json").write_text("{}")
+    save(two, 3)
+    assert names(two.folder) == ["step_00000001", "step_00000003"]
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """How often each file's bytes were hashed, when they were written included."""
+    times: Counter[bytes] = Counter()
+    real = hashlib.sha256
+
+    def sha256(data: bytes) -> Any:
+        times[data] += 1
+        return real(data)
+
+    monkeypatch.setattr(hashlib, "sha256", sha256)
+    return times
+
+
+def test_pruning_reads_each_checkpoint_once(tmp_path: Path, hashed: Counter[bytes]) -> None:
+    """Of ten saves that keep five, six end with a full house: each of them reads one old checkpoint."""
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    models = [(save(checkpoints, step) / "model.safetensors").read_bytes() for step in range(1, 11)]
+    assert names(checkpoints.folder) == [f"step_{step:08d}" for step in range(6, 11)]
+    assert [hashed[model] for model in models] == [2] * 6 + [1] * 4
+
+
+def test_a_new_process_reads_what_it_finds_once_more(tmp_path: Path, hashed: Counter[bytes]) -> None:
+    found = Checkpoints(tmp_path, keep=5)
+    models = [(save(found, step) / "model.safetensors").read_bytes() for step in range(1, 6)]
+    hashed.clear()
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    assert_is(checkpoints, 5)
+    for step in range(6, 16):
+        save(checkpoints, step)
+    assert [hashed[model] for model in models] == [0, 1, 2, 2, 2]
+
+
+def rot(path: Path) -> None:
+    """Flip a bit as a bad disk does: the file system does not notice."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_rot_that_nothing_shows_does_not_cost_a_sound_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in range(1, 8):
+        save(checkpoints, step)
+        if step in (3, 4, 5):
+            rot(checkpoints.path_of(step) / "model.safetensors")
+        if step > 2:
+            oldest = min(checkpoints.folder.iterdir())
+            assert checkpoints.load(oldest).step == int(oldest.name[-8:])
+    assert names(checkpoints.folder) == ["step_00000002", "step_00000006", "step_00000007"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_changed_is_read_again(tmp_path: Path, name: str) -> None:
+    """In the middle of those kept, where an untouched checkpoint is taken for sound."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    path = checkpoints.path_of(3) / name
+    rot(path)
+    os.utime(path, ns=(0, 0))
+    save(checkpoints, 4)
+    assert names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000004"]
+    (checkpoints.path_of(4) / name).unlink()
+    save(checkpoints, 5)
+    assert names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000005"]
+
+
+def test_a_sound_step_is_left_and_a_damaged_one_is_replaced(two: Checkpoints) -> None:
+    inode = two.path_of(2).stat().st_ino
+    save(two, 2)
+    assert two.path_of(2).stat().st_ino == inode
+    (two.path_of(2) / "model.safetensors").write_bytes(b"")
+    save(two, 2)
+    assert assert_is(two, 2) == []
+
+
+def test_steps_are_ordered_as_numbers_and_strangers_ignored(two: Checkpoints) -> None:
+    save(two, 123_456_789)
+    (two.folder / "step_old").mkdir()
+    (two.folder / "step_00000009.tmp-1").mkdir()
+    assert_is(two, 123_456_789)
+
+
+def assert_stepped_over(checkpoints: Checkpoints, damaged: Path) -> None:
+    [said] = assert_is(checkpoints, 1)
+    assert str(damaged) in said
+    assert said.endswith("; using step_00000001")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_truncation_is_found_and_stepped_over(two: Checkpoints, name: str) -> None:
+    path = two.path_of(2) / name
+    whole = path.read_bytes()
+    lengths = sorted({len(whole) * k // 40 for k in range(40)} | {len(whole) - 1})
+    for length in lengths:
+        path.write_bytes(whole[:length])
+        assert_stepped_over(two, path)
+    path.unlink()
+    assert_stepped_over(two, path)
+    path.write_bytes(whole)
+    assert_is(two, 2)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_byte_is_found_and_stepped_over(two: Checkpoints, name: str) -> None:
+    path = two.path_of(2) / name
+    whole = path.read_bytes()
+    positions = sorted({len(whole) * k // 120 for k in range(120)})
+    assert len(positions) >= min(100, len(whole))
+    for position in positions:
+        for mask in (0x01, 0x29, 0x80):  # 0x29 turns a space into a tab: JSON would not mind
+            damaged = bytearray(whole)
+            damaged[position] ^= mask
+            path.write_bytes(damaged)
+            assert_stepped_over(two, path)
+
+
+def test_when_none_is_sound_it_is_a_data_error(two: Checkpoints) -> None:
+    for step in (1, 2):
+        (two.path_of(step) / "MANIFEST.json").unlink()
+    with pytest.raises(DataError, match=r"step_00000002/MANIFEST.json is missing"):
+        two.latest(pytest.fail)
+
+
+def test_a_renamed_step_is_refused(two: Checkpoints) -> None:
+    two.path_of(2).rename(two.path_of(3))
+    assert "is of step 2" in assert_is(two, 1)[0]
+
+
+def reseal(folder: Path, **changes: Any) -> None:
+    """A manifest that agrees with the files as they are now, as an attacker would write it."""
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    for name in manifest["files"]:
+        data = (folder / name).read_bytes()
+        manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    body = {**{k: v for k, v in manifest.items() if k != "sha256"}, **changes}
+    body["sha256"] = hashlib.sha256(durable.encode_json(body)).hexdigest()
+    (folder / "MANIFEST.json").write_bytes(durable.encode_json(body))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R.",  # a pickle that runs a command
+        b"",
+        b"\xff" * 64,
+        (2**40).to_bytes(8, "little") + b"{}",
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'.ljust(60) + b"1",
+        (70).to_bytes(8, "little")
+        + b'{"a":{"dtype":"F32","shape":[999999999],"data_offsets":[0,4]}}'.ljust(70)
+        + b"1234",
+    ],
+)
+def test_a_hostile_tensor_file_with_a_true_manifest_is_refused(two: Checkpoints, data: bytes) -> None:
+    path = two.path_of(2) / "model.safetensors"
+    path.write_bytes(data)
+    reseal(path.parent)
+    with pytest.raises(DataError, match=r"model\.safetensors is torn or no safetensors file"):
+        two.load(path.parent)
+
+
+@pytest.mark.parametrize("data", [b"[]", b"3", b"[" * 100_000, b'{"a": NaN}', b"\xff"])
+def test_absurd_values_with_a_true_manifest_are_refused(two: Checkpoints, data: bytes) -> None:
+    path = two.path_of(2) / "state.json"
+    path.write_bytes(data)
+    reseal(path.parent)
+    with pytest.raises(DataError, match=r"state\.json"):
+        two.load(path.parent)
+
+
+_SEAL = {"size": 0, "sha256": ""}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": {"../../../../etc/passwd": _SEAL}},
+        {"files": {**dict.fromkeys(FILES[:3], _SEAL), "/etc/passwd": _SEAL}},
+        {"files": {"model.safetensors": _SEAL}},
+        {"files": {}},
+        {"files": []},
+        {"files": dict.fromkeys(FILES[:3], 7)},
+        {"files": {name: {"size": True, "sha256": None} for name in FILES[:3]}},
+        {"step": "2"},
+        {"step": 1},
+        {"step": 10**400},
+        {"format": 1},
+        {"fingerprint": None},
+        {"extra": 1},
+    ],
+)
+def test_a_hostile_manifest_is_refused(two: Checkpoints, changes: dict[str, Any]) -> None:
+    folder = two.path_of(2)
+    reseal(folder, **changes)
+    with pytest.raises(DataError, match=r"MANIFEST\.json") as caught:
+        two.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_a_pipe_or_a_device_is_not_read(two: Checkpoints) -> None:
+    path = two.path_of(2) / "state.json"
+    path.unlink()
+    os.mkfifo(path)
+    assert "state.json is not a file" in assert_is(two, 1)[0]
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert "state.json is not a file" in assert_is(two, 1)[0]
+
+
+def test_too_little_space_is_said_before_anything_is_written(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(two.folder)
+    full = os.statvfs_result((real.f_bsize, 1, real.f_blocks, 1, 1, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with pytest.raises(ResourceError, match=r"needs \d+ bytes and .* has 1 free"):
+        save(two, 3)
+    assert_is(two, 2)
+    assert names(two.folder) == ["step_00000001", "step_00000002"]
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a small file system needs root")
+    try:
+        checkpoints = Checkpoints(disk)
+        save(checkpoints, 1)
+        large = {"words.weight": torch.zeros(80_000)}
+        with pytest.raises(ResourceError, match="free some space"):
+            checkpoints.save(2, large, {}, {}, fingerprint="f")
+        monkeypatch.setattr(Checkpoints, "_make_room", lambda *_: None)  # a file system that lies about its space
+        with pytest.raises(ResourceError, match="No space left on device; free some space"):
+            checkpoints.save(2, large, {}, {}, fingerprint="f")
+        assert names(checkpoints.folder) == ["step_00000001"]
+        assert_is(checkpoints, 1)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

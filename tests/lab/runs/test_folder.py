@@ -1,0 +1,229 @@
+"""Who may train in a folder, what is refused and how it is said, and the lines that survive a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from reefknot.errors import DataError, ResourceError, SettingsError
+from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.runs.folder import Metrics, RunFolder, config_hash, differences
+
+CONFIG = {"recipe": "demo", "settings": {"seed": 0, "training": {"rate": 1.0, "sizes": [1, 2]}}}
+
+
+def test_start_then_resume(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run"
+    with RunFolder.open_for_training(path, CONFIG) as run:
+        assert run.config == CONFIG
+        assert run.result is None
+        assert run.environment is None
+        run.write_environment({"torch": "2"})
+    reordered = dict(reversed(CONFIG.items()))
+    with RunFolder.open_for_training(path, reordered) as run:
+        run.write_result({"perplexity": 1.5})
+    reading = RunFolder.open(path)
+    assert reading.config == CONFIG
+    assert reading.result == {"perplexity": 1.5}
+    assert reading.environment == {"torch": "2"}
+    assert isinstance(reading.checkpoints, Checkpoints)
+    assert reading.checkpoints.run == path
+    assert reading.vocabulary_path == path / "vocabulary.json"
+
+
+def test_evaluations_lie_beside_the_result(tmp_path: Path) -> None:
+    with RunFolder.open_for_training(tmp_path, CONFIG) as run:
+        assert run.evaluation("mc") is None
+        (tmp_path / "evaluations").mkdir()
+        (tmp_path / "evaluations" / "mc.json.tmp-999999999").write_text("torn")
+        assert run.write_evaluation("mc", {"format": 1}) == tmp_path / "evaluations" / "mc.json"
+        assert run.evaluation("mc") == {"format": 1}
+        assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["mc.json"]
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+    RunFolder.open_for_training(tmp_path, CONFIG).close()
+    before = (tmp_path / "config.json").read_bytes()
+    other = {"recipe": "demo", "settings": {"seed": 1, "training": {"rate": 1, "clip": None}}}
+    with pytest.raises(SettingsError) as caught:
+        RunFolder.open_for_training(tmp_path, other)
+    text = str(caught.value)
+    assert "settings.seed: 0 -> 1" in text
+    assert "settings.training.rate: 1.0 -> 1" in text
+    assert "settings.training.sizes: [1, 2] -> not set" in text
+    assert "settings.training.clip: not set -> null" in text
+    assert "use another --out" in text
+    assert (tmp_path / "config.json").read_bytes() == before
+    RunFolder.open_for_training(tmp_path, CONFIG).close()  # the refusal has released the lock
+
+
+def test_a_run_may_go_on_with_other_parts_of_an_update_until_it_is_finished(tmp_path: Path) -> None:
+    one, four = ({"recipe": "demo", "settings": {"training": {"accumulate": parts}}} for parts in (1, 4))
+    RunFolder.open_for_training(tmp_path, one).close()
+    with RunFolder.open_for_training(tmp_path, four) as run:
+        assert run.config == one
+        run.write_result({})
+    with pytest.raises(SettingsError, match=r"settings\.training\.accumulate: 1 -> 4"):
+        RunFolder.open_for_training(tmp_path, four)
+
+
+def test_many_differences_are_counted(tmp_path: Path) -> None:
+    RunFolder.open_for_training(tmp_path, {f"k{i:02}": i for i in range(20)}).close()
+    with pytest.raises(SettingsError, match=r"k07: 7 -> 8; and 12 more\); use another --out") as caught:
+        RunFolder.open_for_training(tmp_path, {f"k{i:02}": i + 1 for i in range(20)})
+    assert "k08" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SettingsError, match=r"no run \(it holds thesis\.tex but no config\.json\)"):
+        RunFolder.open_for_training(tmp_path, CONFIG)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(SettingsError, match="is a file"):
+        RunFolder.open_for_training(tmp_path / "thesis.tex", CONFIG)
+    with pytest.raises(SettingsError, match="cannot train in"):
+        RunFolder.open_for_training(tmp_path / "thesis.tex" / "run", CONFIG)
+
+
+def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("1\n")
+    (tmp_path / "config.json.tmp-999999999").write_text("{")
+    with RunFolder.open_for_training(tmp_path, CONFIG) as run:
+        assert run.config == CONFIG
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json"]
+
+
+def test_open_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        RunFolder.open(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"no config\.json"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(DataError, match=r"config\.json holds no JSON object"):
+        _ = RunFolder.open(tmp_path).config
+
+
+def test_a_second_trainer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    hold = (
+        "import sys; from pathlib import Path; from reefknot.lab.runs.folder import RunFolder\n"
+        "run = RunFolder.open_for_training(Path(sys.argv[1]), {})\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(SettingsError, match=f"process {holder.pid} is training in"):
+            RunFolder.open_for_training(tmp_path, {})
+        assert RunFolder.open(tmp_path).config == {}  # reading needs no lock
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with RunFolder.open_for_training(tmp_path, {}):
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_log_has_the_time_on_every_line(tmp_path: Path) -> None:
+    run = RunFolder.open_for_training(tmp_path, CONFIG)
+    run.log("first")
+    run.log("second\nthird ü")
+    lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.partition(" ")[2] for line in lines] == ["first", "second", "third ü"]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines)
+
+
+def test_scores_round_trip_and_torn_ones_are_named(tmp_path: Path) -> None:
+    run = RunFolder.open_for_training(tmp_path, CONFIG)
+    with pytest.raises(DataError, match=r"scores\.safetensors is missing"):
+        run.read_scores()
+    run.write_scores({"valid": torch.rand(10), "test": torch.rand(3, dtype=torch.float64)})
+    run.write_scores({"test": torch.arange(3.0)})
+    assert torch.equal(run.read_scores()["test"], torch.arange(3.0))
+    path = tmp_path / "scores.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"scores\.safetensors is torn"):
+        run.read_scores()
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Metrics:
+    return Metrics(tmp_path / "metrics.jsonl")
+
+
+def test_metrics_before_the_first_line(metrics: Metrics) -> None:
+    assert metrics.read() == []
+    assert metrics.lines == 0
+    metrics.sync()
+    metrics.cut(0)
+    assert not metrics.path.exists()
+
+
+def test_metrics_are_lines_that_come_back(metrics: Metrics) -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": i, "nll": i / 3, "text": "a\nb\r\u2028", "wall": {"s": 0.5}} for i in range(5)
+    ]
+    for line in lines:
+        metrics.append(line)
+    metrics.sync()
+    assert metrics.read() == lines
+    assert metrics.lines == 5
+    metrics.cut(5)
+    metrics.cut(3)
+    assert metrics.read() == lines[:3]
+    with pytest.raises(DataError, match="has 3 lines where the checkpoint has seen 4"):
+        metrics.cut(4)
+    with pytest.raises(ValueError, match="JSON"):
+        metrics.append({"nll": float("inf")})
+    metrics.cut(0)
+    assert metrics.path.read_bytes() == b""
+
+
+def test_a_torn_last_line_is_dropped_and_a_torn_middle_is_named(metrics: Metrics) -> None:
+    metrics.append({"step": 1})
+    with metrics.path.open("a") as file:
+        file.write('{"step": 2')
+    assert metrics.read() == [{"step": 1}]
+    assert metrics.lines == 1
+    metrics.cut(1)
+    assert metrics.path.read_text() == '{"step": 1}\n'
+    with metrics.path.open("a") as file:
+        file.write('{"st\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2, is torn"):
+        metrics.read()
+
+
+def test_a_full_disk_is_said(metrics: Metrics) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    metrics.path.symlink_to("/dev/full")
+    with pytest.raises(ResourceError, match=r"metrics\.jsonl: No space left on device; free some space"):
+        metrics.append({"step": 1})
+
+
+_CONFIGS = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab.", max_size=2), inner, max_size=2),
+    max_leaves=6,
+).map(lambda value: {"settings": value})
+
+
+@given(old=_CONFIGS, new=_CONFIGS)
+def test_no_difference_exactly_when_the_hashes_are_equal(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert (differences(old, new) == []) == (config_hash(old) == config_hash(new))
+    assert differences(old, old) == []
+
+
+def test_the_hash_is_that_of_canonical_json() -> None:
+    canonical = b'{"a":{"c":[1,2.5]},"b":"\\u00fc"}'
+    assert config_hash({"b": "ü", "a": {"c": [1, 2.5]}}) == hashlib.sha256(canonical).hexdigest()

@@ -1,0 +1,209 @@
+"""Every system call of the save protocol is failed in turn; a whole checkpoint is always there afterwards.
+
+The points are counted in a clean save, not listed: a call added to the protocol is tested as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.errors import ResourceError
+from reefknot.lab.runs.checkpoints import Checkpoint, Checkpoints
+
+CALLS = ("open", "write", "fsync", "close", "replace", "mkdir", "symlink", "unlink", "rmdir", "statvfs")
+KILLED = 77
+
+
+def contents(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    return (
+        {"w": torch.full((3, 4), float(step))},
+        {"rng": torch.full((8,), step, dtype=torch.uint8)},
+        {"step": step},
+    )
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    model, state, values = contents(step)
+    checkpoints.save(step, model, state, values, fingerprint="f")
+    checkpoints.mark_best(step)
+
+
+def is_whole(found: Checkpoint | None) -> bool:
+    assert found is not None
+    model, state, values = contents(found.step)
+    same = torch.equal(found.model["w"], model["w"]) and torch.equal(found.state["rng"], state["rng"])
+    return same and found.values == values
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, point: int | None, fault: Callable[[], None]) -> Callable[[], int]:
+    """Call `fault` instead of the system call number `point`; a write is torn in the middle before it."""
+    count = 0
+
+    def wrap(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count - 1 == point:
+                if name == "write":
+                    real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                fault()
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in CALLS:
+        wrap(name)
+    return lambda: count
+
+
+def raise_error(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+def raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def prepare(folder: Path, scene: str) -> Checkpoints:
+    """Two steps and a best one; in the scene "damaged", step 3 is already there, but broken."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    checkpoints = Checkpoints(folder)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    if scene == "damaged":
+        shutil.copytree(checkpoints.path_of(2), checkpoints.path_of(3))
+        (checkpoints.path_of(3) / "state.json").write_text("{}")
+    return checkpoints
+
+
+def count_points(folder: Path, scene: str) -> int:
+    checkpoints = prepare(folder, scene)
+    with pytest.MonkeyPatch.context() as patch:
+        count = inject(patch, None, lambda: None)
+        save(checkpoints, 3)
+        points = count()
+    assert points > 30
+    return points
+
+
+def assert_survived(checkpoints: Checkpoints) -> None:
+    heard: list[str] = []
+    found = checkpoints.latest(heard.append)
+    assert is_whole(found)
+    assert found is not None
+    assert found.step in (2, 3)
+    best = checkpoints.best()
+    assert best is not None
+    assert is_whole(checkpoints.load(best))
+    save(checkpoints, 3)  # the same command again
+    found = checkpoints.latest(pytest.fail)
+    assert is_whole(found)
+    assert found is not None
+    assert found.step == 3
+    assert checkpoints.best() == checkpoints.path_of(3)
+    save(checkpoints, 4)
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000003", "step_00000004"]
+    assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
+
+
+@pytest.mark.parametrize(("scene", "number"), [("new", errno.ENOSPC), ("damaged", errno.EIO)])
+def test_an_error_at_every_call(tmp_path: Path, scene: str, number: int) -> None:
+    folder = tmp_path / "run"
+    messages = []
+    for point in range(count_points(folder, scene)):
+        checkpoints = prepare(folder, scene)
+        with pytest.MonkeyPatch.context() as patch:
+            inject(patch, point, lambda: raise_error(number))
+            try:
+                save(checkpoints, 3)
+            except ResourceError as error:
+                messages.append(str(error))
+        assert not list(checkpoints.folder.glob("*.tmp-*"))
+        assert_survived(checkpoints)
+    assert len(messages) > 20  # the rest were failures to clean up, which do not stop a run
+    assert all(os.strerror(number) in message for message in messages)
+
+
+def test_an_interrupt_at_every_call(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for point in range(count_points(folder, "new")):
+        checkpoints = prepare(folder, "new")
+        with pytest.MonkeyPatch.context() as patch:
+            inject(patch, point, raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                save(checkpoints, 3)
+        assert_survived(checkpoints)
+
+
+def assert_averaged(checkpoints: Checkpoints) -> None:
+    """The steps are as they were and the best is whole, an old one or the mean; the same call makes the mean."""
+    found = checkpoints.latest(pytest.fail)
+    assert is_whole(found)
+    best = checkpoints.best()
+    assert best is not None
+    assert checkpoints.load(best).model["w"][0, 0].item() in (2.0, 1.5)
+    checkpoints.average(2)
+    assert torch.equal(checkpoints.load(checkpoints.run / "best").model["w"], torch.full((3, 4), 1.5))
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "mean_00000002",
+        "step_00000001",
+        "step_00000002",
+    ]
+    assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
+
+
+def test_a_mean_that_fails_or_dies_at_every_call(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    checkpoints = prepare(folder, "new")
+    with pytest.MonkeyPatch.context() as patch:
+        count = inject(patch, None, lambda: None)
+        checkpoints.average(2)
+        points = count()
+    assert points > 20
+    for point in range(points):
+        checkpoints = prepare(folder, "new")
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ResourceError):
+            inject(patch, point, lambda: raise_error(errno.ENOSPC))
+            checkpoints.average(2)
+        assert_averaged(checkpoints)
+        checkpoints = prepare(folder, "new")
+        assert dies(point, partial(checkpoints.average, 2))
+        assert_averaged(checkpoints)
+
+
+def dies(point: int, call: Callable[[], object]) -> bool:
+    """Whether a process of its own died at a point of a call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child does nothing but save and die
+        child = os.fork()
+    if child == 0:
+        try:
+            inject(pytest.MonkeyPatch(), point, lambda: os._exit(KILLED))
+            call()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+
+
+@pytest.mark.parametrize("scene", ["new", "damaged"])
+def test_death_at_every_call(tmp_path: Path, scene: str) -> None:
+    folder = tmp_path / "run"
+    for point in range(count_points(folder, scene)):
+        checkpoints = prepare(folder, scene)
+        assert dies(point, partial(save, checkpoints, 3))
+        assert_survived(checkpoints)

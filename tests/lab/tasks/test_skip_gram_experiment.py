@@ -1,0 +1,224 @@
+"""Skip-gram as an experiment like any other: checked, trained, written down, shown, refused where it has no meaning."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.conftest import run_command
+
+from reefknot.errors import SettingsError
+from reefknot.lab.recipes.recipe import Experiment, any_experiment, kind_of, load_recipe
+from reefknot.lab.tasks.skip_gram import SkipGramExperiment
+from reefknot.nn.models.skip_gram import SkipGram
+from skip_gram_recipe import write_judgements, write_recipe
+
+SETTINGS: dict[str, Any] = {"corpus": {"name": "python-docs"}, "skip_gram": {"dim": 8}}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, made_text: Callable[[int], Path]) -> Path:
+    return write_recipe(tmp_path, made_text(600))
+
+
+def train(recipe: Path, row: str, out: Path, *more: object) -> tuple[dict[str, Any], str]:
+    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *more)
+    assert outcome.code == 0, outcome.err
+    return json.loads((out / "result.json").read_text(encoding="utf-8")), outcome.out
+
+
+def test_a_section_decides_which_kind_of_experiment_it_is() -> None:
+    assert kind_of(SETTINGS) is SkipGramExperiment
+    assert kind_of({"encoder": {"kind": "lstm"}}) is Experiment
+    found = any_experiment(SETTINGS, "test")
+    assert any_experiment(found.model_dump(mode="json"), "test") == found
+    assert found.start is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"encoder": {"kind": "lstm"}}, "encoder: no such setting"),
+        ({"skip_gram": {"dmi": 8}}, "skip_gram.dmi: no such setting; did you mean skip_gram.dim?"),
+        ({"skip_gram": {"dim": 0}}, "skip_gram.dim: must be greater than or equal to 1"),
+        ({"vocabulary": {"keep_spellings": True}}, "a table of skip-gram reads no spellings"),
+        ({"vocabulary": {"sides": "separate"}}, "skip-gram reads one text"),
+        ({"corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}}}, "skip-gram reads one text"),
+        ({"evaluation": {"streams": 2}}, "evaluation.streams: no such setting"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match="test:\n") as caught:
+        any_experiment(SETTINGS | changes, "test")
+    assert sentence in str(caught.value)
+
+
+def test_tables_are_built_without_memory() -> None:
+    with torch.device("meta"):
+        for tied, ends in ((False, {"input": 800, "output": 800}), (True, {"input": 800, "output": 0})):
+            model = any_experiment(SETTINGS | {"skip_gram": {"dim": 8, "tied": tied}}, "test").build(100)
+            assert isinstance(model, SkipGram)
+            assert model.parameter_counts() == ends
+
+
+def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result, said = train(recipe, "untied", out, "--data", write_judgements(tmp_path))
+    files = {"config.json", "environment.json", "vocabulary.json", "metrics.jsonl", "result.json", "log.txt"}
+    assert files | {"checkpoints", "best"} <= {path.name for path in out.iterdir()}
+    assert not {"valid", "test", "best"} & set(result)
+    assert result["row"] == "untied"
+    assert result["seed"] == 0
+    assert result["parameters"]["parts"]["input"] == result["parameters"]["parts"]["output"] == 32 * 8
+    assert result["training"]["tokens"] == 2 * 600
+    assert result["paper_similarity"]["output"] == {"SimLex-999": 0.29, "MEN": 0.61}
+    assert not result["neighbors"]["tied"]
+    assert set(result["embedding"]) >= {"input", "output"}
+    assert set(result["neighbors"]["input"]) == set(result["neighbors"]["labels"])
+    for end in ("input", "output"):
+        (judged,) = result["similarity"][end]
+        assert (judged["name"], judged["pairs"], judged["of"]) == ("SimLex-999", 60, 999)
+        assert -1 <= judged["low"] <= judged["rho"] <= judged["high"] <= 1
+    assert "rho of input vectors: SimLex-999" in said.splitlines()[-1]
+    assert "(60 of 999 pairs)" in said.splitlines()[-1]
+    again = run_command("train", recipe, "--row", "untied", "--out", out, "--device", "cpu")
+    assert "done already" in again.out
+    assert not [
+        line for line in (out / "metrics.jsonl").read_text().splitlines() if not math.isfinite(json.loads(line)["loss"])
+    ]
+
+
+def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
+    """In a text of few words every word is among the nearest."""
+    for split in ("train", "valid", "test"):
+        line = "alpha beta gamma delta\n" * 30
+        (tmp_path / f"{split}.txt").write_text(line + "once\n", encoding="utf-8")
+    recipe = write_recipe(tmp_path, tmp_path)
+    for row, ends in (("untied", {"input", "output"}), ("tied", {"tied"})):
+        result, _ = train(recipe, row, tmp_path / row)
+        found = result["neighbors"]
+        for end in ("input", "labels"):
+            assert {word: {near for near, _ in each} for word, each in found[end].items()} == {
+                word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
+            }
+        assert set(result["embedding"]["words"]) == {"alpha", "beta", "gamma", "delta"}
+        assert ends <= set(result["embedding"])
+        told = run_command("neighbors", tmp_path / row, "alpha", "-k", 10)
+        assert told.code == 0
+        assert "beta" in told.out
+        assert "<" not in told.out
+        assert run_command("neighbors", tmp_path / row, "<eos>").code != 0
+
+
+@pytest.mark.parametrize("row", ["untied", "tied"])
+def test_a_vocabulary_that_is_too_small_leaves_no_folder(recipe: Path, tmp_path: Path, row: str) -> None:
+    out, small = tmp_path / "run", ("vocabulary.max_size=3", "vocabulary.min_count=1")
+    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *small)
+    assert outcome.code == 3
+    assert "the vocabulary has 1; lower vocabulary.min_count, or use a larger vocabulary.max_size" in outcome.err
+    assert not out.exists()
+
+
+def test_equal_seeds_give_equal_figures(recipe: Path, tmp_path: Path) -> None:
+    data = write_judgements(tmp_path)
+    seeds = ((tmp_path / "one", 0), (tmp_path / "same", 0), (tmp_path / "other", 1))
+    one, same, other = (train(recipe, "tied", out, "--data", data, f"training.seed={seed}")[0] for out, seed in seeds)
+    assert one["similarity"] == same["similarity"] != other["similarity"]
+    assert one["neighbors"] == same["neighbors"]
+    assert set(one["similarity"]) == {"tied"}
+
+
+def test_judgements_that_are_not_here_are_told_once_and_left_out(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    result, said = train(recipe, "tied", tmp_path / "run")
+    assert "similarity" not in result
+    assert said.count("evaluation.similarity is left out") == 1
+    assert said.splitlines()[-1].endswith("finished")
+
+
+def test_a_language_model_is_judged_too(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    recipe, data = tiny_recipe(120, "plain"), write_judgements(tmp_path)
+    result, said = train(recipe, "tied", tmp_path / "run", "evaluation.similarity=true", "--data", data)
+    assert [each["name"] for each in result["similarity"]["tied"]] == ["SimLex-999"]
+    assert "test perplexity" in said.splitlines()[-1]
+    assert "rho of tied vectors: SimLex-999" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "RUN"],
+        ["generate", "RUN"],
+        ["rank", "RUN"],
+        ["predict", "RUN", "w1 w2"],
+        ["translate", "RUN", "w1 w2"],
+        ["compare", "RUN", "RUN"],
+    ],
+)
+def test_verbs_without_meaning_refuse_in_a_sentence(recipe: Path, tmp_path: Path, command: list[str]) -> None:
+    out = tmp_path / "run"
+    train(recipe, "tied", out)
+    outcome = run_command(*(str(out) if word == "RUN" else word for word in command))
+    assert outcome.code == 2
+    assert outcome.err == (
+        f"reefknot: {out} is a run of skip-gram, whose vectors give no text a probability; use `reefknot neighbors`, "
+        "`similarity`, `analogy`, `export` or `report` with it\n"
+    )
+
+
+def test_a_sweep_has_nothing_to_choose_by(recipe: Path) -> None:
+    outcome = run_command("sweep", recipe, "skip_gram.dim=4,8", "--row", "tied")
+    assert outcome.code == 2
+    assert 'row "tied": skip-gram, which gives no text a probability' in outcome.err
+
+
+def test_a_table_shows_both_tables_beside_the_papers(recipe: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "runs", write_judgements(tmp_path)
+    for row in ("untied", "tied"):
+        train(recipe, row, out / row / "seed0", "--data", data)
+    outcome = run_command("table", recipe, "--out", out, "--device", "cpu", "--data", data)
+    assert outcome.code == 0, outcome.err
+    assert "2 runs in" in outcome.out
+    assert "2 of them done" in outcome.out
+    assert "0.30 / 0.29" in outcome.out
+    assert "0.66 / 0.61" in outcome.out
+    assert "Spearman's rho" in outcome.out
+    assert "SimLex-999 60 of 999" in outcome.out
+    assert "valid" not in outcome.out.partition("of them done")[2]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "0.30 / 0.29" in page
+    assert "perplexity" not in page.partition("<main>")[2].partition('id="settings"')[0]
+
+
+def test_sizes_and_rows_are_told_without_training(recipe: Path) -> None:
+    assert "untied: valid, 512 parameters" in run_command("validate", recipe).out
+    assert "tied: valid, 256 parameters" in run_command("validate", recipe).out
+    sizes = json.loads(run_command("params", recipe, "--json").out)
+    assert sizes["tied"] == {"input": 256, "output": 0, "total": 256, "parts": {"input": 256}}
+    listed = run_command("ls", recipe).out
+    assert "paper's rho, input: SimLex-999 0.3, MEN 0.66" in listed
+    records = json.loads(run_command("ls", recipe, "--json").out)
+    assert records[1]["paper_similarity"] == {"tied": {"SimLex-999": 0.17, "MEN": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("figures", "sentence"),
+    [
+        ("input = { SimLex-998 = 0.3 }", "rows.0.paper_similarity.input.SimLex-998: no such setting"),
+        ("input = { SimLex-999 = 30 }", "paper_similarity.input.SimLex-999: must be"),
+        ("inptu = { SimLex-999 = 0.3 }", "paper_similarity.inptu: no such setting"),
+    ],
+)
+def test_the_papers_correlations_are_checked(recipe: Path, tmp_path: Path, figures: str, sentence: str) -> None:
+    text = recipe.read_text(encoding="utf-8").replace("input = { SimLex-999 = 0.30, MEN = 0.66 }", figures)
+    (tmp_path / "wrong.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(str(tmp_path / "wrong.toml"))
+    assert sentence in str(caught.value)

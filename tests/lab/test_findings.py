@@ -1,0 +1,121 @@
+"""What a finished run finds out: beside our definition, what the recipe asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import run_command
+
+from reefknot.lab.evaluation.perplexity import score
+from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
+from reefknot.lab.evaluation.subspace import subspace_distance
+from reefknot.lab.findings import headline, word_vectors
+from reefknot.lab.trained_run import open_run
+
+
+def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]:
+    outcome = run_command("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", *settings)
+    assert outcome.code == 0, outcome.err
+    return json.loads((out / "result.json").read_text(encoding="utf-8")), outcome.out
+
+
+def test_nothing_else_is_computed_unless_it_is_asked_for(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    result, said = train(tiny_recipe(), tmp_path / "run")
+    assert not {"train", "protocol", "similarity", "subspace"} & set(result)
+    assert said.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
+
+
+@pytest.mark.parametrize(("name", "counted"), [("zaremba", [4 * 10, 59]), ("awd", [10 * 5, 59])])
+def test_a_protocol_stands_beside_our_definition(
+    tiny_recipe: Callable[..., Path], tmp_path: Path, name: Any, counted: list[int]
+) -> None:
+    recipe = tiny_recipe()
+    result, said = train(recipe, tmp_path / "run", f"evaluation.protocol={name}", "evaluation.train=true")
+    plain, _ = train(recipe, tmp_path / "plain")
+    for block in ("valid", "test", "best", "frequency"):
+        assert result[block] == plain[block]
+    trained = open_run(tmp_path / "run")
+    splits = trained.dataset(None).splits
+    countings = protocol(name, batch=4, steps=5)
+    assert countings is not None
+    expected = score_by_protocol(trained.model, splits, countings)
+    assert result["protocol"] == {"name": name, **expected}
+    assert [result["protocol"][split]["tokens"] for split in ("valid", "test")] == counted
+    assert result["protocol"]["test"]["perplexity"] != result["test"]["perplexity"]
+    assert "test text: one stream of 60 tokens" in result["protocol"]["definition"]
+    # The training text, without dropout, in as many streams as it is trained in.
+    text = score(trained.model, splits["train"], trained.vocabulary, streams=4)
+    assert result["train"] == text.summary()
+    assert math.exp(text.mean) == pytest.approx(result["train"]["perplexity"])
+    assert "4 contiguous streams" in result["train"]["definition"]
+    assert f"train {result['train']['perplexity']:,.2f}, counted as {name}: valid" in said
+
+
+@pytest.mark.parametrize("row", ["tied", "untied"])
+def test_how_far_the_ends_are_apart(tiny_recipe: Callable[..., Path], tmp_path: Path, row: str) -> None:
+    run = tmp_path / "run"
+    asked = ("--row", row, "--out", run, "--device", "cpu", "evaluation.subspace=true")
+    assert run_command("train", tiny_recipe(), *asked).code == 0
+    found = json.loads((run / "result.json").read_text(encoding="utf-8"))["subspace"]
+    vectors = [each.detach().double().numpy() for each in word_vectors(open_run(run).model).values()]
+    assert found["distance"] == pytest.approx(subspace_distance(*vectors))
+    assert (found["words"], found["dim"]) == vectors[0].shape
+    assert (found["distance"] < 1e-6) == (row == "tied")
+
+
+def test_tables_that_span_everything_are_refused_before_training(
+    tiny_recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("evaluation.subspace=true", "tables.words.dim=500")
+    outcome = run_command("train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", *settings)
+    assert outcome.code != 0
+    assert "words of width 500 span all there is" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    settings = ("evaluation.protocol=zaremba", "training.steps=20")
+    outcome = run_command(
+        "train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", "--device", "cpu", *settings
+    )
+    assert outcome.code == 3
+    assert "the valid text has 60 tokens, but 4 streams with a window of 20 need 84" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_headline_has_what_there_is() -> None:
+    test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "tokens": 20, "words": 10, "streams": 1}
+    assert headline({"test": test | {"words": 20, "streams": 20}}) == "test perplexity 90.00 in 20 streams"
+    assert headline({"test": test | {"words": 20}}) == "test perplexity 90.00"
+    assert headline({"test": test}) == "test perplexity 90.00, 1,200.50 per word"
+    whole = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
+    assert headline({"test": test | {"words": 20}, "train": {"perplexity": 30.0}, "protocol": whole}) == (
+        "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
+    )
+
+
+def test_the_headline_says_how_many_pairs_a_correlation_is_of() -> None:
+    men = {"name": "MEN", "rho": 1.0, "pairs": 3, "of": 3_000}
+    simlex = {"name": "SimLex-999", "rho": -0.123, "pairs": 940, "of": 999}
+    others = [{"name": "RG-65", "rho": 0.5, "pairs": 60, "of": 65}, men | {"name": "Verb-143", "rho": None}]
+    assert headline({"similarity": {"tied": [simlex, men, *others]}}) == (
+        "rho of tied vectors: SimLex-999 -0.12 (940 of 999 pairs), MEN 1.00 (3 of 3,000 pairs)"
+    )
+
+
+def test_windows_hold_for_training_and_for_every_text(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    windows = 'evaluation.windows={kind = "sliding", context = 6, stride = 2}'
+    result, _ = train(tiny_recipe(), tmp_path / "run", windows, "evaluation.train=true")
+    for split in ("train", "valid", "test"):
+        assert "windows of 8 tokens of which the last 2 are scored" in result[split]["definition"]
+        assert result[split]["windows"] == "context-6-stride-2"
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    validated = [line["nll"] for line in lines if line["kind"] == "valid"]
+    assert min(validated) == pytest.approx(result["valid"]["nll"], rel=1e-6)
+    plain, _ = train(tiny_recipe(), tmp_path / "plain")
+    assert plain["valid"]["nll"] != result["valid"]["nll"]

@@ -1,0 +1,84 @@
+"""Word vectors by a path: of a language model, of skip-gram, of a file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.conftest import run_command
+
+from reefknot.errors import DataError
+from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.trained_run import TrainedVectors, open_any, open_run
+from reefknot.vectors.files import write_vectors
+from skip_gram_recipe import write_recipe
+
+
+def train(recipe: Path, row: str, out: Path) -> Path:
+    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", "training.epochs=1")
+    assert outcome.code == 0, outcome.err
+    return out
+
+
+@pytest.mark.parametrize(
+    ("labels", "row", "ends"),
+    [
+        ("plain", "tied", {"tied"}),
+        ("plain", "untied", {"input", "output"}),
+        ("drill", "tied", {"input", "output"}),  # labels are what layers make of the table
+    ],
+)
+def test_a_language_model(
+    tiny_recipe: Callable[..., Path], tmp_path: Path, labels: str, row: str, ends: set[str]
+) -> None:
+    out = train(tiny_recipe(120, labels), row, tmp_path / "run")
+    found = open_vectors(out)
+    assert set(found) == ends
+    model, vocabulary = open_run(out).model, Vocabulary.load(out / "vocabulary.json")
+    for end, vectors in found.items():
+        assert vectors.words == vocabulary.words
+        assert "<eos>" in vectors
+        assert vectors.counts is not None
+        assert tuple(vectors.counts) == vocabulary.counts
+        part = model.output if end == "output" else model.input
+        assert np.array_equal(vectors.vectors_VD, part.vectors().detach().numpy())
+
+
+def test_skip_gram_and_a_file_of_its_vectors(tmp_path: Path, made_text: Callable[[int], Path]) -> None:
+    recipe = write_recipe(tmp_path, made_text(600))
+    tied, untied = (train(recipe, row, tmp_path / row) for row in ("tied", "untied"))
+    assert set(open_vectors(tied)) == {"tied"}
+    found = open_vectors(untied)
+    assert set(found) == {"input", "output"}
+    opened = open_any(untied)
+    assert isinstance(opened, TrainedVectors)
+    # A line's end and what stands for unknown words have rows that are never trained.
+    words = opened.vocabulary
+    rows = [row for row in range(len(words)) if row not in (words.eos, words.unk)]
+    assert len(rows) == len(words) - 2
+    for end, table in (("input", opened.model.input), ("output", opened.model.output)):
+        assert found[end].words == tuple(words.words[row] for row in rows)
+        assert np.array_equal(found[end].vectors_VD, table.weight.detach().numpy()[rows])
+        assert found[end].counts is not None
+        assert found[end].counts.tolist() == [words.counts[row] for row in rows]
+    assert not {"<eos>", "<unk>"} & set(open_vectors(tied)["tied"].words)
+    write_vectors(found["input"], tmp_path / "vectors.safetensors", "safetensors")
+    (name, read), *others = open_vectors(tmp_path / "vectors.safetensors").items()
+    assert name == "vectors"
+    assert not others
+    assert read.words == found["input"].words
+    assert np.array_equal(read.vectors_VD, found["input"].vectors_VD)
+    shutil.rmtree(untied / "checkpoints")
+    with pytest.raises(DataError, match=r"untied is finished, but its weights are gone"):
+        open_vectors(untied)
+
+
+def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no run"):
+        open_vectors(tmp_path)
+    with pytest.raises(DataError):
+        open_vectors(tmp_path / "nothing.txt")

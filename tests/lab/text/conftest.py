@@ -1,0 +1,46 @@
+"""Small corpora and an empty cache for the tests of `reefknot.lab.text`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reefknot.lab.text.corpus import CorpusSettings
+from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.vocabulary import VocabularySettings
+
+TRAIN = b"the cat sat\nthe dog sat on the cat\n\na bird\n"
+HELD_OUT = b"the bird sat\na fish\n"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a folder of train.txt, valid.txt and test.txt and returns it."""
+
+    def write(train: bytes = TRAIN, valid: bytes = HELD_OUT, test: bytes = HELD_OUT) -> Path:
+        folder = tmp_path / "corpus"
+        folder.mkdir(exist_ok=True)
+        for name, text in (("train", train), ("valid", valid), ("test", test)):
+            (folder / f"{name}.txt").write_bytes(text)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def opened(cache: Path) -> Callable[..., Dataset]:
+    """Opens a folder as a dataset; keywords are settings of either kind, and `say`."""
+
+    def open_folder(folder: Path, say: Callable[[str], None] = lambda _: None, **settings: object) -> Dataset:
+        cut = {key: settings.pop(key) for key in ("part", "tokens") if key in settings}
+        corpus_settings = CorpusSettings.model_validate({"name": str(folder), **cut})
+        return open_dataset(corpus_settings, VocabularySettings.model_validate(settings), cache=cache, say=say)
+
+    return open_folder

@@ -1,0 +1,321 @@
+"""Datasets: what is encoded, what is counted, and how the cache is used, mended and shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.errors import CorpusNotHere, DataError
+from reefknot.lab.text.corpus import KNOWN, CorpusSettings
+from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+
+Corpus = Callable[..., Path]
+Open = Callable[..., Dataset]
+
+
+def words(dataset: Dataset, split: str = "train") -> str:
+    return " ".join(dataset.vocabulary.decode(dataset.splits[split].ids.tolist()))
+
+
+def test_a_small_corpus_word_by_word(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus())
+    assert words(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
+    assert words(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
+    assert dataset.vocabulary.words[:3] == ("<eos>", "the", "cat")
+    train, test = dataset.splits["train"], dataset.splits["test"]
+    assert (train.tokens, train.words, train.lines, train.bytes, train.unknown) == (15, 11, 4, 43, 0)
+    assert (test.tokens, test.words, test.lines, test.bytes, test.unknown) == (7, 5, 2, 20, 1)
+    assert list(dataset.splits) == ["train", "valid", "test"]
+    assert isinstance(train.ids, np.memmap)
+    assert train.ids.dtype == np.int32
+
+
+def test_line_ends_may_be_left_out(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(), end_of_line=False)
+    assert words(dataset) == "the cat sat the dog sat on the cat a bird"
+    assert dataset.vocabulary.eos is None
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected", "size"),
+    [
+        ({"tokens": 4}, "the cat sat <eos>", 12),
+        ({"tokens": 3}, "the cat sat", 11),
+        ({"tokens": 6}, "the cat sat <eos> the dog", 12 + 7),
+        ({"part": "2/2"}, "<eos> a bird <eos>", 8),
+        ({"part": "2/2", "tokens": 2}, "<eos> a", 1 + 1),
+        ({"tokens": 15}, "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>", 43),
+        ({"tokens": 99}, "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>", 43),
+    ],
+)
+def test_cuts_keep_the_first_tokens_of_a_part(
+    cut: dict[str, object], expected: str, size: int, corpus: Corpus, opened: Open
+) -> None:
+    dataset = opened(corpus(), **cut)
+    train = dataset.splits["train"]
+    assert words(dataset) == expected
+    assert train.bytes == size
+    assert train.words == len(expected.replace("<eos>", "").split())
+    assert dataset.splits["valid"].tokens == 7
+    assert sum(dataset.vocabulary.counts) == train.tokens
+
+
+def test_an_unknown_word_is_refused_by_name_and_place(corpus: Corpus, opened: Open) -> None:
+    with pytest.raises(DataError, match=r"valid\.txt, line 2: 'fish' is not in the vocabulary"):
+        opened(corpus(), unknown="refuse")
+    with pytest.raises(DataError, match=r"train\.txt, line 2: 'dog' is not in the vocabulary"):
+        opened(corpus(), unknown="refuse", min_count=2)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b" \r\n\t\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_text_without_words(text: bytes, split: str, corpus: Corpus, opened: Open) -> None:
+    with pytest.raises(DataError, match=rf"{split}\.txt: the {split} text holds no words"):
+        opened(corpus(**{split: text}))
+
+
+@pytest.mark.parametrize("text", [b"a\0b\n", b"a \xff b\n"])
+def test_text_that_cannot_be_read_leaves_no_entry(text: bytes, corpus: Corpus, opened: Open, cache: Path) -> None:
+    with pytest.raises(DataError, match=r"test\.txt, line 1: .*byte"):
+        opened(corpus(test=text))
+    assert list((cache / "datasets").iterdir()) == []
+
+
+def test_one_token(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(train=b"word"), end_of_line=False)
+    assert dataset.splits["train"].ids.tolist() == [0]
+
+
+def test_line_ends_marks_and_missing_newlines_change_nothing(corpus: Corpus, opened: Open) -> None:
+    plain = words(opened(corpus(train=b"a b\nc\n")))
+    for same in (b"a b\r\nc\r\n", b"\xef\xbb\xbfa b\nc\n", b"a b\nc", b"a  b \n\tc"):
+        assert words(opened(corpus(train=same))) == plain
+
+
+def test_a_long_line(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(train=b"word " * 200_000))
+    assert dataset.splits["train"].tokens == 200_001
+
+
+def test_the_cache_is_used_and_told_apart(corpus: Corpus, opened: Open, cache: Path) -> None:
+    folder = corpus()
+    first = opened(folder)
+    [entry] = (cache / "datasets").iterdir()
+    made = (entry / "train.ids").stat().st_mtime_ns
+    again = opened(folder)
+    assert (entry / "train.ids").stat().st_mtime_ns == made
+    assert again.fingerprint == first.fingerprint
+
+    others = [opened(folder, min_count=2), opened(folder, part="1/2"), opened(folder, end_of_line=False)]
+    (folder / "test.txt").write_bytes(b"another text\n")
+    others.append(opened(folder))
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 5
+    assert len(list((cache / "datasets").iterdir())) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "fingerprint", "entry"),
+    [
+        ({}, "58a956ef66ceaffca653374b9c073d28", "7b7b89380aeadf587582b4221b86f230"),
+        ({"part": "1/2", "tokens": 4}, "187bc9d6f3043e70ac4311c7ed19fae1", "7ea7edef5532fa4af26c5fcfd7c79a08"),
+        ({"bpe": {"merges": 3}}, "82ddb9c534cc17bc0674d11c6896c5b8", "ce7df288fc711d552920b589ac85b95c"),
+    ],
+)
+def test_identities_do_not_change(
+    settings: dict[str, object], fingerprint: str, entry: str, corpus: Corpus, opened: Open, cache: Path
+) -> None:
+    """Runs that were trained before a setting was added are found to have the same text."""
+    assert opened(corpus(), **settings).fingerprint.startswith(fingerprint)
+    assert [path.name for path in (cache / "datasets").iterdir()] == [entry]
+
+
+@pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json"])
+@pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
+def test_a_damaged_entry_is_made_again(file: str, damage: str, corpus: Corpus, opened: Open, cache: Path) -> None:
+    folder = corpus()
+    before = opened(folder)
+    [entry] = (cache / "datasets").iterdir()
+    sound = (entry / file).read_bytes()
+    if damage == "gone":
+        (entry / file).unlink()
+    elif damage == "other" and file.endswith(".json"):
+        (entry / file).write_bytes(sound.replace(b"1", b"2"))
+    else:
+        (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
+    said: list[str] = []
+    after = opened(folder, say=said.append)
+    assert "damaged and is made again" in said[0]
+    assert (entry / file).read_bytes() == sound
+    assert words(after) == words(before)
+    assert opened(folder, say=said.append).fingerprint == before.fingerprint
+    assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
+
+
+def test_describe_says_what_the_text_is(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(), part="1/2", tokens=9, min_count=2, max_size=5)
+    text = dataset.describe()
+    assert text.startswith(f"corpus/: a folder of text; {len(dataset.vocabulary)} types; hash ")
+    assert dataset.fingerprint[:12] in text
+    assert "cut to part 1/2 of its lines, of that its first 9 tokens" in text
+    assert "seen at least 2 times, at most 5 types" in text
+    assert "unknown words become <unk>; each line ends with <eos>" in text
+    for split in dataset.splits.values():
+        assert f"{split.tokens:,} tokens" in text
+        assert f"{split.unknown / split.tokens:.2%} unknown" in text
+
+
+def test_progress_is_said_on_a_long_text(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.lab.text.encoding._SECONDS", -1.0)
+    said: list[str] = []
+    opened(corpus(), say=said.append)
+    assert said[3] == "train: 15 tokens counted"
+    assert "valid: 7 tokens encoded" in said
+
+
+def test_words_are_cut_into_pieces(corpus: Corpus, opened: Open, cache: Path) -> None:
+    dataset = opened(corpus(), bpe={"merges": 3})
+    vocabulary, train = dataset.vocabulary, dataset.splits["train"]
+    assert words(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
+    assert words(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
+    assert (train.words, train.lines, train.unknown) == (11, 4, 0)
+    assert train.tokens == sum(vocabulary.counts) > 15
+    assert dataset.splits["test"].unknown == 1  # no f in the training text
+    assert "pieces of the words, of byte-pair encoding with 3 merges" in dataset.describe()
+    [entry] = (cache / "datasets").iterdir()
+    (entry / "tokenizer.json").write_bytes(b"{}")
+    said: list[str] = []
+    assert opened(corpus(), say=said.append, bpe={"merges": 3}).fingerprint == dataset.fingerprint
+    assert "tokenizer.json is damaged" in said[0]
+
+
+def test_words_that_are_one_piece_each_are_the_tokens(corpus: Corpus, opened: Open) -> None:
+    plain, pieces = opened(corpus()), opened(corpus(), bpe={"merges": 1_000})
+    for name, split in pieces.splits.items():
+        tokens = [pieces.vocabulary.words[index].removesuffix("</w>") for index in split.ids]
+        assert tokens == plain.vocabulary.decode(plain.splits[name].ids.tolist())
+    assert plain.vocabulary.counts == (*filter(None, pieces.vocabulary.counts), 0)
+
+
+def test_fairseqs_dictionary_leaves_the_ids_alone(corpus: Corpus, opened: Open) -> None:
+    own, fairseq = opened(corpus()), opened(corpus(), dictionary="fairseq")
+    assert own.splits["train"].ids.tolist() == fairseq.splits["train"].ids.tolist()
+    assert (len(own.vocabulary), len(fairseq.vocabulary)) == (9, 16)
+    assert words(fairseq, "test") == words(own, "test")
+    assert "fairseq's dictionary" in fairseq.describe()
+
+
+def test_words_outside_the_vocabulary_keep_their_spelling(corpus: Corpus, opened: Open, cache: Path) -> None:
+    folder = corpus(valid=b"a wolf saw\n", test=b"a fish saw the dog\n")
+    plain, dataset = opened(folder, min_count=2), opened(folder, min_count=2, keep_spellings=True)
+    vocabulary = dataset.vocabulary
+    assert vocabulary.spelled == ("dog", "on", "a", "bird", "wolf", "saw", "fish")
+    assert vocabulary.words == plain.vocabulary.words
+    everything = (*vocabulary.words, *vocabulary.spelled)
+    for name, text in (("valid", "a wolf saw <eos>"), ("test", "a fish saw the dog <eos>")):
+        split = dataset.splits[name]
+        assert " ".join(everything[index] for index in split.inputs) == text
+        assert split.ids.tolist() == plain.splits[name].ids.tolist()
+        assert isinstance(split.inputs, np.memmap)
+    assert plain.splits["test"].inputs is plain.splits["test"].ids
+    assert dataset.fingerprint != plain.fingerprint
+    assert "as inputs they keep their 7 spellings" in dataset.describe()
+    (damaged,) = [path for path in (cache / "datasets").iterdir() if (path / "test.inputs").exists()]
+    (damaged / "test.inputs").unlink()
+    again = opened(folder, min_count=2, keep_spellings=True)
+    assert again.splits["test"].inputs.tolist() == dataset.splits["test"].inputs.tolist()
+
+
+def test_nothing_outside_the_vocabulary_needs_no_spellings(corpus: Corpus, opened: Open) -> None:
+    dataset = opened(corpus(valid=b"a cat\n", test=b"the dog\n"), keep_spellings=True)
+    assert dataset.vocabulary.spelled == ()
+    assert dataset.splits["test"].inputs is dataset.splits["test"].ids
+
+
+OPEN = """
+import sys, time
+from pathlib import Path
+import numpy, pydantic
+from reefknot.lab.text.corpus import CorpusSettings
+from reefknot.lab.text.dataset import open_dataset
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0
+
+before, start = pages(), time.perf_counter()
+dataset = open_dataset(CorpusSettings(name=sys.argv[1]), VocabularySettings(), cache=Path(sys.argv[2]))
+seconds, after = time.perf_counter() - start, pages()
+train = dataset.splits["train"]
+print(train.tokens, seconds, after - before, int(train.ids[-1]), dataset.fingerprint)
+"""
+
+
+def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OPEN, str(folder), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_encode_the_same_text_do_not_harm_each_other(corpus: Corpus, cache: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = "\n".join(" ".join(map(str, row)) for row in rng.zipf(1.3, (10_000, 20)) % 5_000)
+    folder = corpus(train=text.encode())
+    processes = [start(folder, cache) for _ in range(3)]
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert {answer[0] for answer in answers} == {"210000"}
+    assert len({answer[4] for answer in answers}) == 1
+    assert len(list((cache / "datasets").iterdir())) == 1
+
+
+def test_a_hundred_million_tokens_open_fast_and_stay_on_disk(corpus: Corpus, opened: Open, cache: Path) -> None:
+    types = 267_735  # as many as WikiText-103 has
+    folder = corpus(train="\n".join(f"{index:x}word" for index in range(types - 2)).encode())
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    assert len(opened(folder).vocabulary) == types
+    [entry] = (cache / "datasets").iterdir()
+    record = json.loads((entry / "counts.json").read_bytes())
+    record["splits"]["train"]["tokens"] = 100_000_000
+    (entry / "counts.json").write_text(json.dumps(record))
+    os.truncate(entry / "train.ids", 400_000_000)  # sparse: a file of this length without its blocks
+    tokens, seconds, pages, last, _ = start(folder, cache).communicate(timeout=60)[0].split()  # a new process
+    assert int(tokens) == 100_000_000
+    assert int(last) == 0
+    assert float(seconds) < 0.5
+    assert int(pages) * os.sysconf("SC_PAGE_SIZE") < 50e6
+
+
+def test_words_that_are_given_are_not_counted(corpus: Corpus, cache: Path) -> None:
+    given = Vocabulary(("<s>", "<eos>", "<unk>", "bird", "sat"), (0, 0, 0, 2, 9), ordered=False)
+    settings = CorpusSettings(name=str(corpus())), VocabularySettings()
+    dataset = open_dataset(*settings, cache=cache, words=given)
+    assert dataset.vocabulary == given
+    assert dataset.splits["test"].ids.tolist() == [2, 3, 4, 1, 2, 2, 1]
+    assert dataset.splits["test"].unknown == 3
+    assert open_dataset(*settings, cache=cache, words=given).fingerprint == dataset.fingerprint
+    assert open_dataset(*settings, cache=cache).fingerprint != dataset.fingerprint
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not os.environ.get("REEFKNOT_DATA"), reason="REEFKNOT_DATA names no folder of real corpora")
+@pytest.mark.parametrize("name", list(KNOWN))
+def test_published_counts(name: str, tmp_path: Path) -> None:
+    known = KNOWN[name]
+    try:
+        dataset = open_dataset(CorpusSettings(name=name), VocabularySettings(), cache=tmp_path)
+    except CorpusNotHere:
+        pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
+    assert len(dataset.vocabulary) == known.types
+    assert {split.name: split.tokens for split in dataset.splits.values()} == {
+        split: file.tokens for split, file in known.files.items()
+    }
+    assert dataset.name == name
+    assert int(dataset.splits["train"].ids.max()) == known.types - 1

@@ -1,0 +1,315 @@
+"""Datasets of pairs: what is encoded, left out and counted, and how the cache is used and mended."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.lab.text.bpe import BPE
+from reefknot.lab.text.corpus import CorpusSettings
+from reefknot.lab.text.pair_dataset import Lines, PairDataset, open_pairs
+from reefknot.lab.text.vocabulary import VocabularySettings
+
+EN = "the cat sat\nthe dog\n\nthe cat and the dog sat\nno\n"
+DE = "die Katze saß\nder Hund\nleer\ndie Katze und der Hund\n\n"
+HELD_OUT = ("the bird\n\n", "der Vogel saß\nder Hund\n")
+Write = Callable[..., Path]
+Open = Callable[..., PairDataset]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a folder of aligned files and returns it."""
+
+    def folder(train: Sequence[str] = (EN, DE), held_out: Sequence[str] = HELD_OUT) -> Path:
+        place = tmp_path / "corpus"
+        place.mkdir(exist_ok=True)
+        for split, texts in (("train", train), ("valid", held_out), ("test", held_out)):
+            for language, text in zip(("en", "de"), texts, strict=True):
+                (place / f"{split}.{language}").write_bytes(text.encode())
+        return place
+
+    return folder
+
+
+@pytest.fixture
+def opened(cache: Path) -> Open:
+    """Opens a folder; `pairs` are more settings of the corpus, keywords those of the vocabulary."""
+
+    def open_folder(
+        folder: Path,
+        pairs: dict[str, object] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        **words: object,
+    ) -> PairDataset:
+        part = (pairs or {}).pop("part", None)
+        corpus = {"name": str(folder), "part": part, "pairs": {"source": "en", "target": "de"} | (pairs or {})}
+        settings = VocabularySettings.model_validate(words)
+        return open_pairs(CorpusSettings.model_validate(corpus), settings, cache=cache, say=say)
+
+    return open_folder
+
+
+def lines(dataset: PairDataset, split: str = "train") -> list[tuple[str, str]]:
+    source, target = dataset.words.vocabularies
+    found = dataset.splits[split]
+    return [
+        (" ".join(source.decode(one.tolist())), " ".join(target.decode(other.tolist())))
+        for one, other in zip(found.source, found.target, strict=True)
+    ]
+
+
+def test_a_script_without_spaces_is_told(write: Write, opened: Open) -> None:
+    folder = write(("the cat sat\nthe dog ran\n", "猫が座った\n犬が走った\n"))
+    told = "train: hardly a line of the target has spaces, so each is a word of its own; set vocabulary.bpe"
+    for words, expected in (({}, [told]), ({"bpe": {"merges": 5}}, [])):
+        said: list[str] = []
+        opened(folder, say=said.append, **words)
+        opened(folder, say=said.append, **words)
+        assert said == expected * 2
+
+
+def test_a_small_corpus_pair_by_pair(write: Write, opened: Open) -> None:
+    said: list[str] = []
+    dataset = opened(write(), say=said.append)
+    assert lines(dataset) == [
+        ("the cat sat <eos>", "die Katze saß <eos>"),
+        ("the dog <eos>", "der Hund <eos>"),
+        ("the cat and the dog sat <eos>", "die Katze und der Hund <eos>"),
+    ]
+    assert lines(dataset, "test") == [("the <unk> <eos>", "der <unk> saß <eos>"), ("<eos>", "der Hund <eos>")]
+    train, test = dataset.splits["train"], dataset.splits["test"]
+    assert (train.pairs, train.tokens, train.words, train.lines, train.unknown) == (3, 13, 10, 3, 0)
+    assert train.bytes == len("die Katze saß\nder Hund\ndie Katze und der Hund\n".encode())
+    assert (test.pairs, test.tokens, test.words, test.unknown, test.unknown_source) == (2, 7, 5, 1, 1)
+    assert (train.dropped, test.dropped) == ({"empty side": 2}, {})
+    assert said == ["train: 3 pairs; left out: 2 empty side"]
+    assert isinstance(train.source.ids, np.memmap)
+    assert (train.source.ids.dtype, train.source.bounds.dtype) == (np.int32, np.int64)
+    assert dataset.vocabulary is dataset.words.target
+
+
+def test_texts_are_those_of_the_pairs_as_they_stand_in_the_files(write: Write, opened: Open) -> None:
+    held_out = ("  the\u2028  bird \r\n\nlast", "der  Vogel\n x \n\n")
+    dataset = opened(write(held_out=held_out))
+    test = dataset.splits["test"]
+    assert test.text("source") == ["  the\u2028  bird ", "", "last"]
+    assert test.text("target") == ["der  Vogel", " x ", ""]
+    train = dataset.splits["train"]
+    assert train.text("source") == ["the cat sat", "the dog", "the cat and the dog sat"]
+    assert train.numbers.tolist() == [1, 2, 4]
+
+
+def test_a_reference_that_has_changed_is_not_measured_against(write: Write, opened: Open) -> None:
+    folder = write()
+    dataset = opened(folder)
+    (folder / "test.de").write_text("der Vogel saß\nder Hunt\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"test\.en or \S*test\.de has changed since the pairs were read"):
+        dataset.splits["test"].text("source")
+
+
+def test_files_that_have_not_changed_are_not_hashed_again(
+    write: Write, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write()
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    test = opened(folder).splits["test"]
+    source, target = test.text("source"), test.text("target")
+    with monkeypatch.context() as patched:
+        patched.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+        assert (test.text("source"), test.text("target")) == (source, target)
+    (folder / "test.de").write_text("der Vogel sah\nder Hund\n", encoding="utf-8")
+    with pytest.raises(DataError, match="has changed since the pairs were read"):
+        test.text("target")
+
+
+def test_joint_words_are_one_object_and_separate_ones_two(write: Write, opened: Open) -> None:
+    joint, separate = opened(write()), opened(write(), sides="separate")
+    assert joint.words.joint
+    assert joint.words.source is joint.words.target
+    assert not separate.words.joint
+    source, target = separate.words.vocabularies
+    assert "cat" in source
+    assert "cat" not in target
+    assert set(joint.vocabulary.words) == {*source.words, *target.words}
+    assert sum(joint.vocabulary.counts) == sum(source.counts) + sum(target.counts)
+    assert joint.fingerprint != separate.fingerprint
+    assert lines(joint) == lines(separate)
+    same = opened(write(train=("a b\n", "a b\n")), sides="separate")
+    assert not same.words.joint  # though the words are equal: each side has its own
+
+
+def test_pieces_are_learned_on_both_sides_or_on_each(write: Write, opened: Open) -> None:
+    counts = [Counter([*text.split(), *["<eos>"] * 5]) for text in (EN, DE)]
+    joint, separate = (opened(write(), bpe={"merges": 6}, sides=sides) for sides in ("joint", "separate"))
+    assert joint.vocabulary.bpe == BPE.train(counts[0] + counts[1], 6)
+    assert [words.bpe for words in separate.words.vocabularies] == [BPE.train(each, 6) for each in counts]
+    assert joint.vocabulary.cut("Katze") != separate.words.vocabularies[0].cut("Katze") == ("Katze",)
+    assert lines(joint) == lines(separate)
+
+
+def test_merges_of_both_sides_and_pieces_of_each(write: Write, opened: Open) -> None:
+    held_out = ("the Hund sat\n", "der dog\n")
+    joint, sides = (opened(write(held_out=held_out), bpe={"merges": 20}, sides=each) for each in ("joint", "joint_bpe"))
+    source, target = sides.words.vocabularies
+    assert source.bpe is not None
+    assert target.bpe is not None
+    assert joint.vocabulary.bpe is not None
+    assert source.bpe.file == target.bpe.file == joint.vocabulary.bpe.file
+    assert source.words != target.words
+    assert {*source.words, *target.words} < {*joint.vocabulary.words}
+    train, same = sides.splits["train"], joint.splits["train"]
+    for words, own, both in ((source, train.source, same.source), (target, train.target, same.target)):
+        assert [words.words[each] for each in own.ids] == [joint.vocabulary.words[each] for each in both.ids]
+    # H and u are characters of the German text alone, o and g of the English one.
+    assert lines(sides, "test") == [("the <unk> nd sat <eos>", "der d <unk> <eos>")]
+    assert (sides.splits["test"].unknown_source, sides.splits["test"].unknown) == (1, 1)
+    assert len({joint.fingerprint, sides.fingerprint, opened(write(), sides="separate").fingerprint}) == 3
+    assert "merges of both sides together, pieces of each side by itself" in sides.describe()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kept", "dropped"),
+    [
+        ({"longest": None}, 3, {"empty side": 2}),
+        ({"longest": 6}, 3, {"empty side": 2}),
+        ({"longest": 5}, 2, {"empty side": 2, "too long": 1}),
+        ({"longest": 5, "ratio": 1.1}, 2, {"empty side": 2, "too long": 1}),
+        ({"longest": None, "ratio": 1.1}, 2, {"empty side": 2, "ratio": 1}),
+        ({"part": "1/2"}, 2, {}),
+    ],
+)
+def test_filters_count_what_they_leave_out(
+    pairs: dict[str, object], kept: int, dropped: dict[str, int], write: Write, opened: Open
+) -> None:
+    dataset = opened(write(), pairs)
+    assert dataset.splits["train"].pairs == kept
+    assert dataset.splits["train"].dropped == dropped
+    assert dataset.splits["valid"].pairs == 2, "held-out pairs are never left out"
+    assert all(f"{number} {reason}" in dataset.describe() for reason, number in dropped.items())
+
+
+def test_length_is_counted_in_pieces(write: Write, opened: Open) -> None:
+    train = ("abcdefgh a\nb c\n", "x\ny\n")
+    assert opened(write(train), {"longest": 4}).splits["train"].pairs == 2
+    assert opened(write(train), {"longest": 4}, bpe={"merges": 1}).splits["train"].dropped == {"too long": 1}
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "sentence"),
+    [
+        (("a\n", "\n"), HELD_OUT, r"every pair is left out \(1 empty side\), so that there is no train text"),
+        (("a\n", "b\n"), ("\n\n", "c\nd\n"), r"a side holds no words, so that there is no valid text"),
+        (("a\n", "b\nc\n"), HELD_OUT, r"train\.en has 1 lines and \S*train\.de has 2"),
+        (("", ""), HELD_OUT, r"hold no lines"),
+    ],
+)
+def test_texts_that_are_refused_leave_no_entry(
+    train: Sequence[str], held_out: Sequence[str], sentence: str, write: Write, opened: Open, cache: Path
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        opened(write(train, held_out))
+    assert list((cache / "datasets").iterdir()) == []
+
+
+def test_an_unknown_word_is_refused_by_name_and_place(write: Write, opened: Open) -> None:
+    with pytest.raises(DataError, match=r"valid\.en, line 1: 'bird' is not in the vocabulary"):
+        opened(write(), unknown="refuse")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [({"end_of_line": False}, "a translation ends with <eos>"), ({"keep_spellings": True}, "for a language model")],
+)
+def test_words_that_a_translator_cannot_have(
+    words: dict[str, object], sentence: str, write: Write, opened: Open
+) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        opened(write(), **words)
+
+
+def test_the_cache_is_used_and_told_apart(write: Write, opened: Open, cache: Path) -> None:
+    folder = write()
+    first = opened(folder)
+    [entry] = (cache / "datasets").iterdir()
+    made = (entry / "train.source.ids").stat().st_mtime_ns
+    moved = folder.rename(folder.with_name("moved"))
+    again = opened(moved)
+    assert again.fingerprint == first.fingerprint
+    assert (entry / "train.source.ids").stat().st_mtime_ns == made
+    others = [opened(moved, {"longest": 5}), opened(moved, {"ratio": 2.0}), opened(moved, {"part": "1/2"})]
+    others += [opened(moved, sides="separate"), opened(moved, {"source": "de", "target": "en"})]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["train.source.ids", "test.target.ids", "valid.target.bounds", "train.numbers", "counts.json", "vocabulary.json",
+     "source/vocabulary.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
+def test_a_damaged_entry_is_made_again(file: str, damage: str, write: Write, opened: Open, cache: Path) -> None:
+    folder = write()
+    before = opened(folder, sides="separate")
+    [entry] = (cache / "datasets").iterdir()
+    sound = (entry / file).read_bytes()
+    if damage == "gone":
+        (entry / file).unlink()
+    elif damage == "other" and file.endswith(".json"):
+        (entry / file).write_bytes(sound.replace(b"1", b"2"))
+    elif damage == "other" and file.endswith(".bounds"):
+        (entry / file).write_bytes(sound[8:] + sound[:8])
+    else:
+        (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
+    said: list[str] = []
+    after = opened(folder, say=said.append, sides="separate")
+    assert "damaged and is made again" in said[0]
+    assert (entry / file).read_bytes() == sound
+    assert lines(after) == lines(before)
+    assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
+
+
+def test_describe_says_what_the_pairs_are(write: Write, opened: Open) -> None:
+    dataset = opened(write(), {"ratio": 2.5, "part": "1/1"}, min_count=2, sides="separate")
+    text = dataset.describe()
+    sizes = " + ".join(str(len(words)) for words in dataset.words.vocabularies)
+    assert text.startswith(f"corpus/: a folder of parallel text; {sizes} types; hash {dataset.fingerprint[:12]}\n")
+    for sentence in (
+        "en is translated into de",
+        "pairs with an empty side or more than 100 tokens on a side or one side more than 2.5 times as long as the",
+        "vocabulary: the words of the training text, seen at least 2 times, each side by itself",
+        "cut to part 1/1 of its pairs",
+    ):
+        assert sentence in text
+    assert dataset.summary == f"corpus/ (hash {dataset.fingerprint[:12]}): 3 / 2 / 2 pairs, {sizes} types"
+
+
+def test_a_script_without_spaces(write: Write, opened: Open) -> None:
+    train = ("the cat\nthe dog\nthe cat sat\n", "猫がいる\n犬がいる\n猫が座った\n")
+    held_out = ("the dog sat\nthe cat\n", "犬が座った\n鳥がいる 猫\n")
+    dataset = opened(write(train, held_out), bpe={"merges": 8})
+    assert lines(dataset, "test") == [
+        ("the dog sat <eos>", "犬が座った <eos>"),
+        ("the cat <eos>", "<unk> がいる 猫 <eos>"),
+    ]
+    assert dataset.splits["test"].unknown == 1
+    assert dataset.splits["test"].text("target") == ["犬が座った", "鳥がいる 猫"]
+    assert len(dataset.splits["test"].target[0]) > 2, "a line is cut into several pieces"
+
+
+def test_lines_in_memory() -> None:
+    made = Lines.of([[1, 2, 0], [0], [3, 0]])
+    assert len(made) == 3
+    assert [line.tolist() for line in made] == [[1, 2, 0], [0], [3, 0]]
+    assert made[-1].tolist() == [3, 0]
+    assert made.lengths.tolist() == [3, 1, 2]
+    assert (made.ids.dtype, made.bounds.dtype) == (np.int32, np.int64)
+    assert len(Lines.of([])) == 0

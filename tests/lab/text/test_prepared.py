@@ -1,0 +1,161 @@
+"""Corpora that have to be made: where their files are looked for, what is checked, and how damage is told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reefknot.errors import CorpusNotHere, DataError
+from reefknot.lab.text import corpus as corpora
+from reefknot.lab.text import prepared
+from reefknot.lab.text.corpus import PREPARED, CorpusSettings, find_corpus
+from reefknot.lab.text.dataset import open_dataset
+from reefknot.lab.text.prepared import Preparation, tokenise
+from reefknot.lab.text.vocabulary import VocabularySettings
+
+SOURCE = "the cat sat"
+
+
+def files(place: Path) -> list[Path]:
+    return [place / "source"] if (place / "source").is_file() else []
+
+
+def lines(found: list[Path]) -> Iterator[tuple[str, str]]:
+    text = found[0].read_text(encoding="utf-8")
+    yield from ((split, f"{text} {split}") for split in corpora.SPLITS)
+
+
+MADE = Preparation("A made corpus", "the file source", ("here", "there"), files, lines)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(corpora, "PREPARED", {"made": MADE})
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    return tmp_path / "data"
+
+
+def write(place: Path, text: str = SOURCE) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "source"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("place", ["here", "there", "."])
+def test_files_are_found_and_made_into_texts(data: Path, cache: Path, place: str) -> None:
+    write(data / place)
+    dataset = open_dataset(CorpusSettings(name="made"), VocabularySettings(), data=data, cache=cache)
+    assert (dataset.name, dataset.origin) == ("made", "A made corpus")
+    assert dataset.vocabulary.decode(dataset.splits["train"].ids.tolist()) == ["the", "cat", "sat", "train", "<eos>"]
+    assert dataset.splits["valid"].unknown == 1
+
+
+def test_they_are_made_once_and_again_after_a_change_or_damage(data: Path, cache: Path) -> None:
+    source = write(data / "here")
+    made = find_corpus(CorpusSettings(name="made"), data=data, cache=cache).files["train"]
+    stamp = made.stat().st_mtime_ns
+    assert find_corpus(CorpusSettings(name="made"), data=data, cache=cache).files["train"] == made
+    assert made.stat().st_mtime_ns == stamp
+    made.write_text("short", encoding="utf-8")
+    find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
+    assert made.read_text(encoding="utf-8") == f"{SOURCE} train\n"
+    source.write_text("a dog ran on", encoding="utf-8")
+    again = find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
+    assert again.files["train"].read_text(encoding="utf-8") == "a dog ran on train\n"
+
+
+def test_equal_files_in_another_place_are_the_same_text(data: Path, tmp_path: Path, cache: Path) -> None:
+    write(data / "here")
+    write(tmp_path / "moved")
+    settings = CorpusSettings(name="made"), VocabularySettings()
+    one, other = (open_dataset(*settings, data=place, cache=cache) for place in (data, tmp_path / "moved"))
+    assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_to_put_where(data: Path, cache: Path, named: bool) -> None:
+    with pytest.raises(CorpusNotHere, match=r"put the file source into DIR/here/ and name DIR with --data DIR or REEF"):
+        find_corpus(CorpusSettings(name="made"), data=data if named else None, cache=cache)
+
+
+def test_a_file_that_is_not_the_published_one(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(data, "something else")
+    expected, found = (hashlib.sha256(text.encode()).hexdigest() for text in (SOURCE, "something else"))
+    monkeypatch.setattr(corpora, "PREPARED", {"made": replace(MADE, sha256={"source": expected})})
+    with pytest.raises(DataError, match=rf"source: not the published made file: .*{expected} expected, {found} found"):
+        find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
+    write(data)
+    assert find_corpus(CorpusSettings(name="made"), data=data, cache=cache).name == "made"
+
+
+def test_a_file_that_cannot_be_read_leaves_nothing_behind(data: Path, cache: Path) -> None:
+    write(data).write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"data/source: cannot be read: .*; copy it anew"):
+        find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
+    assert list((cache / "corpora").iterdir()) == []
+
+
+def test_progress_is_said(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "_SECONDS", -1.0)
+    write(data)
+    said: list[str] = []
+    find_corpus(CorpusSettings(name="made"), data=data, cache=cache, say=said.append)
+    assert said == [f"made: {number} lines prepared" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("It's GOOD: 8/10!", "it ' s good : 8 / 10 !"),
+        ("Zoë said\u00a0“no”", "zoë said “ no ”"),
+        (" \t\n", ""),
+    ],
+)
+def test_tokens(text: str, tokens: str) -> None:
+    assert tokenise(text) == tokens
+
+
+def is_here(name: str) -> bool:
+    folder = os.environ.get("REEFKNOT_DATA")
+    preparation = PREPARED[name]
+    return bool(folder) and any(preparation.files(Path(str(folder)) / place) for place in (*preparation.places, "."))
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("name", "hashes"),
+    [
+        ("imdb", {"train": "3516947f0a07ae40", "valid": "760aabefe8d2dcba", "test": "153e91c5998602b4"}),
+        ("bbc", {"train": "6594725f63d5a7df", "valid": "c24796dc82d4c0e2", "test": "15a97bbf02f67ada"}),
+        ("enwiki-sample", {"train": "9d1dfa6b7f31dca0", "valid": "ca580d0dbf56dad3", "test": "93b66f57a8eb1431"}),
+    ],
+)
+def test_texts_of_the_real_files(name: str, hashes: dict[str, str], tmp_path: Path) -> None:
+    if not is_here(name):
+        pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
+    found = find_corpus(CorpusSettings(name=name), data=None, cache=tmp_path)
+    assert {split: sha256[:16] for split, sha256 in found.hashes.items()} == hashes
+
+
+@pytest.mark.corpus
+def test_the_real_text8(tmp_path: Path) -> None:
+    if not is_here("text8"):
+        pytest.skip("REEFKNOT_DATA names no folder that holds text8")
+    dataset = open_dataset(CorpusSettings(name="text8"), VocabularySettings(min_count=11), cache=tmp_path)
+    assert 40_000 < len(dataset.vocabulary) < 50_000
+    assert sum(split.bytes for split in dataset.splits.values()) == pytest.approx(101_000_000, rel=1e-6)
+
+
+@pytest.mark.corpus
+def test_the_real_billion_word(tmp_path: Path) -> None:
+    if not is_here("billion-word"):
+        pytest.skip("REEFKNOT_DATA names no folder that holds billion-word")
+    dataset = open_dataset(CorpusSettings(name="billion-word"), VocabularySettings(min_count=3), cache=tmp_path)
+    assert (dataset.splits["valid"].tokens, dataset.splits["test"].tokens) == (161_828, 159_658)
+    assert len(dataset.vocabulary) == pytest.approx(793_471, abs=5)

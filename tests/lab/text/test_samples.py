@@ -1,0 +1,206 @@
+"""Samples of either kind: every token a target once per epoch, after its true predecessor, whoever has its row."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.errors import DataError, SettingsError
+from reefknot.kernels.scores import IGNORE
+from reefknot.lab.text.blocks import Blocks
+from reefknot.lab.text.samples import Samples
+from reefknot.lab.text.sentence_batches import Sentences
+
+EOS = 0
+KINDS = (Blocks, Sentences)
+both = pytest.mark.parametrize("kind", KINDS)
+kinds = st.sampled_from(KINDS)
+sizes = st.integers(1, 9)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> np.ndarray:
+    """Ids that tell where they stand, but for <eos>: lines of any length, the last one with or without its end."""
+    ends = draw(st.lists(st.booleans(), min_size=1, max_size=80))
+    return np.where(ends, EOS, np.arange(1, len(ends) + 1)).astype(np.int32)
+
+
+def text(tokens: int, line: int = 7) -> np.ndarray:
+    ids = np.arange(1, tokens + 1, dtype=np.int32)
+    ids[line - 1 :: line] = EOS
+    return ids
+
+
+def rows(samples: Samples) -> list[tuple[list[int], list[int]]]:
+    """Inputs and targets of every row of the epoch, without what it was filled up with."""
+    found = []
+    for index in range(samples.windows):
+        for x_T, y_T in zip(*samples.window(index), strict=True):
+            length = int((y_T != IGNORE).sum())
+            assert (y_T[length:] == IGNORE).all()  # padding is at the right
+            found.append((x_T[:length].tolist(), y_T[:length].tolist()))
+    return found
+
+
+def pairs(samples: Samples) -> list[tuple[int, int]]:
+    """What is read and what follows, for each target of the epoch."""
+    return [pair for x, y in rows(samples) for pair in zip(x, y, strict=True)]
+
+
+@given(kinds, texts(), sizes, sizes, st.integers(1, 3))
+def test_every_token_is_a_target_once_after_its_true_predecessor(
+    kind: type[Samples], ids: np.ndarray, batch: int, steps: int, epoch: int
+) -> None:
+    samples = kind(ids, batch, steps, ids + 100, eos=EOS)
+    samples.begin(epoch)
+    expected = list(zip([EOS, *(ids[:-1] + 100).tolist()], ids.tolist(), strict=True))
+    assert sorted(pairs(samples)) == sorted(expected)
+    assert samples.tokens == len(ids)
+
+
+@given(kinds, texts(), sizes, sizes)
+def test_a_row_is_a_contiguous_piece_of_at_most_so_many_steps(
+    kind: type[Samples], ids: np.ndarray, batch: int, steps: int
+) -> None:
+    places = np.arange(1, len(ids) + 1, dtype=np.int32)
+    for x, _ in rows(kind(ids, batch, steps, places, eos=EOS)):
+        assert len(x) <= steps
+        assert x == list(range(x[0], x[0] + len(x)))
+
+
+@given(kinds, texts(), sizes, sizes, st.integers(1, 5))
+def test_the_shares_of_all_processes_are_the_whole(
+    kind: type[Samples], ids: np.ndarray, batch: int, steps: int, world: int
+) -> None:
+    world = min(world, batch)
+    whole = kind(ids, batch, steps, ids + 100, eos=EOS)
+    shares = [whole.slice(rank, world) for rank in range(world)]
+    assert {(part.windows, part.tokens) for part in shares} == {(whole.windows, whole.tokens)}
+    for epoch in (1, 2):
+        for each in (whole, *shares):
+            each.begin(epoch)
+        for index in range(whole.windows):
+            windows = [part.window(index) for part in shares]
+            assert len({each.shape for window in windows for each in window}) == 1
+            x_BT, y_BT = whole.window(index)
+            # Rows go round among the processes; those that are left over hold no target.
+            x, y = (torch.stack(each, dim=1).flatten(0, 1) for each in zip(*windows, strict=True))
+            assert torch.equal(x[: len(x_BT)], x_BT)
+            assert torch.equal(y[: len(y_BT)], y_BT)
+            assert (y[len(y_BT) :] == IGNORE).all()
+            assert len(y) < len(y_BT) + world
+
+
+@given(kinds, texts(), sizes, sizes, st.integers(1, 3))
+def test_counts_are_of_all_processes(kind: type[Samples], ids: np.ndarray, batch: int, steps: int, world: int) -> None:
+    world = min(world, batch)
+    shares = [kind(ids, batch, steps, eos=EOS).slice(rank, world) for rank in range(world)]
+    for index in range(shares[0].windows):
+        counted = sum(int((part.window(index)[1] != IGNORE).sum()) for part in shares)
+        assert {part.count(index) for part in shares} == {counted}
+    assert sum(shares[0].count(index) for index in range(shares[0].windows)) == shares[0].tokens
+
+
+@both
+def test_order_follows_from_the_seed_and_the_epoch_alone(kind: type[Samples]) -> None:
+    ids = text(500)
+    first, other = kind(ids, 4, 7, eos=EOS, seed=3), kind(ids, 4, 7, eos=EOS, seed=4)
+    once, others = rows(first), rows(other)
+    first.begin(2)
+    twice = rows(first)
+    assert once != twice
+    assert once != others
+    assert sorted(once) == sorted(twice) == sorted(others)
+    np.random.seed(1)
+    again = kind(ids, 4, 7, eos=EOS, seed=3)
+    assert rows(again) == once
+    again.begin(2)
+    assert rows(again) == twice
+
+
+@both
+def test_any_window_can_be_read_alone(kind: type[Samples]) -> None:
+    """A resumed run asks for the middle of an epoch, and gets what the killed one would have had."""
+    ids = text(400)
+    through, resumed = kind(ids, 3, 7, eos=EOS), kind(ids, 3, 7, eos=EOS).slice(0, 1)
+    through.begin(5)
+    windows = [through.window(index) for index in range(through.windows)]
+    resumed.begin(5)
+    for index in (4, 2, through.windows - 1):
+        assert all(torch.equal(*each) for each in zip(resumed.window(index), windows[index], strict=True))
+    for outside in (-1, through.windows):
+        with pytest.raises(IndexError):
+            resumed.window(outside)
+        with pytest.raises(IndexError):
+            resumed.count(outside)
+
+
+@both
+def test_a_share_has_the_epoch_it_was_cut_in(kind: type[Samples]) -> None:
+    samples = kind(text(196), 4, 7, eos=EOS)
+    samples.begin(3)
+    share = samples.slice(1, 2)
+    assert torch.equal(share.window(2)[1], samples.window(2)[1][1::2])
+    share.begin(4)
+    assert samples.epoch == 3  # the others go on as they are
+
+
+@both
+def test_windows_are_contiguous_integer_tensors_at_the_full_rate(kind: type[Samples]) -> None:
+    samples = kind(text(100), 4, 7, eos=EOS)
+    for each in samples.window(1):
+        assert each.dtype == torch.int64
+        assert each.is_contiguous()
+    assert [samples.rate_factor(index) for index in range(samples.windows)] == [1.0] * samples.windows
+    assert (samples.batch, samples.slice(0, 2).batch, samples.slice(0, 3).batch) == (4, 2, 2)
+
+
+@both
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_fills_a_row_up_can_be_looked_up(kind: type[Samples], world: int) -> None:
+    ids = text(100, line=9)
+    samples = kind(ids, 4, 8, ids + 100, eos=EOS).slice(world - 1, world)
+    known = {EOS, *(ids + 100).tolist()}
+    assert all(set(samples.window(index)[0].flatten().tolist()) <= known for index in range(samples.windows))
+
+
+@both
+def test_the_text_stays_on_disk(kind: type[Samples], tmp_path: Path) -> None:
+    path = tmp_path / "text.ids"
+    text(2_000_000, line=50).tofile(path)
+    ids = np.memmap(path, dtype=np.int32, mode="r")
+    tracemalloc.start()
+    try:
+        samples = kind(ids, 8, 50, eos=EOS).slice(1, 2)
+        samples.begin(2)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < ids.nbytes / 5
+    assert np.shares_memory(samples._targets, ids)
+    assert np.shares_memory(samples._inputs, ids)
+
+
+@both
+@pytest.mark.parametrize(("batch", "steps"), [(0, 5), (5, 0)])
+def test_impossible_sizes(kind: type[Samples], batch: int, steps: int) -> None:
+    with pytest.raises(SettingsError, match=f"batch = {batch}, steps = {steps}: both must be at least 1"):
+        kind(text(100), batch, steps, eos=EOS)
+
+
+@both
+def test_more_processes_than_rows(kind: type[Samples]) -> None:
+    with pytest.raises(SettingsError, match="batch = 2 is too small for 3 processes; some would have no row"):
+        kind(text(100), 2, 5, eos=EOS).slice(0, 3)
+
+
+@both
+def test_a_text_without_targets(kind: type[Samples]) -> None:
+    with pytest.raises(DataError, match="tokens in the text: 0, and none of them is a target; use a longer text"):
+        kind(text(0), 2, 5, eos=EOS)

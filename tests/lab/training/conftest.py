@@ -1,0 +1,152 @@
+"""Ways to train the tiny recipe: in this process, in another one, and with a signal at a chosen step."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reefknot.lab import experiment as experiments
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.text.streams import Streams
+from reefknot.lab.training.display import Silent
+from reefknot.lab.training.distributed import World
+from reefknot.lab.training.update import Update
+
+Train = Callable[..., Any]
+
+
+class Heard(Silent):
+    """A display that remembers what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def train(tiny_recipe: Callable[..., Path], heard: Heard) -> Train:
+    """Trains a row of the tiny recipe in this process and returns its result."""
+    recipe = tiny_recipe()
+
+    def run(out: Path, *overrides: str, row: str = "tied", track: bool = False) -> Any:
+        loaded = load_recipe(str(recipe), overrides)
+        return experiments.train(loaded, loaded.row(row), out, world=World(), display=heard, track=track)
+
+    return run
+
+
+@pytest.fixture
+def signal_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sends SIGTERM to this process while it computes its n-th update from now."""
+    read = Streams.window
+
+    def arm(step: int) -> None:
+        count = 0
+
+        def window(self: Streams, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal count
+            count += 1
+            if count == step:
+                signal.raise_signal(signal.SIGTERM)
+            return read(self, index)
+
+        monkeypatch.setattr(Streams, "window", window)
+
+    return arm
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at an update until a line of metrics or a checkpoint is due; a fused optimiser refuses it itself."""
+    make = Update.__init__
+
+    def made(self: Update, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        self.at_once = False
+        optimiser: Any = self.state.optimiser
+        optimiser.found_inf = self.tally.found_inf
+        for group in optimiser.param_groups:
+            group["fused"] = True
+
+    monkeypatch.setattr(Update, "__init__", made)
+
+
+@pytest.fixture
+def command() -> Callable[..., list[str]]:
+    """The command line of another Reefknot process."""
+
+    def words(*arguments: str | Path) -> list[str]:
+        return [sys.executable, "-m", "reefknot", *map(str, arguments)]
+
+    return words
+
+
+@pytest.fixture
+def start() -> Callable[[list[str]], subprocess.Popen[str]]:
+    """Starts a process whose output can be read."""
+
+    def popen(words: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return popen
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], object]], None]:
+    """Waits until something has become true, such as the first line of metrics."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        until = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until, "nothing happened for a minute"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def metrics() -> Callable[[Path], list[dict[str, Any]]]:
+    """The metrics of a run without what the clock says."""
+
+    def read(run: Path) -> list[dict[str, Any]]:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [{key: value for key, value in json.loads(line).items() if key != "wall"} for line in lines]
+
+    return read
+
+
+@pytest.fixture
+def outcome(metrics: Callable[[Path], list[dict[str, Any]]]) -> Callable[[Path], dict[str, Any]]:
+    """Everything of a finished run that does not depend on the clock, to the bit."""
+
+    def read(run: Path) -> dict[str, Any]:
+        steps = sorted((run / "checkpoints").iterdir())
+        weights = {path.name: (path / "model.safetensors").read_bytes() for path in steps}
+        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        kept = {key: result[key] for key in ("valid", "test", "best", "frequency", "samples", "neighbors")}
+        scores = (run / "scores.safetensors").read_bytes()
+        return {
+            "weights": weights,
+            "link": (run / "best").readlink().name,
+            "scores": scores,
+            "metrics": metrics(run),
+            **kept,
+        }
+
+    return read

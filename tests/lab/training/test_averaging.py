@@ -1,0 +1,221 @@
+"""Averages of iterates: against torch's ASGD, while validating, and in a run that is stopped in mid-average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import Stopped
+from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.text.streams import Streams
+from reefknot.lab.trained_run import best_weights
+from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.loop import Trainer
+from reefknot.lab.training.optimisers import SGD
+from reefknot.lab.training.state import weights
+
+RATE, DECAY = 0.3, 1.2e-3
+RANDOM = "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}"
+NONMONOTONE = "training.averaging={start = 'nonmonotone', interval = 1}"
+AT_ONCE = "training.averaging={start = 'at_once'}"
+MADE, LEFT_OUT = torch.tensor(1.0), torch.tensor(0.0)
+
+Outcome = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture
+def _float64() -> Any:
+    """torch's ASGD reckons its weights in the default type, whatever that of the parameters."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def losses(network: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> Any:
+    """Trains, and stops after every step."""
+    draw = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        network(torch.randn(6, 3, generator=draw)).square().sum().backward()
+        optimiser.step()
+        yield
+
+
+@pytest.mark.usefixtures("_float64")
+def test_the_averages_are_those_of_asgd() -> None:
+    """But for its first iterate, which torch forgets: with t0 = 0 both of its first two steps weigh 1."""
+    ours, theirs = model(), model()
+    averages = None
+    asgd = torch.optim.ASGD(theirs.parameters(), lr=RATE, t0=0, lambd=0.0, weight_decay=DECAY)
+    sgd = SGD(ours.parameters(), RATE, weight_decay=DECAY)
+    for number, _ in enumerate(zip(losses(ours, sgd, 40), losses(theirs, asgd, 40), strict=True)):
+        if number == 0:
+            averages = Averages(dict(ours.named_parameters()))
+            continue
+        assert averages is not None
+        averages.update(MADE)
+        for mean, parameter in zip(averages.means.values(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mean, asgd.state[parameter]["ax"], rtol=1e-12, atol=1e-12)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("_float64")
+def test_the_mean_of_all_iterates() -> None:
+    network = model()
+    averages = Averages(dict(network.named_parameters()))
+    assert all(torch.equal(mean, p) for mean, p in zip(averages.means.values(), network.parameters(), strict=True))
+    seen: list[Tensor] = []
+    for _ in losses(network, SGD(network.parameters(), RATE), 25):
+        averages.update(MADE)
+        seen.append(network[0].weight.detach().clone())
+        torch.testing.assert_close(averages.means["0.weight"], torch.stack(seen).mean(0), rtol=1e-12, atol=1e-14)
+    assert averages.count.item() == 25
+
+
+@pytest.mark.usefixtures("_float64")
+def test_an_update_that_was_left_out_is_no_iterate() -> None:
+    network = model()
+    averages = Averages(dict(network.named_parameters()))
+    averages.update(LEFT_OUT)
+    seen: list[Tensor] = []
+    for number, _ in enumerate(losses(network, SGD(network.parameters(), RATE), 6)):
+        averages.update(MADE if number % 2 else LEFT_OUT)
+        seen += [network[0].weight.detach().clone()] if number % 2 else []
+    torch.testing.assert_close(averages.means["0.weight"], torch.stack(seen).mean(0), rtol=1e-12, atol=1e-14)
+    assert averages.count.item() == 3
+
+
+def test_swapping_puts_everything_back_into_its_tensors() -> None:
+    network = model()
+    averages = Averages(dict(network.named_parameters()))
+    for _ in losses(network, SGD(network.parameters(), 0.1), 3):
+        averages.update(MADE)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    places = [p.data_ptr() for p in network.parameters()]
+    with averages.swapped():
+        assert all(torch.equal(p, averages.means[name]) for name, p in network.named_parameters())
+        assert [p.data_ptr() for p in network.parameters()] == places
+        assert not torch.equal(network[0].weight, before["0.weight"])
+    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
+    assert [p.data_ptr() for p in network.parameters()] == places
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Callable[..., tuple[Trainer, RunFolder, list[Any]]]:
+    """Trains with the validation losses it is told, and remembers the weights that were validated."""
+
+    def run(valid: list[float], *overrides: str) -> tuple[Trainer, RunFolder, list[Any]]:
+        many = f"training.epochs={len(valid)}"
+        recipe = load_recipe(str(tiny_recipe()), (many, "training.keep=100", *overrides), "tied")
+        torch.manual_seed(1)
+        network = build_model(recipe.experiments["tied"], 11)
+        told, seen = iter(valid), []
+
+        def validate() -> float:
+            seen.append({name: tensor.clone() for name, tensor in weights(network).items()})
+            return next(told)
+
+        ids = np.random.default_rng(7).integers(0, 11, 4 * 16).astype(np.int32)
+        settings = recipe.experiments["tied"].training
+        with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
+            trainer = Trainer(network, Streams(ids, 4, settings.steps), validate, settings, folder)
+            trainer.train()
+            return trainer, folder, seen
+
+    return run
+
+
+def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
+    # After epoch 5 the best of all stored but the last two is 2.0, and 2.5 is worse; after epoch 4 it was not stored.
+    trainer, folder, seen = scripted(
+        [3.0, 2.0, 2.2, 2.1, 2.5, 1.9, 1.95], "training.averaging={start = 'nonmonotone', interval = 2}"
+    )
+    progress = trainer.state.progress
+    assert progress.averaged_from == 6
+    assert progress.validated == [1.9, 1.95]
+    windows = trainer.batches.windows
+    assert trainer.state.averages is not None
+    assert trainer.state.averages.count.item() == 2 * windows
+    assert (progress.best_nll, progress.best_epoch) == (1.9, 6)
+    # What was validated is what is saved as the model; training went on from the iterate.
+    best = best_weights(folder)
+    assert all(torch.equal(best[name], seen[5][name]) for name in best)
+    saved = folder.checkpoints.load(folder.checkpoints.path_of(7 * windows))
+    assert all(torch.equal(saved.model[name], seen[6][name]) for name in saved.model)
+    iterate = weights(trainer.model)
+    assert all(torch.equal(saved.state[f"iterate.{name}"], iterate[name]) for name in trainer.state.averages.means)
+    assert any(not torch.equal(saved.model[name], iterate[name]) for name in iterate)
+
+
+def test_averaging_does_not_begin_after_the_last_epoch(scripted: Any) -> None:
+    trainer, _, _ = scripted([2.0, 2.5, 3.0], NONMONOTONE)
+    assert trainer.state.progress.averaged_from == 0
+    assert trainer.state.averages is None
+
+
+def test_only_losses_of_averages_stop_a_run_that_is_to_have_some(scripted: Any) -> None:
+    """The first losses rise, and patience would have ended the run after the second epoch."""
+    stop = "training.stop={rule = 'patience', interval = 1}"
+    averaging = "training.averaging={start = 'nonmonotone', interval = 2}"
+    trainer, _, seen = scripted([2.0, 2.1, 2.2, 2.3, 1.9, 1.8, 1.85, 1.7], averaging, stop)
+    progress = trainer.state.progress
+    assert progress.averaged_from == 5
+    assert len(seen) == 7
+    assert progress.stopped == "stopped after epoch 7 by patience: no new best in 1 validations"
+
+
+def test_averaging_at_once(scripted: Any) -> None:
+    trainer, _, _ = scripted([3.0, 2.0], AT_ONCE)
+    assert trainer.state.averages.count.item() == trainer.state.progress.step
+    assert trainer.state.progress.averaged_from == 1
+
+
+def test_iterates_do_not_depend_on_being_averaged(scripted: Any, tmp_path: Path) -> None:
+    averaged, _, _ = scripted([3.0, 2.0], AT_ONCE)
+    (tmp_path / "run").rename(tmp_path / "first")
+    plain, _, _ = scripted([3.0, 2.0])
+    pairs = zip(averaged.model.parameters(), plain.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("change", [(AT_ONCE,), (AT_ONCE, RANDOM), (NONMONOTONE, RANDOM)])
+def test_a_stop_in_mid_average(
+    tmp_path: Path,
+    train: Any,
+    outcome: Outcome,
+    signal_in_step: Callable[[int], None],
+    change: tuple[str, ...],
+) -> None:
+    """A rate so high that the losses go up and down, so that averaging begins on the way."""
+    wild = ("training.epochs=5", "training.schedule={kind = 'constant'}", "training.optimiser.learning_rate=2.0")
+    wild = (*wild, "training.keep=100", *change)
+    steps = train(tmp_path / "unbroken", *wild)["training"]["steps"]
+    unbroken = outcome(tmp_path / "unbroken")
+    start = RunFolder.open(tmp_path / "unbroken").result["training"]["averaged_from_epoch"]  # type: ignore[index]
+    assert start is not None
+    assert start <= 4
+    out = tmp_path / "stopped"
+    for stop in (steps - 8, 3, 4):
+        signal_in_step(stop)
+        with pytest.raises(Stopped):
+            train(out, *wild)
+    signal_in_step(0)
+    train(out, *wild)
+    found = outcome(out)
+    shared = found["weights"].keys() & unbroken["weights"].keys()
+    assert len(shared) >= 5
+    assert all(found["weights"][name] == unbroken["weights"][name] for name in shared)
+    assert {**found, "weights": None} == {**unbroken, "weights": None}

@@ -1,0 +1,134 @@
+"""Steps replayed as CUDA graphs are the steps that they were captured from. On a GPU only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reefknot.errors import NonFiniteError, Stopped
+from reefknot.lab import experiment as experiments
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.training.display import Silent
+from reefknot.lab.training.distributed import World
+from reefknot.lab.training.loop import Trainer
+from tiny import DROPPING, encoder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+AVERAGED = 'training.averaging={start = "at_once"}'
+RANDOM = "training.random_steps={probability = 0.7, deviation = 1.0, least = 3}"
+ADAMW = 'training.optimiser={kind = "adamw", learning_rate = 0.01}'
+NESTEROV = 'training.optimiser={kind = "sgd", learning_rate = 0.1, momentum = 0.9, nesterov = true}'
+TRANSFORMER = 'encoder={kind = "transformer", layers = 2, heads = 2, ffn_dim = 8, dropout = 0.3}'
+BLOCKS = ("training.batching=blocks", "training.divisor=tokens")
+
+
+@pytest.fixture
+def train(tiny_recipe: Callable[..., Path]) -> Callable[..., Any]:
+    recipe = tiny_recipe()
+
+    def run(out: Path, *overrides: str) -> Any:
+        loaded = load_recipe(str(recipe), ("training.determinism=exact", *overrides), "tied")
+        world = World(device=torch.device("cuda"))
+        return experiments.train(loaded, loaded.row("tied"), out, world=world, display=Silent())
+
+    return run
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((run / "checkpoints").iterdir()) / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *((encoder(kind), RANDOM) for kind in DROPPING),
+        (encoder("awd_lstm"), AVERAGED),
+        ("training.accumulate=2",),
+        ("training.precision=bfloat16", encoder("variational_lstm")),
+        ("training.precision=float16", "training.log_every=1", NESTEROV),
+        (ADAMW, AVERAGED),
+        ('training.optimiser={kind = "adam", learning_rate = 0.01}', "output.smoothing=0.1"),
+        ('training.optimiser={kind = "adadelta"}',),
+        (TRANSFORMER, *BLOCKS, "training.precision=float16", NESTEROV),
+        (TRANSFORMER, "training.batching=sentences", "training.divisor=tokens", "training.accumulate=3", ADAMW),
+        (encoder("awd_lstm"), *BLOCKS),
+        ('output={kind = "augmented", table = "words", gamma = 0.5, labels = {kind = "plain", table = "words"}}',),
+        ('output={kind = "mixture", experts = 3, labels = {kind = "plain", table = "words"}}',),
+        ('input={kind = "char_cnn", dim = 8, byte_dim = 4, filters = [[1, 4], [2, 4]]}',),
+    ],
+)
+def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
+    found = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
+    assert found[0]["test"]["perplexity"] == found[1]["test"]["perplexity"]
+    one, other = (weights(tmp_path / capture) for capture in ("true", "false"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "settings", [(RANDOM,), *(("training.precision=float16", optimiser) for optimiser in (ADAMW, NESTEROV))]
+)
+def test_a_captured_run_resumes_to_the_same_bits(
+    tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None], settings: tuple[str, ...]
+) -> None:
+    train(tmp_path / "whole", *settings)
+    signal_in_step(7)
+    with pytest.raises(Stopped):
+        train(tmp_path / "cut", *settings)
+    train(tmp_path / "cut", *settings)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_step_that_is_not_a_number_is_not_made(
+    tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    step = Trainer._step
+
+    def poisoned(self: Trainer, stop: Any) -> Any:
+        weight = next(self.model.encoder.parameters())
+        if self.state.progress.step + 1 == 6:
+            with torch.no_grad():
+                weight[0, 0] = float("nan")
+            seen.append(weight.detach().clone())
+        try:
+            return step(self, stop)
+        except NonFiniteError:
+            seen.append(weight.detach().clone())
+            raise
+
+    monkeypatch.setattr(Trainer, "_step", poisoned)
+    with pytest.raises(NonFiniteError, match="at step 6; the update was not made"):
+        train(tmp_path / "run", "training.log_every=3")
+    assert all(torch.equal(seen[0].nan_to_num(), each.nan_to_num()) for each in seen[1:])
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+def test_a_captured_update_that_overflows_is_left_out(
+    tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth, fifth and sixth: the first is not captured, the next ones are."""
+    step, seen = Trainer._step, []
+
+    def spoilt(self: Trainer, stop: Any) -> Any:
+        weight = next(self.model.encoder.parameters())
+        scale = self.state.scaler._scale
+        number = self.state.progress.step + 1
+        if number in (4, 7) and scale is not None:
+            # What float16 cannot hold for three updates, and then can.
+            scale.fill_(2.0**100 if number == 4 else 2.0**10)
+        seen.append(weight.detach().clone())
+        return step(self, stop)
+
+    monkeypatch.setattr(Trainer, "_step", spoilt)
+    settings = ("training.precision=float16", TRANSFORMER, *BLOCKS, NESTEROV, "training.log_every=2")
+    train(tmp_path / "run", *settings)
+    same = [number for number in range(1, len(seen)) if torch.equal(seen[number - 1], seen[number])]
+    assert same == [4, 5, 6]
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())

@@ -1,0 +1,138 @@
+"""Two processes under torchrun on the CPU: the number of processes does not show in the losses. Dropout is off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import SettingsError
+from reefknot.lab import experiment as experiments
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.training.display import Silent
+from reefknot.lab.training.distributed import World
+
+SETTINGS = ("encoder.dropout=0.0", "training.log_every=1", "training.keep=10", "training.accumulate=2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reefknot")
+
+Metrics = Callable[[Path], list[dict[str, Any]]]
+
+
+def two_processes(recipe: Path, out: Path, *overrides: str) -> list[str]:
+    return [*TORCHRUN, "train", str(recipe), "--row", "tied", "--out", str(out), *SETTINGS, *overrides]
+
+
+def one_process(recipe: Path, out: Path) -> None:
+    loaded = load_recipe(str(recipe), SETTINGS)
+    experiments.train(loaded, loaded.row("tied"), out, world=World(), display=Silent())
+
+
+def rewind(run: Path, out: Path, step: int) -> Path:
+    """A copy of a finished run as it stood after a step."""
+    shutil.copytree(run, out, symlinks=True)
+    (out / "result.json").unlink()
+    for path in (out / "checkpoints").iterdir():
+        if path.name > f"step_{step:08d}":
+            shutil.rmtree(path)
+    return out
+
+
+def assert_equal_losses(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [(line["kind"], line["step"], line["epoch"]) for line in lines] == [
+        (line["kind"], line["step"], line["epoch"]) for line in expected
+    ]
+    assert [line["nll"] for line in lines] == pytest.approx([line["nll"] for line in expected], abs=1e-6)
+    norms = [line.get("gradient_norm", 0.0) for line in lines]
+    assert norms == pytest.approx([line.get("gradient_norm", 0.0) for line in expected], rel=1e-4)
+
+
+def test_two_processes_are_one_and_each_resumes_the_other(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
+) -> None:
+    recipe = tiny_recipe()
+    one_process(recipe, tmp_path / "one")
+    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
+    expected = metrics(tmp_path / "one")
+    assert len(expected) == 14
+    assert_equal_losses(metrics(tmp_path / "two"), expected)
+    result = json.loads((tmp_path / "two" / "result.json").read_text(encoding="utf-8"))
+    assert result["training"]["processes"] == 2
+    assert result["training"]["tokens"] == 2 * 4 * 29
+    alone = json.loads((tmp_path / "one" / "result.json").read_text(encoding="utf-8"))
+    assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
+
+    one_process(recipe, rewind(tmp_path / "two", tmp_path / "two then one", 9))
+    assert_equal_losses(metrics(tmp_path / "two then one"), expected)
+    resumed = two_processes(recipe, rewind(tmp_path / "one", tmp_path / "one then two", 3), "training.shard=true")
+    done = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("resumed at step 3, epoch 1") == 1
+    assert_equal_losses(metrics(tmp_path / "one then two"), expected)
+    result = json.loads((tmp_path / "one then two" / "result.json").read_text(encoding="utf-8"))
+    assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
+
+
+def test_processes_exchange_a_label_networks_gradients_once_for_all_pieces(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
+) -> None:
+    """Of 4 streams each process has two pieces, of which the first collects gradients that the last takes on."""
+    recipe = tiny_recipe(tokens=80, labels="drill")
+    loaded = load_recipe(str(recipe), (*SETTINGS, "training.accumulate=1"))
+    experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
+    assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
+
+
+def test_a_signal_to_torchrun_leaves_a_checkpoint(
+    tmp_path: Path,
+    tiny_recipe: Callable[..., Path],
+    start: Callable[[list[str]], subprocess.Popen[str]],
+    wait_for: Callable[[Callable[[], object]], None],
+) -> None:
+    out = tmp_path / "run"
+    process = start(two_processes(tiny_recipe(2000), out, "training.epochs=100000", "training.save_every=1000000"))
+    wait_for(lambda: (out / "metrics.jsonl").exists() and len((out / "metrics.jsonl").read_bytes()) > 1000)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    run = RunFolder.open(out)
+    found = run.checkpoints.latest(pytest.fail)
+    assert found is not None
+    assert found.values["processes"] == 2
+    assert found.step == found.values["progress"]["step"] > 3
+    assert found.values["progress"]["metrics_lines"] == run.metrics.lines
+    assert {name for name in found.state if name.endswith(".torch")} == {"generator.0.torch", "generator.1.torch"}
+
+
+def test_streams_that_cannot_be_shared_out(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
+    loaded = load_recipe(str(tiny_recipe()), ["training.batch=5"])
+    with pytest.raises(SettingsError, match="batch = 5 does not divide among 2 processes"):
+        experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_draw_the_same_windows_and_average_alike(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
+) -> None:
+    """On so small a text the validation losses rise soon, so averaging begins on the way, in both processes."""
+    recipe = tiny_recipe()
+    change = (
+        "training.epochs=5",
+        "training.optimiser.learning_rate=0.25",
+        "training.schedule={kind = 'constant'}",
+        "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}",
+        "training.averaging={start = 'nonmonotone', interval = 1}",
+    )
+    loaded = load_recipe(str(recipe), (*SETTINGS, *change))
+    alone = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    assert alone is not None
+    assert alone["training"]["averaged_from_epoch"] == 4
+    subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=120)
+    assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))

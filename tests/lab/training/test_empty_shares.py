@@ -1,0 +1,52 @@
+"""A process whose rows have no target, or none in a band: its loss is zero, and every parameter gets a gradient,
+because the others wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from contract.combinations import Case, meaningful_cases
+from reefknot.kernels.scores import IGNORE
+from reefknot.lab.training.update import Piece
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.outputs.sampled import SampledSoftmax
+
+CASES = list(dict.fromkeys(replace(case, encoder="transformer", tied=False) for case in meaningful_cases()))
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    case: Case = request.param
+    return case.build().double().train()
+
+
+def summed(model: LanguageModel, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    """The loss of a window as an update computes it."""
+    (piece,) = Piece.cut(x_BT, y_BT, 1, model.output)
+    return model.loss(piece.x, piece.y, None, piece.plan, piece.places).sum()
+
+
+def gradients(model: LanguageModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))  # raises where one got none
+
+
+def test_rows_without_any_target(model: LanguageModel) -> None:
+    loss = summed(model, torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 3), IGNORE))
+    assert loss.item() == 0.0
+    assert [name for name, gradient in gradients(model, loss).items() if gradient.count_nonzero()] == []
+
+
+def test_rows_without_a_target_add_nothing(model: LanguageModel) -> None:
+    """The targets are words of the first band, so the tails have none."""
+    if isinstance(model.output, SampledSoftmax):
+        pytest.skip("draws other candidates for every window")
+    y_BT = torch.tensor([[0, 3, 1], [2, IGNORE, IGNORE]])
+    x_BT = torch.tensor([[5, 9, 2], [1, 7, 7]])
+    padded = summed(model, x_BT, y_BT)
+    alone = summed(model, x_BT[:1], y_BT[:1]) + summed(model, x_BT[1:, :1], y_BT[1:, :1])
+    torch.testing.assert_close(padded, alone)
+    torch.testing.assert_close(gradients(model, padded), gradients(model, alone))

@@ -1,0 +1,243 @@
+"""The new ends in training: exact resume, pieces, processes, metrics, and every verb on what they leave behind.
+
+The rows are those of `ends.toml`. Two of their four streams, the share of the second of two processes, hold frequent
+words only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.conftest import run_command
+from safetensors.torch import load_file
+
+from reefknot.errors import Stopped
+from reefknot.lab import experiment as experiments
+from reefknot.lab.recipes.recipe import Recipe, build_model, load_recipe
+from reefknot.lab.text.dataset import open_dataset
+from reefknot.lab.text.streams import Streams
+from reefknot.lab.training.display import Silent
+from reefknot.lab.training.distributed import World
+from reefknot.nn.outputs.adaptive import BandPlan
+
+ENDS = Path(__file__).with_name("ends.toml")
+DRAWS: dict[str, tuple[str, ...]] = {
+    "AL": ("input.dropout=0.2",),
+    "REAL": ("encoder.dropout=0.2",),
+    "adaptive": ("input.dropout=0.2", "output.softmax_dropout=0.2", "output.tail_dropout=0.3"),
+    "adaptive DRILL": ("input.word_dropout=0.2", "output.labels.dropout=0.3"),
+    "mixture DRILL": ("output.dropout=0.3", "output.labels.dropout=0.3", "output.labels.variational=false"),
+    "sampled": ("output.samples=6",),
+    "spelled": ("input.dropout=0.2",),
+    "pieces": ("input.word_dropout=0.2",),
+}
+"""What draws random numbers in training, by row. Every process and every piece draws its own, so only without it are
+their updates those of the whole batch; the sampled row then draws so often that its sample is the whole vocabulary."""
+PARTS = {"AL": {"augmented"}, "REAL": {"augmented"}, "pieces": {"activation", "temporal_activation"}}
+STEPS, STOP = 12, 8
+"""Updates of a row, and the one, in the middle of the second epoch, after which it is stopped."""
+TWO_UPDATES = ("training.epochs=1", "training.steps=30", "training.log_every=1", "training.save_every=1")
+"""With one, several processes would not notice a parameter that got no gradient."""
+
+Metrics = Callable[[Path], list[dict[str, Any]]]
+Outcome = Callable[[Path], dict[str, Any]]
+every_row = pytest.mark.parametrize("row", DRAWS)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training text whose second half has 6 of its 24 words; valid and test have words that it has not."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(0)
+    words = [
+        first + last for first in ("kola", "mine", "rutu", "sepo") for last in ("ba", "du", "fi", "le", "no", "ru")
+    ]
+    lines = {"train": [words] * 12 + [words[:6]] * 12, "valid": [[*words, "zebra"]] * 6, "test": [[*words, "yak"]] * 6}
+    for name, choices in lines.items():
+        written = [" ".join(draw.choices(choice, k=9)) + "\n" for choice in choices]
+        (folder / f"{name}.txt").write_text("".join(written), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def load(text: Path) -> Callable[..., Recipe]:
+    """One row of the recipe with overrides."""
+
+    def read(row: str, *overrides: str) -> Recipe:
+        return load_recipe(str(ENDS), (f"corpus.name={text}", *overrides), row)
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def train(load: Callable[..., Recipe]) -> Callable[..., Path]:
+    """Trains a row in a folder and returns the folder."""
+
+    def run(row: str, out: Path, *overrides: str) -> Path:
+        recipe = load(row, *overrides)
+        experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent())
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., Path]) -> Callable[[str], Path]:
+    """The finished run of a row with everything that draws, trained once. Tests read it and change nothing."""
+    root = tmp_path_factory.mktemp("unbroken")
+
+    return lambda row: train(row, root / row, *DRAWS[row])
+
+
+@pytest.fixture(scope="module")
+def update_twice(train: Callable[..., Path]) -> Callable[..., Path]:
+    """Two updates of a row, without draws. In float64, so that how sums are rounded is far from all that matters."""
+
+    def run(row: str, out: Path, *overrides: str) -> Path:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return train(row, out, *TWO_UPDATES, *overrides)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, update_twice: Callable[..., Path]) -> Callable[[str], Path]:
+    """These updates in one piece and one process."""
+    root = tmp_path_factory.mktemp("whole")
+    return lambda row: update_twice(row, root / row)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    """The same updates of every row by two processes."""
+    out = tmp_path_factory.mktemp("two")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = Path(__file__).with_name("train_rows.py")
+    command = [*torchrun, str(script), str(ENDS), str(out), f"corpus.name={text}", *TWO_UPDATES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def assert_equal_updates(run: Path, expected: Path, metrics: Metrics) -> None:
+    for step in ("step_00000001", "step_00000002"):
+        found, wanted = (load_file(each / "checkpoints" / step / "model.safetensors") for each in (run, expected))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    *updates, valid = zip(metrics(run), metrics(expected), strict=True)
+    for line, other in updates:
+        assert line["step"] == other["step"]
+        for name in ("nll", "gradient_norm", "parts", "penalties"):
+            assert line[name] == pytest.approx(other[name], rel=1e-10), name
+    assert valid[0]["nll"] == pytest.approx(valid[1]["nll"], abs=1e-10)
+
+
+@every_row
+def test_a_stop_in_the_middle_of_an_epoch_does_not_show(
+    tmp_path: Path,
+    row: str,
+    train: Callable[..., Path],
+    unbroken: Callable[[str], Path],
+    outcome: Outcome,
+    signal_in_step: Callable[[int], None],
+) -> None:
+    expected = outcome(unbroken(row))
+    out = tmp_path / "stopped"
+    signal_in_step(STOP)
+    with pytest.raises(Stopped, match=f"step {STOP} "):
+        train(row, out, *DRAWS[row])
+    train(row, out, *DRAWS[row])
+    found = outcome(out)
+    last = f"step_{STEPS:08d}"
+    assert found["weights"][last] == expected["weights"][last]
+    assert {**found, "weights": None} == {**expected, "weights": None}
+
+
+@every_row
+def test_two_pieces_are_one_batch(
+    tmp_path: Path, row: str, update_twice: Callable[..., Path], whole: Callable[[str], Path], metrics: Metrics
+) -> None:
+    pieces = update_twice(row, tmp_path / "pieces", "training.accumulate=2")
+    assert_equal_updates(pieces, whole(row), metrics)
+
+
+@every_row
+def test_two_processes_are_one(row: str, two_processes: Path, whole: Callable[[str], Path], metrics: Metrics) -> None:
+    run = two_processes / load_recipe(str(ENDS)).row(row).slug
+    assert json.loads((run / "result.json").read_text(encoding="utf-8"))["training"]["processes"] == 2
+    assert_equal_updates(run, whole(row), metrics)
+
+
+@every_row
+def test_every_parameter_gets_a_gradient_from_frequent_words(row: str, load: Callable[..., Recipe]) -> None:
+    experiment = load(row).experiments[row]
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary)
+    model = build_model(experiment, dataset.vocabulary)
+    split = dataset.splits["train"]
+    x_BT, y_BT = Streams(split.ids, 4, 10, split.inputs).slice(1, 2).window(2)
+    plan = model.output.prepare(y_BT)
+    if row.startswith("adaptive"):
+        assert isinstance(plan, BandPlan)
+        assert [len(rows) for rows, _ in plan.tails] == [0, 0]
+    model.loss(x_BT, y_BT, plan=plan).sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@every_row
+def test_metrics_name_the_parts(row: str, unbroken: Callable[[str], Path], metrics: Metrics) -> None:
+    lines = [line for line in metrics(unbroken(row)) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(2, STEPS + 1, 2))
+    for line in lines:
+        assert line["parts"].keys() == PARTS.get(row, set())
+        assert all(math.isfinite(value) and value > 0 for value in line["parts"].values())
+
+
+@every_row
+def test_verbs(row: str, unbroken: Callable[[str], Path]) -> None:
+    run = unbroken(row)
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    assert run_command("evaluate", run, "--json").json()["nll"] == pytest.approx(result["test"]["nll"], abs=1e-6)
+    assert len(run_command("generate", run, "--prompt", "kolaba", "--length", 9, "--json").json()["tokens"]) == 9
+    best, cold = (
+        run_command("generate", run, "--length", 9, "--json", *options).json()["tokens"]
+        for options in (("--top-k", 1), ("--temperature", 0))
+    )
+    assert best == cold
+    (scored,) = run_command("score", run, "kolaba yak minedu", "--json").json()
+    assert math.isfinite(scored["log_prob"])
+    assert scored["words"][-1]["word"] == "<eos>"
+    near = run_command("neighbors", run, "kolaba", "kolale", "-k", 3, "--json").json()
+    assert near.keys() in ({"input", "output"}, {"tied"})
+    assert all(len(found) == 3 for words in near.values() for found in words.values())
+
+
+def test_words_that_no_class_has_keep_their_spelling(unbroken: Callable[[str], Path]) -> None:
+    run = unbroken("spelled")
+    spelled = json.loads((run / "vocabulary.json").read_text(encoding="utf-8"))["spelled"]
+    one, other = run_command("score", run, f"{spelled[0]} kolaba", f"{spelled[1]} kolaba", "--json").json()
+    assert one["words"][0]["unknown"]
+    assert one["words"][0]["log_prob"] == other["words"][0]["log_prob"]  # as targets both are <unk>
+    assert one["words"][1]["log_prob"] != other["words"][1]["log_prob"]
+
+
+def test_one_report_shows_them_all(tmp_path: Path, unbroken: Callable[[str], Path]) -> None:
+    page = tmp_path / "page.html"
+    found = run_command("report", *map(unbroken, DRAWS), "-o", page, "--json").json()
+    assert found["runs"] == len(DRAWS)
+    html = page.read_text(encoding="utf-8")
+    assert all(row in html for row in DRAWS)
+
+
+def test_every_row_is_here() -> None:
+    assert [row.name for row in load_recipe(str(ENDS)).rows] == list(DRAWS)

@@ -1,0 +1,75 @@
+"""Random numbers go on where they were, from every source, also in the middle of a pair of Gaussians."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reefknot.lab.training.generators import capture, restore, seed_everything, set_determinism
+from reefknot.storage import files as durable
+
+CPU = torch.device("cpu")
+
+
+def draw() -> list[float]:
+    """A number from every source, of every kind that has a state of its own."""
+    numbers = [random.random(), random.gauss(), float(np.random.rand()), float(np.random.randn())]
+    return [*numbers, float(torch.rand(())), float(torch.randn(())), *torch.randn(40).tolist()]
+
+
+@pytest.mark.parametrize("drawn", range(4))
+def test_they_come_back_through_a_file(tmp_path: Path, drawn: int) -> None:
+    seed_everything(3)
+    for _ in range(drawn):
+        draw()
+    path = tmp_path / "states.safetensors"
+    durable.write_tensors(path, capture(CPU))
+    expected = draw() + draw()
+    seed_everything(4)
+    restore(durable.read_tensors(path), CPU)
+    assert draw() + draw() == expected
+
+
+def test_seeds_and_ranks_differ() -> None:
+    seen = set()
+    for seed in range(3):
+        for rank in range(3):
+            seed_everything(seed, rank)
+            seen.update(draw()[:3])
+    assert len(seen) == 3 * 3 * 3
+
+
+def test_the_largest_seed() -> None:
+    seed_everything(2**31 - 1, rank=7)
+    assert all(np.isfinite(draw()))
+
+
+def test_determinism_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        set_determinism("exact")
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cuda.matmul.allow_tf32
+        set_determinism("fast")
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        set_determinism("seeded")
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_no_verb_waits_for_the_compiler_to_load() -> None:
+    script = (
+        "import sys, reefknot.lab.trained_run\n"
+        "from reefknot.lab.training.generators import set_determinism\n"
+        "set_determinism('exact'); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

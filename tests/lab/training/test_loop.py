@@ -1,0 +1,144 @@
+"""Training as long as the settings say: to an epoch or to an update, validated in between, stopped and resumed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from reefknot.errors import Stopped
+from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.samples import TextSamples
+from reefknot.lab.training.loop import Trainer
+
+UPDATES = ("training.epochs=default", "training.updates=8")
+"""Of 6 an epoch."""
+Metrics = Callable[[Path], list[dict[str, Any]]]
+Outcome = Callable[[Path], dict[str, Any]]
+
+
+def validations(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    return [(line["step"], line["epoch"]) for line in lines if line["kind"] == "valid"]
+
+
+def test_training_ends_with_its_last_update(tmp_path: Path, train: Any, metrics: Metrics, heard: Any) -> None:
+    result = train(tmp_path / "run", *UPDATES)
+    lines = metrics(tmp_path / "run")
+    assert result["training"]["steps"] == 8
+    assert validations(lines) == [(6, 1), (8, 1 + 2 / 6)]
+    assert (lines[-2]["kind"], lines[-2]["step"]) == ("train", 8)
+    assert sum(line["tokens"] for line in lines if line["kind"] == "train") == result["training"]["tokens"]
+    assert any("update 8/8  valid perplexity" in said for said in heard.lines)
+    best = min((line for line in lines if line["kind"] == "valid"), key=lambda line: line["nll"])
+    assert result["best"] == {"step": best["step"], "epoch": best["epoch"]}
+    assert (tmp_path / "run" / "best").readlink().name == f"step_{best['step']:08d}"
+
+
+def test_an_epoch_counted_in_updates_is_an_epoch(tmp_path: Path, train: Any, outcome: Outcome) -> None:
+    train(tmp_path / "epochs")
+    train(tmp_path / "updates", "training.epochs=default", "training.updates=12")
+    assert outcome(tmp_path / "updates") == outcome(tmp_path / "epochs")
+
+
+def test_validations_between_epochs(tmp_path: Path, train: Any, metrics: Metrics) -> None:
+    train(tmp_path / "run", "training.validate_every=4")
+    assert validations(metrics(tmp_path / "run")) == [(4, 4 / 6), (8, 1 + 2 / 6), (12, 2)]
+
+
+def test_rules_count_validations(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
+    """Every second update; the fourth loss is worse than the second, the sixth no better than the fifth."""
+    rules = (
+        "training.averaging={start = 'nonmonotone', interval = 1}",
+        "training.stop={rule = 'patience', interval = 1}",
+    )
+    recipe = load_recipe(
+        str(tiny_recipe()), ("training.validate_every=2", *UPDATES, "training.updates=20", *rules), "tied"
+    )
+    experiment, losses = recipe.experiments["tied"], iter([2.0, 1.9, 1.85, 1.95, 1.8, 1.8])
+    ids = np.arange(120, dtype=np.int32) % 11
+    model = build_model(experiment, 11)
+    with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
+        batches = batches_of(experiment.training, ids)
+        progress = Trainer(model, batches, lambda: next(losses), experiment.training, folder).train()
+    assert progress.step == 12
+    assert progress.stopped == "stopped after update 12 by patience: no new best in 1 validations"
+    assert progress.averaged_from == 2  # from the middle of it on
+    assert (progress.best_step, progress.best_epoch) == (10, 1 + 4 / 6)
+
+
+def test_how_often_is_validated_does_not_show_in_the_weights(tmp_path: Path, train: Any, outcome: Outcome) -> None:
+    train(tmp_path / "seldom", "training.keep=20")
+    train(tmp_path / "often", "training.keep=20", "training.validate_every=1")
+    seldom, often = (outcome(tmp_path / name)["weights"] for name in ("seldom", "often"))
+    assert seldom.items() <= often.items()
+    assert len(often) > len(seldom)
+
+
+def test_a_run_of_updates_resumes_from_every_step_to_the_same_bits(
+    tmp_path: Path, train: Any, outcome: Outcome, signal_in_step: Callable[[int], None]
+) -> None:
+    settings = (
+        *UPDATES,
+        "training.validate_every=5",
+        "training.schedule={kind = 'cosine', period = 4, warmup = 2}",
+        "training.optimiser={kind = 'sgd', learning_rate = 0.5, momentum = 0.9, nesterov = true}",
+    )
+    train(tmp_path / "unbroken", *settings)
+    unbroken = outcome(tmp_path / "unbroken")
+    last = max(unbroken["weights"])
+    # Where a run was stopped it has a checkpoint more, and so fewer of the others.
+    weights = unbroken.pop("weights")[last]
+    for step in range(1, 9):
+        out = tmp_path / f"stopped at {step}"
+        signal_in_step(step)
+        with pytest.raises(Stopped, match=f"stopped at step {step} and saved"):
+            train(out, *settings)
+        train(out, *settings)
+        resumed = outcome(out)
+        assert resumed.pop("weights")[last] == weights
+        assert resumed == unbroken
+
+
+@pytest.mark.parametrize(
+    ("batching", "encoder"),
+    [
+        ("sentences", "kind = 'lstm', hidden_dim = 8, dropout = 0.3"),
+        ("blocks", "kind = 'transformer', layers = 1, heads = 2, ffn_dim = 8, dropout = 0.3"),
+    ],
+)
+def test_windows_afresh_resume_to_the_same_bits(
+    tmp_path: Path, train: Any, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, batching: str, encoder: str
+) -> None:
+    """A recurrent encoder begins each window with its initial state then, and there is none to save."""
+    optimiser = "training.optimiser={kind = 'adamw', learning_rate = 0.01}"
+    settings = (*UPDATES, f"training.batching={batching}", "training.divisor=tokens", f"encoder={{{encoder}}}")
+    settings += ("training.accumulate=3", optimiser)
+    train(tmp_path / "unbroken", *settings)
+    saved = RunFolder.open(tmp_path / "unbroken").checkpoints.latest(lambda _: None)
+    assert saved is not None
+    assert not any(name.startswith("hidden") for name in saved.state)
+    read, count = TextSamples.window, 0
+
+    def window(self: TextSamples, index: int) -> tuple[Tensor, Tensor]:
+        nonlocal count
+        count += 1
+        if count == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return read(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextSamples, "window", window)
+        with pytest.raises(Stopped, match="at step 4"):
+            train(tmp_path / "broken", *settings)
+    train(tmp_path / "broken", *settings)
+    one, other = outcome(tmp_path / "unbroken"), outcome(tmp_path / "broken")
+    last = max(one["weights"])
+    assert one.pop("weights")[last] == other.pop("weights")[last]
+    assert one == other

@@ -1,0 +1,177 @@
+"""Autocast: weights stay float32, the loss falls; in float16 the loss is scaled, and what overflows is left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from reefknot.errors import NonFiniteError, SettingsError, Stopped
+from reefknot.lab.training.distributed import World
+from reefknot.lab.training.loop import Trainer
+from reefknot.lab.training.update import OVERFLOWS, Tally
+
+HALF = (
+    "training.precision=float16",
+    "encoder={kind = 'transformer', layers = 1, heads = 2, ffn_dim = 8, dropout = 0.3}",
+    "training.optimiser={kind = 'sgd', learning_rate = 0.1, momentum = 0.9, nesterov = true}",
+    "training.log_every=1",
+)
+"""A CPU has no LSTM in float16."""
+Metrics = Callable[[Path], list[dict[str, Any]]]
+
+
+def training_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line["kind"] == "train"]
+
+
+def last(run: Path, name: str) -> Path:
+    return max((run / "checkpoints").iterdir()) / name
+
+
+def test_half_precision_trains(tmp_path: Path, train: Any, metrics: Metrics) -> None:
+    fixed = ("encoder={kind = 'gru', hidden_dim = 8}", "init.uniform=0.5", "training.schedule.factor=1.0")
+    length = ("training.epochs=default", "training.updates=60", "training.validate_every=60", "training.save_every=60")
+    losses = {}
+    for precision in ("float32", "bfloat16", "float16"):
+        wanted = (f"training.precision={precision}", "training.optimiser.learning_rate=0.2")
+        train(tmp_path / precision, *fixed, *length, *wanted)
+        losses[precision] = [line["nll"] for line in training_lines(metrics(tmp_path / precision))]
+        assert all(map(math.isfinite, losses[precision]))
+        assert sum(losses[precision][-3:]) < sum(losses[precision][:3]) - 0.3
+        saved = load_file(last(tmp_path / precision, "model.safetensors"))
+        assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert len({tuple(each) for each in losses.values()}) == 3
+
+
+@pytest.fixture
+def overflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Makes the gradients of some updates infinite; returns which updates have changed no weight."""
+    step = Trainer._step
+
+    def arm(*numbers: int) -> list[int]:
+        idle: list[int] = []
+
+        def overflowing(self: Trainer, stop: Any) -> Any:
+            weight: Any = next(self.model.encoder.parameters())
+            scale = math.inf if self.state.progress.step + 1 in numbers else 1.0
+            hook = weight.register_hook(lambda gradient: gradient * scale)
+            before = [each.detach().clone() for each in self.model.parameters()]
+            try:
+                return step(self, stop)
+            finally:
+                hook.remove()
+                if all(torch.equal(*pair) for pair in zip(before, self.model.parameters(), strict=True)):
+                    idle.append(self.state.progress.step)
+
+        monkeypatch.setattr(Trainer, "_step", overflowing)
+        return idle
+
+    return arm
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["at once", "as on a GPU"])
+def test_an_update_that_overflows_is_left_out(
+    tmp_path: Path,
+    train: Any,
+    metrics: Metrics,
+    overflow: Callable[..., list[int]],
+    gpu: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    if gpu:
+        request.getfixturevalue("as_on_a_gpu")
+    idle = overflow(1, 4, 5)
+    result = train(tmp_path / "run", *HALF)
+    assert idle == [1, 4, 5]
+    assert all(each.isfinite().all() for each in load_file(last(tmp_path / "run", "model.safetensors")).values())
+    lines = training_lines(metrics(tmp_path / "run"))
+    assert [line["step"] for line in lines] == [2, 3, *range(6, 13)]  # no line without an update
+    assert [line["skipped"] for line in lines] == [1, 1, *[3] * 7]
+    assert all(math.isfinite(line["gradient_norm"]) for line in lines)
+    assert sum(line["tokens"] for line in lines) == result["training"]["tokens"] - 3 * 20
+    scaler = json.loads(last(tmp_path / "run", "state.json").read_text())["scaler"]
+    assert scaler["scale"] == 2.0 ** (16 - 3)  # halved with each
+    assert scaler["_growth_tracker"] == 12 - 5
+
+
+def test_the_scale_resumes(
+    tmp_path: Path,
+    train: Any,
+    outcome: Callable[[Path], dict[str, Any]],
+    overflow: Callable[..., object],
+    signal_in_step: Callable[[int], None],
+) -> None:
+    overflow(2, 6, 7)
+    train(tmp_path / "unbroken", *HALF)
+    signal_in_step(6)
+    with pytest.raises(Stopped):
+        train(tmp_path / "broken", *HALF)
+    train(tmp_path / "broken", *HALF)
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "unbroken")
+    one, other = (json.loads(last(tmp_path / run, "state.json").read_text()) for run in ("unbroken", "broken"))
+    assert one["scaler"] == other["scaler"]
+    assert one["scaler"]["scale"] == 2.0**13
+
+
+def test_overflows_without_end_stop_training(
+    tmp_path: Path, train: Any, overflow: Callable[..., object], metrics: Metrics
+) -> None:
+    overflow(*range(7, 100))
+    match = rf"at step {6 + OVERFLOWS}, the last of {OVERFLOWS} in a row; the update was not made"
+    with pytest.raises(NonFiniteError, match=match):
+        train(tmp_path / "run", *HALF, "training.epochs=100")
+    assert training_lines(metrics(tmp_path / "run"))[-1]["step"] == 6
+    assert all(each.isfinite().all() for each in load_file(last(tmp_path / "run", "model.safetensors")).values())
+
+
+def test_an_encoder_that_a_cpu_has_not_is_refused(tmp_path: Path, train: Any) -> None:
+    with pytest.raises(SettingsError, match="torch cannot compute this LSTM with it on a CPU; use bfloat16, or a GPU"):
+        train(tmp_path / "run", "training.precision=float16")
+
+
+def test_a_tally_forgives_what_is_not_in_a_row() -> None:
+    tally = Tally(World(), 10, patience=3)
+    norms = [math.inf, math.inf, 2.0, math.nan, math.inf, math.inf, 4.0]
+    made = []
+    for norm in norms:
+        tally.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
+        made.append(not bool(tally.found_inf))
+    assert made == [False, False, True, False, False, False, False]  # nothing after the third in a row
+    report = tally.report()
+    assert report.refused == 16
+    assert math.isinf(report.gradient_norm)
+    assert report.skipped == 5
+    again = Tally(World(), 0, patience=3, skipped_in_a_row=1)
+    for norm in (math.inf, 2.0, math.inf):
+        again.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
+    report = again.report()
+    assert (report.refused, report.skipped, report.skipped_in_a_row) == (0, 2, 1)
+    assert (report.sums, report.tokens, report.gradient_norm) == ({"nll": 1.5}, 4, 2.0)
+    assert again.report().tokens == 0
+
+
+def test_processes_agree_on_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one finds nothing wrong, another one finds its loss infinite: none of them makes it."""
+
+    def reduced(number: torch.Tensor, op: Any) -> None:
+        assert op == dist.ReduceOp.MIN
+        number.clamp_(max=others.pop())
+
+    others = [1, 0, 1]
+    monkeypatch.setattr(dist, "all_reduce", reduced)
+    tally = Tally(World(size=2), 0, patience=3)
+    made = []
+    for _ in range(3):
+        tally.add(torch.tensor(2.0), {"nll": torch.tensor(1.5)}, {}, count=4)
+        made.append(not bool(tally.found_inf))
+    assert made == [True, False, True]
+    report = tally.report()
+    assert (report.skipped, report.tokens, report.sums) == (1, 8, {"nll": 3.0})

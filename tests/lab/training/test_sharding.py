@@ -1,0 +1,170 @@
+"""Two processes with a copy of the model each, or a part of it each: every run is the one that a process makes alone,
+and each goes on with what another left. The rows are those of `together.toml`."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.conftest import run_command
+from safetensors.torch import load_file
+from train_together import train
+
+from reefknot.errors import SettingsError
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.training.distributed import Parallel, World
+
+RECIPE = Path(__file__).with_name("together.toml")
+ROWS = (
+    "blocks",
+    "one-block",
+    "blocks-in-pieces",
+    "float16",
+    "sentences",
+    "sentences-in-pieces",
+    "streams-in-pieces",
+    "frozen",
+)
+RESUMED = ("blocks-in-pieces", "sentences-in-pieces", "streams-in-pieces", "frozen")
+"""Those with an optimiser's state of several tensors, averages, a hidden state, and a table that is not trained."""
+WAYS = ("copies", "shards")
+LAST, EARLIER = "step_00000004", "step_00000002"
+
+Metrics = Callable[[Path], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override that names a text of 24 words in lines of 1 to 12, half of them with frequent words only."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(0)
+    words = [first + last for first in ("ko", "mi", "ru", "se") for last in ("ba", "du", "fi", "le", "no", "ra")]
+    for name, lines in (("train", 30), ("valid", 6), ("test", 6)):
+        choices = [words[:6] if line % 2 else words for line in range(lines)]
+        written = [" ".join(draw.choices(choice, k=draw.randint(1, 12))) + "\n" for choice in choices]
+        (folder / f"{name}.txt").write_text("".join(written), encoding="utf-8")
+    return f"corpus.name={folder}"
+
+
+def train_alone(text: str, row: str, out: Path) -> Path:
+    recipe = load_recipe(str(RECIPE), [text])
+    train(recipe, next(each for each in recipe.rows if each.slug == row), out, World())
+    return out
+
+
+def train_together(processes: int, folder: Path, text: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    script = Path(__file__).with_name("train_together.py")
+    command = [*torchrun, str(script), str(RECIPE), str(folder), text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def rewind(run: Path, out: Path) -> Path:
+    """A copy of a finished run as it stood after its second update."""
+    shutil.copytree(run, out, symlinks=True)
+    (out / "best").unlink()
+    for path in (out / "checkpoints").iterdir():
+        if path.name > EARLIER:
+            shutil.rmtree(path)
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
+    """Every row, by one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for row in ROWS:
+        train_alone(text, row, folder / row)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory, text: str, alone: Path) -> Path:
+    """Every row by two processes in both ways, and the runs of one process gone on with in both."""
+    folder = tmp_path_factory.mktemp("together")
+    for way in WAYS:
+        (folder / way).mkdir()
+        for row in RESUMED:
+            rewind(alone / row, folder / f"{way} resumed" / row)
+    train_together(2, folder, text)
+    return folder
+
+
+def assert_equal_runs(run: Path, expected: Path, metrics: Metrics) -> None:
+    assert RunFolder.open(run).config == RunFolder.open(expected).config
+    lines, others = metrics(run), metrics(expected)
+    assert [line["step"] for line in others if line["kind"] == "train"] == (
+        [1, 4] if run.name == "float16" else [1, 2, 3, 4]
+    )
+    for line, other in zip(lines, others, strict=True):
+        for key in ("kind", "step", "epoch", "tokens", "skipped"):
+            assert line.get(key) == other.get(key)
+        assert line["nll"] == pytest.approx(other["nll"], rel=1e-6 if line["kind"] == "valid" else 1e-12)
+        assert line.get("gradient_norm", 0.0) == pytest.approx(other.get("gradient_norm", 0.0), rel=1e-10)
+    for name in ("model.safetensors", "state.safetensors"):
+        found, wanted = (load_file(each / "checkpoints" / LAST / name) for each in (run, expected))
+        kept = {key for key in wanted if not key.startswith("generator.")}
+        assert {key for key in found if not key.startswith("generator.")} == kept
+        for key in kept:
+            torch.testing.assert_close(found[key], wanted[key], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_are_one(way: str, row: str, together: Path, alone: Path, metrics: Metrics) -> None:
+    assert_equal_runs(together / way / row, alone / row, metrics)
+    norms = [line["gradient_norm"] for line in metrics(alone / row) if line["kind"] == "train"]
+    assert max(norms) > 0.25  # some of them were clipped
+
+
+@pytest.mark.parametrize("row", RESUMED)
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_go_on_with_the_run_of_one(
+    way: str, row: str, together: Path, alone: Path, metrics: Metrics
+) -> None:
+    assert_equal_runs(together / f"{way} resumed" / row, alone / row, metrics)
+
+
+def test_four_processes_go_on_with_the_run_of_one(tmp_path: Path, text: str, alone: Path, metrics: Metrics) -> None:
+    """Some parameters have fewer rows than that, so some parts are empty."""
+    for row in RESUMED:
+        rewind(alone / row, tmp_path / "shards" / row)
+    train_together(4, tmp_path, text)
+    for row in RESUMED:
+        assert_equal_runs(tmp_path / "shards" / row, alone / row, metrics)
+
+
+@pytest.mark.parametrize("row", RESUMED)
+def test_one_process_goes_on_with_the_run_of_two(
+    tmp_path: Path, row: str, text: str, together: Path, alone: Path, metrics: Metrics
+) -> None:
+    run = rewind(together / "shards" / row, tmp_path / "run")
+    assert_equal_runs(train_alone(text, row, run), alone / row, metrics)
+
+
+def test_a_process_alone_holds_the_whole_model() -> None:
+    model: Any = torch.nn.Linear(3, 3)
+    assert type(World().parallel(model, shard=True)) is Parallel
+
+
+def test_a_process_alone_says_so(tmp_path: Path, text: str) -> None:
+    settings = (text, "training.updates=1", "training.shard=true")
+    said = run_command("train", RECIPE, "--row", "blocks", "--out", tmp_path / "run", *settings).out
+    assert said.count("training.shard: a process alone holds the whole model; torchrun starts several") == 1
+
+
+def test_a_torch_that_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
+    monkeypatch.delitem(sys.modules, "reefknot.lab.training.sharding", raising=False)
+    model: Any = torch.nn.Linear(3, 3)
+    with pytest.raises(SettingsError, match=r"training.shard needs torch 2.6 .* leave training.shard out"):
+        World(size=2).parallel(model, shard=True)

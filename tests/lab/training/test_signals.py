@@ -1,0 +1,143 @@
+"""Signals as a scheduler or a person sends them, to processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.errors import Stopped
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.training.signals import WATCHED, StopRequest, stopping_at_once
+
+Command = Callable[..., list[str]]
+Start = Callable[[list[str]], "subprocess.Popen[str]"]
+WaitFor = Callable[[Callable[[], object]], None]
+
+LONG = ("training.epochs=100000", "training.save_every=1000000", "training.log_every=1")
+
+
+def lines(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def has_lines(run: Path, least: int) -> bool:
+    return lines(run) >= least
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_saves_and_leaves_with_75(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start, wait_for: WaitFor, number: int
+) -> None:
+    out = tmp_path / "run"
+    words = command("train", tiny_recipe(2000), "--row", "tied", "--out", out, *LONG)
+    reached = 0
+    for _ in range(2):  # stopped once, resumed, stopped again
+        process = start(words)
+        wait_for(partial(has_lines, out, reached + 4))
+        process.send_signal(number)
+        said, complained = process.communicate(timeout=60)
+        assert process.returncode == 75
+        assert "saved; the same command resumes" in complained
+        assert "Traceback" not in complained
+        found = RunFolder.open(out).checkpoints.latest(pytest.fail)
+        assert found is not None
+        assert found.step > reached
+        assert found.values["progress"]["metrics_lines"] == lines(out)
+        assert ("resumed at step" in said) == (reached > 0)
+        reached = lines(out)
+
+
+@pytest.mark.parametrize("number", WATCHED)
+def test_a_second_signal_ends_it_at_once(start: Start, number: signal.Signals) -> None:
+    """The loop below never looks at the request, as a step that hangs would not."""
+    code = """
+import time
+from reefknot.lab.training.signals import StopRequest
+with StopRequest() as stop:
+    print("listening", flush=True)
+    while not stop:
+        time.sleep(0.01)
+    print("noted", flush=True)
+    time.sleep(60)
+"""
+    process = start([sys.executable, "-c", code])
+    assert process.stdout is not None
+    for heard in ("listening", "noted"):
+        assert process.stdout.readline().strip() == heard
+        process.send_signal(number)
+    assert process.wait(timeout=20) == -number
+    process.communicate()
+
+
+@pytest.mark.parametrize("moment", ["say", "update"])
+def test_a_stop_while_it_prepares_or_scores(
+    tmp_path: Path, train: Any, heard: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before the first step it speaks, before it scores the best weights it shows so; then there is nothing to save."""
+    speak = getattr(heard, moment)
+
+    def interrupt(text: str) -> None:
+        speak(text)
+        if moment == "say" or "scoring" in text:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(heard, moment, interrupt)
+    with pytest.raises(Stopped, match="stopped; the same command goes on"):
+        train(tmp_path / "run")
+    monkeypatch.undo()
+    assert train(tmp_path / "run")["training"]["steps"] == 12
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in WATCHED]
+    with StopRequest() as stop:
+        assert not stop
+        signal.raise_signal(signal.SIGUSR1)
+        assert stop
+        assert stop.signal is signal.SIGUSR1
+    assert [signal.getsignal(number) for number in WATCHED] == before
+    with pytest.raises(Stopped, match="enough"), stopping_at_once("enough"):
+        signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in WATCHED] == before
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_table_hands_the_signal_on(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start, wait_for: WaitFor, jobs: int
+) -> None:
+    root = tmp_path / "runs"
+    words = command("table", tiny_recipe(2000), "--out", root, "--jobs", str(jobs), *LONG)
+    process = start(words)
+    wait_for(lambda: sum(lines(run) > 3 for run in root.glob("*/seed0")) == jobs)
+    process.send_signal(signal.SIGTERM)
+    _, complained = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert complained.splitlines()[-1] == "reefknot: stopped; the same command goes on where it stands"
+    for run in list(root.glob("*/seed0"))[:jobs]:
+        found = RunFolder.open(run).checkpoints.latest(pytest.fail)
+        assert found is not None
+        assert found.step > 3
+        RunFolder.open_for_training(run, RunFolder.open(run).config).close()  # nobody is left training there
+
+
+def test_a_table_stopped_while_its_rows_start(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start
+) -> None:
+    """The row cannot listen yet and dies of the signal, but the table was asked to stop and says so."""
+    process = start(command("table", tiny_recipe(), "--out", tmp_path / "runs", *LONG))
+    assert process.stdout is not None
+    while "2 runs in" not in process.stdout.readline():
+        pass
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    _, complained = process.communicate(timeout=60)
+    assert process.returncode == 75, complained

@@ -1,0 +1,187 @@
+"""Training skip-gram: what it writes, how it resumes, how it stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.training import skip_gram
+from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
+from reefknot.lab.training.state import Progress
+from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
+
+WORDS, VOCABULARY, EOS = 2_000, 30, 0
+SETTINGS = SkipGramSettings(dim=8, window=3, negatives=3, sample=1e-2)
+TRAINING = SkipGramTraining(epochs=2, log_every=450, save_every=900, seed=5, learning_rate=0.05)
+STEPS = 5
+"""Stretches of an epoch: four of 450 words and one of 200."""
+Outcome = tuple[Progress, dict[str, torch.Tensor], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ids() -> NDArray[np.int32]:
+    """Words of ten and ten go together; every tenth place is a line's end."""
+    draw = np.random.default_rng(0)
+    lines = [np.append(1 + 10 * draw.integers(2) + draw.integers(10, size=9), EOS) for _ in range(WORDS // 10)]
+    return np.concatenate(lines).astype(np.int32)
+
+
+def trainer(
+    run: RunFolder, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, tied: bool = False, **options: Any
+) -> SkipGramTrainer:
+    torch.manual_seed(training.seed)
+    settings = SETTINGS.model_copy(update={"tied": tied})
+    model = SkipGram.of(settings, VOCABULARY)
+    counts = np.bincount(ids, minlength=VOCABULARY)
+    draws = settings.draws(counts, eos=EOS, unknown=None, seed=training.seed)
+    return SkipGramTrainer(model, ids, draws, training, run, name="words", **options)
+
+
+def train(out: Path, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, **options: Any) -> Outcome:
+    with RunFolder.open_for_training(out, {"settings": training.model_dump()}) as run:
+        here = trainer(run, ids, training, **options)
+        progress = here.train()
+        weights = {name: weight.detach().clone() for name, weight in here.model.named_parameters()}
+        metrics = [{key: value for key, value in line.items() if key != "wall"} for line in run.metrics.read()]
+        return progress, weights, metrics
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_metrics_and_checkpoints(tmp_path: Path, ids: NDArray[np.int32], tied: bool, heard: Any) -> None:
+    tracked: list[dict[str, Any]] = []
+    progress, weights, metrics = train(tmp_path, ids, tied=tied, display=heard, trackers=[tracked.append])
+    assert (progress.step, progress.epoch, progress.window, progress.tokens) == (2 * STEPS, 3, 0, 2 * WORDS)
+    assert progress.seconds > 0
+    assert [line["step"] for line in metrics] == list(range(1, 2 * STEPS + 1))
+    assert [line["tokens"] for line in metrics][:STEPS] == [450, 900, 1350, 1800, 2000]
+    assert metrics[0]["learning_rate"] == pytest.approx(0.05 * (1 - 450 / 4000))
+    assert metrics[-1]["learning_rate"] == 2.5e-6
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+    assert len(tracked) == 2 * STEPS
+    assert all(line["wall"]["tokens_per_second"] > 0 for line in tracked)
+    found = RunFolder.open(tmp_path).checkpoints
+    best = found.best()
+    assert best is not None
+    saved = found.load(best)
+    assert saved.step == 2 * STEPS
+    assert saved.model.keys() == weights.keys()
+    assert len(weights) == (1 if tied else 2)
+    assert all(torch.equal(saved.model[name], weights[name]) for name in weights)
+    assert [path.name for path in sorted(found.folder.iterdir())] == ["step_00000009", "step_00000010"]
+
+
+def test_words_that_go_together_end_up_together(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+    _, weights, _ = train(tmp_path, ids, TRAINING.model_copy(update={"epochs": 20}))
+    unit = torch.nn.functional.normalize(weights["input.weight"][1:21], dim=1)
+    cosines = unit @ unit.T
+    assert float(cosines[:10, :10].mean()) > float(cosines[:10, 10:].mean()) + 0.5
+
+
+@pytest.fixture
+def signal_in_stretch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sends SIGTERM to this process in its n-th stretch from now."""
+    real = skip_gram.train_stretch
+
+    def arm(number: int) -> None:
+        count = 0
+
+        def stretch(*arguments: Any, **options: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == number:
+                signal.raise_signal(signal.SIGTERM)
+            real(*arguments, **options)
+
+        monkeypatch.setattr(skip_gram, "train_stretch", stretch)
+
+    return arm
+
+
+@pytest.mark.parametrize("at", [1, 3, STEPS, STEPS + 2])
+def test_stopped_and_resumed_is_never_stopped(
+    tmp_path: Path, ids: NDArray[np.int32], at: int, signal_in_stretch: Callable[[int], None], heard: Any
+) -> None:
+    _, whole, metrics = train(tmp_path / "whole", ids)
+    signal_in_stretch(at)
+    with pytest.raises(Stopped, match="saved; the same command resumes") as caught:
+        train(tmp_path / "parts", ids)
+    assert caught.value.exit_code == 75
+    progress, parts, continued = train(tmp_path / "parts", ids, display=heard)
+    assert progress.tokens == 2 * WORDS
+    assert continued == metrics
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert "resumed at epoch" in heard.lines[0]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+    first, weights, metrics = train(tmp_path, ids)
+    again, same, lines = train(tmp_path, ids)
+    assert again == first
+    assert lines == metrics
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_table_that_is_not_finite_stops_it(tmp_path: Path, ids: NDArray[np.int32], tied: bool, value: float) -> None:
+    with RunFolder.open_for_training(tmp_path, {}) as run:
+        here = trainer(run, ids, tied=tied)
+        with torch.no_grad():
+            here.model.input.weight[3, 0] = value
+        with pytest.raises(NonFiniteError, match="step 1 has made a weight that is not a number") as caught:
+            here.train()
+        assert "training.learning_rate" in str(caught.value)
+    assert json.loads((tmp_path / "nonfinite.json").read_text()) == {"step": 1, "window": 0, "epoch": 1, "seed": 5}
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_seeds_and_workers(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+    outcomes = {}
+    many = 16 * (os.cpu_count() or 1)
+    for seed, workers in ((5, 1), (6, 1), (5, 2), (5, many)):
+        training = TRAINING.model_copy(update={"seed": seed, "workers": workers})
+        outcomes[seed, workers] = train(tmp_path / f"{seed}-{workers}", ids, training)[2][-1]["loss"]
+    assert outcomes[5, 1] != outcomes[6, 1]
+    for workers in (2, many):
+        assert outcomes[5, workers] == pytest.approx(outcomes[5, 1], rel=0.1)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+    train(tmp_path, ids)
+    (tmp_path / "config.json").write_text('{"settings": {}}')
+    with (
+        RunFolder.open_for_training(tmp_path, {"settings": {}}) as run,
+        pytest.raises(DataError, match="a run with other settings"),
+    ):
+        trainer(run, ids).train()
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+    model = SkipGram.of(SETTINGS, VOCABULARY)
+    with RunFolder.open_for_training(tmp_path, {}) as run:
+
+        def make(ids: NDArray[np.int32], words: int) -> SkipGramTrainer:
+            draws = SETTINGS.draws([1] * words, eos=None, unknown=None, seed=0)
+            return SkipGramTrainer(model, ids, draws, TRAINING, run)
+
+        with pytest.raises(SettingsError, match="draws over 29 words for a model of 30"):
+            make(ids, 29)
+        with pytest.raises(DataError, match="is empty"):
+            make(ids[:0], VOCABULARY)
+        with pytest.raises(DataError, match="outside the vocabulary, 0 to 29"):
+            make(np.array([3, 30], np.int32), VOCABULARY)
+    with pytest.raises(ValidationError, match="is above learning_rate"):
+        SkipGramTraining(lowest_rate=0.1)

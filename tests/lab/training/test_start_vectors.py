@@ -1,0 +1,182 @@
+"""Tables that start from a file of word vectors, and tables that stay as they start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from contract.combinations import WORDS, Case
+from reefknot.errors import DataError, SettingsError, Stopped
+from reefknot.lab.config.parts import LABELS, OUTPUTS
+from reefknot.lab.experiment import is_done, open_experiment
+from reefknot.lab.recipes.recipe import build_model, check_experiment, load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.trained_run import open_run
+from reefknot.storage import files as durable
+from reefknot.vectors.files import fingerprint, read_vectors, write_vectors
+from reefknot.vectors.word_vectors import WordVectors
+
+KNOWN = tuple(f"w{index}" for index in range(0, 30, 2))
+DECAYED = (
+    "training.optimiser={kind = 'sgd', learning_rate = 1.0, momentum = 0.5, weight_decay = 0.1, decoupled_decay = 0.1}"
+)
+FROZEN = "tables.words.frozen=true"
+TABLE = "input.table.weight"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Vectors of every second word of the text, and of one that it has not."""
+    rows = np.random.default_rng(0).standard_normal((len(KNOWN) + 1, 8)).astype(np.float32)
+    write_vectors(WordVectors((*KNOWN, "elsewhere"), rows), tmp_path / "start.vec", "word2vec")
+    return tmp_path / "start.vec"
+
+
+def _first_and_last(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    tables = [load_file(step / "model.safetensors")[TABLE] for step in sorted((run / "checkpoints").iterdir())]
+    return tables[0], tables[-1]
+
+
+@pytest.mark.parametrize(
+    "optimiser", [DECAYED, "training.optimiser={kind = 'adamw', learning_rate = 0.1, weight_decay = 0.5}"]
+)
+def test_a_frozen_table_keeps_the_vectors_of_the_file_whatever_decays(
+    tmp_path: Path, train: Any, heard: Any, file: Path, optimiser: str
+) -> None:
+    train(tmp_path / "run", f"tables.words.vectors={file}", FROZEN, optimiser, "training.averaging={start = 'at_once'}")
+    table, words = _first_and_last(tmp_path / "run")[1].numpy(), open_run(tmp_path / "run").vocabulary.words
+    vectors = read_vectors(file)
+    for row, word in enumerate(words):
+        if word in vectors:
+            assert table[row].tobytes() == vectors.vector(word).tobytes()
+        else:  # as the recipe's [init] draws it
+            assert 0.0 < np.abs(table[row]).max() <= 0.1
+    found = sum(word in vectors for word in words)
+    assert f"tied  {file} has vectors of {found} of the {len(words)} words; the others are drawn" in heard.lines
+    assert f"{file} has vectors of {found} of the" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_table_that_is_not_frozen_only_starts_so(tmp_path: Path, train: Any, file: Path) -> None:
+    train(tmp_path / "file", f"tables.words.vectors={file}", "training.save_every=1", "training.keep=20")
+    train(tmp_path / "drawn", "training.save_every=1", "training.keep=20")
+    first, last = _first_and_last(tmp_path / "file")
+    drawn, _ = _first_and_last(tmp_path / "drawn")
+    words, vectors = open_run(tmp_path / "file").vocabulary.words, read_vectors(file)
+    given = torch.tensor([word in vectors for word in words])
+    wanted = torch.from_numpy(np.stack([vectors.vector(word) for word in words if word in vectors]))
+    # After one update it is still near to the file, and what was drawn near to what is drawn without one.
+    assert (first[given] - wanted).abs().mean() < 0.1
+    assert (first[~given] - drawn[~given]).abs().mean() < 0.1
+    assert not torch.equal(first, last)
+
+
+@pytest.mark.parametrize("frozen", [(), (FROZEN,)])
+@pytest.mark.parametrize("row", ["tied", "untied"])
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    tmp_path: Path,
+    train: Any,
+    outcome: Callable[[Path], dict[str, Any]],
+    signal_in_step: Callable[[int], None],
+    file: Path,
+    frozen: tuple[str, ...],
+    row: str,
+) -> None:
+    settings = (f"tables.words.vectors={file}", DECAYED, *frozen)
+    train(tmp_path / "unbroken", *settings, row=row)
+    signal_in_step(5)
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", *settings, row=row)
+    train(tmp_path / "stopped", *settings, row=row)
+    assert outcome(tmp_path / "stopped")["metrics"] == outcome(tmp_path / "unbroken")["metrics"]
+    assert torch.equal(_first_and_last(tmp_path / "stopped")[1], _first_and_last(tmp_path / "unbroken")[1])
+
+
+@pytest.mark.parametrize("frozen", [(), (FROZEN,)])
+def test_a_run_with_weights_of_its_own_goes_on_without_the_file(
+    tmp_path: Path, train: Any, heard: Any, signal_in_step: Any, file: Path, frozen: tuple[str, ...]
+) -> None:
+    settings = (f"tables.words.vectors={file}", *frozen)
+    train(tmp_path / "unbroken", *settings)
+    signal_in_step(5)
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", *settings)
+    config = RunFolder.open(tmp_path / "stopped").config
+    file.unlink()
+    assert train(tmp_path / "stopped", *settings) is not None
+    assert RunFolder.open(tmp_path / "stopped").config == config
+    assert torch.equal(_first_and_last(tmp_path / "stopped")[1], _first_and_last(tmp_path / "unbroken")[1])
+    heard.lines.clear()
+    train(tmp_path / "stopped", *settings)
+    assert heard.lines == [f"tied  done already: {tmp_path / 'stopped'}"]
+    recipe = load_recipe(str(tmp_path / "tiny.toml"), settings)
+    dataset = open_experiment(recipe.experiments["tied"])
+    assert is_done(tmp_path / "stopped", recipe, recipe.row("tied"), 0, dataset)
+
+
+def test_a_run_without_weights_yet_still_needs_the_file(tmp_path: Path, train: Any, file: Path) -> None:
+    settings = (f"tables.words.vectors={file}",)
+    train(tmp_path / "run", *settings)
+    for left in ("checkpoints", "result.json", "best"):
+        durable.remove(tmp_path / "run" / left)
+    file.unlink()
+    with pytest.raises(DataError, match=r"cannot read .*start\.vec: No such file"):
+        train(tmp_path / "run", *settings)
+
+
+def test_a_changed_file_is_noticed_and_a_run_needs_none(tmp_path: Path, train: Any, file: Path) -> None:
+    settings = (f"tables.words.vectors={file}", FROZEN)
+    train(tmp_path / "run", *settings)
+    assert RunFolder.open(tmp_path / "run").config["vectors"] == {"words": fingerprint(file)}
+    vectors = read_vectors(file)
+    write_vectors(WordVectors(vectors.words, vectors.vectors_VD + 1), file, "word2vec")
+    sentence = f"the vectors of tables.words are others by now: {file} has changed; restore it or use another --out"
+    with pytest.raises(SettingsError, match=f"^{re.escape(sentence)}$"):
+        train(tmp_path / "run", *settings)
+    with pytest.raises(SettingsError, match=r"other settings \(settings\.tables\.words\.vectors: [^;]*\); "):
+        train(tmp_path / "run", f"tables.words.vectors={tmp_path / 'gone'}", FROZEN)
+    file.unlink()
+    assert open_run(tmp_path / "run").model.input.tables()[0].frozen
+    with pytest.raises(DataError, match=r"start\.vec: No such file|start\.vec: cannot be read"):
+        train(tmp_path / "another", *settings)
+    assert not (tmp_path / "another").exists()
+
+
+def test_what_does_not_fit_is_refused_before_a_folder_is_made(tmp_path: Path, train: Any, file: Path) -> None:
+    narrow, strange, cut = (tmp_path / name for name in ("narrow", "strange", "cut"))
+    write_vectors(WordVectors(("w1",), np.ones((1, 5), np.float32)), narrow, "glove")
+    write_vectors(WordVectors(("ja", "nein"), np.ones((2, 8), np.float32)), strange, "glove")
+    cut.write_bytes(file.read_bytes()[:-60])
+    for path, error, sentence in (
+        (narrow, SettingsError, "has vectors of 5 numbers but the table has dim = 8; make it as wide"),
+        (strange, DataError, r"has none of the \d+ words; start from vectors of the same language"),
+        (cut, DataError, "cut off|numbers after the word"),
+    ):
+        with pytest.raises(error, match=sentence):
+            train(tmp_path / "run", f"tables.words.vectors={path}")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("labels", list(LABELS))
+@pytest.mark.parametrize("output", [kind for kind in OUTPUTS if kind != "adaptive"])
+def test_every_other_parameter_has_the_gradient_that_it_has_beside_a_table_that_is_trained(
+    output: str, labels: str
+) -> None:
+    gradients = []
+    for frozen in (False, True):
+        settings = Case("lookup", "lstm", output, labels, tied=True).settings()
+        settings["tables"]["words"]["frozen"] = frozen
+        torch.manual_seed(0)
+        model = build_model(check_experiment(settings, "here"), WORDS).double()
+        model.loss(torch.arange(10).view(2, 5)).mean().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    trained, beside = gradients
+    assert beside[TABLE] is None
+    for name in trained.keys() - {TABLE}:
+        torch.testing.assert_close(beside[name], trained[name], rtol=0, atol=1e-14)

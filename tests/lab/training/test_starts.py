@@ -1,0 +1,273 @@
+"""A second stage: training that begins with the best weights of another row's finished run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reefknot.errors import DataError, ReefknotError, SettingsError, Stopped
+from reefknot.lab import experiment as experiments
+from reefknot.lab import sessions
+from reefknot.lab.cli.jobs import Job, JobFailed, _report_failures, _run_in_order
+from reefknot.lab.experiment import is_done
+from reefknot.lab.recipes.recipe import Recipe, load_recipe
+from reefknot.lab.runs.folder import RunFolder, config_hash
+from reefknot.lab.starts import default_folder, find_start, start_folder
+from reefknot.lab.text.dataset import open_dataset
+from reefknot.lab.trained_run import best_weights
+from reefknot.lab.training.display import Silent
+from reefknot.lab.training.distributed import World
+
+STAGES = """
+[[rows]]
+name = "finetune"
+[rows.set.training]
+start = { row = "tied" }
+averaging = { start = "at_once" }
+stop = { rule = "nonmonotone", interval = 1 }
+random_steps = { most = 10 }
+optimiser = { kind = "sgd", learning_rate = 0.5, weight_decay = 1e-3 }
+
+[[rows]]
+name = "quoted"
+quoted = true
+"""
+
+
+@pytest.fixture
+def staged(tiny_recipe: Callable[..., Path]) -> Callable[..., str]:
+    """The tiny recipe with a second stage of its tied row, and rows of your own."""
+
+    def write(more: str = "") -> str:
+        path = tiny_recipe()
+        path.write_text(path.read_text(encoding="utf-8") + STAGES + more, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def train(recipe: Recipe, row: str, out: Path | None = None, start: Path | None = None) -> Any:
+    return experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent(), start=start)
+
+
+def test_a_second_stage_begins_with_the_best_weights_of_the_first(
+    tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = staged()
+    recipe = load_recipe(name)
+    with pytest.raises(SettingsError) as caught:
+        train(recipe, "finetune")
+    assert str(caught.value) == (
+        f'row "finetune" starts from row "tied", which has no finished run in {tmp_path}/runs/tiny/tied/seed0. '
+        f"Train it: `reefknot train {name} --row tied`, or name one elsewhere with --start"
+    )
+    assert not Path("runs/tiny/finetune").exists()
+
+    assert train(recipe, "tied")["start"] is None
+    first = RunFolder.open(Path("runs/tiny/tied/seed0"))
+    begun: list[dict[str, torch.Tensor]] = []
+    make = sessions.Trainer
+
+    def watched(model: Any, *args: Any, **options: Any) -> Any:
+        begun.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return make(model, *args, **options)
+
+    monkeypatch.setattr(sessions, "Trainer", watched)
+    result = train(load_recipe(name, row="finetune"), "finetune")
+    best = best_weights(first)
+    assert all(torch.equal(best[name], begun[0][name]) for name in best)
+    second = RunFolder.open(Path("runs/tiny/finetune/seed0"))
+    assert second.config["start"].keys() == {"config_hash", "weights_sha256"}
+    assert second.config["start"]["config_hash"] == config_hash(first.config)
+    assert result["start"] == second.config["start"]
+    assert result["training"]["averaged_from_epoch"] == 1
+
+
+def test_the_command_to_run_first_is_complete(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged(), ["training.seed=3", "corpus.tokens=500", "training.start.row=tied"], "finetune")
+    said = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/tied`, or"
+    with pytest.raises(SettingsError, match=said):
+        find_start(recipe, recipe.row("finetune"), 3, None, tmp_path / "run", Path("texts"))
+    with pytest.raises(SettingsError, match=f"training.seed=3 --out {tmp_path}/tied`, or"):
+        train(recipe, "finetune", tmp_path / "run")
+
+
+def test_a_start_that_was_named_is_not_asked_for_again(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged())
+    named = tmp_path / "nope"
+    wants = f'--start {named}: row "finetune" starts from row "tied", and this folder'
+    advice = f"Name the folder of one, or train it there: `reefknot train {recipe.asked} --row tied --out {named}`"
+
+    def told() -> str:
+        with pytest.raises(SettingsError) as caught:
+            train(recipe, "finetune", tmp_path / "run", start=named)
+        return str(caught.value)
+
+    assert told() == f"{wants} is not there. {advice}"
+    named.mkdir()
+    assert told() == f"{wants} holds no finished run of that row (it has no result.json). {advice}"
+    train(recipe, "tied", named / "seed0")
+    assert told() == f"{wants} holds runs but is none; name one of them, such as {named / 'seed0'}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_first_stage_is_looked_for_beside_the_second(
+    tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(staged())
+    row = recipe.row("finetune")
+    places = {"a/tied": "a/second", "b/tied/seed0": "b/finetune/seed0", "runs/tiny/tied/seed0": "elsewhere/run"}
+    for first, out in places.items():
+        train(recipe, "tied", Path(first))
+        assert find_start(recipe, row, 0, None, Path(out)) == Path(first)
+    train(recipe, "untied", Path("c/tied"))  # the name of a folder is no proof
+    assert find_start(recipe, row, 0, None, Path("c/second")) == Path("runs/tiny/tied/seed0")
+
+
+def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged())
+    for name in ("one", "twin"):
+        train(recipe, "tied", tmp_path / name)
+    train(load_recipe(recipe.asked, ["training.seed=1"]), "tied", tmp_path / "other")
+    train(recipe, "finetune", tmp_path / "second", start=tmp_path / "one")
+    again = train(recipe, "finetune", tmp_path / "second", start=tmp_path / "twin")
+    assert again == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
+    with pytest.raises(SettingsError, match="second holds a run that began with other weights; leave out --start"):
+        train(recipe, "finetune", tmp_path / "second", start=tmp_path / "other")
+    experiment = recipe.experiments["finetune"]
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary)
+    for start, done in (("one", True), ("twin", True), ("other", False), ("absent", True)):
+        row = recipe.row("finetune")
+        assert is_done(tmp_path / "second", recipe, row, 0, dataset, tmp_path / start) is done
+
+
+def test_a_stage_that_has_begun_needs_its_start_no_more(
+    tmp_path: Path, staged: Callable[..., str], signal_in_step: Callable[[int], None], outcome: Any
+) -> None:
+    recipe = load_recipe(staged())
+    first, out = tmp_path / "first", tmp_path / "second"
+    train(recipe, "tied", first)
+    result = train(recipe, "finetune", tmp_path / "whole", start=first)
+    signal_in_step(2)
+    with pytest.raises(Stopped):
+        train(recipe, "finetune", out, start=first)
+    signal_in_step(0)
+    first.rename(tmp_path / "away")
+    assert train(recipe, "finetune", tmp_path / "whole", start=first) == result
+    with pytest.raises(SettingsError, match=r"settings\.encoder\.dropout"):
+        train(load_recipe(recipe.asked, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
+    train(recipe, "finetune", out, start=first)
+    assert {**outcome(out), "weights": None} == {**outcome(tmp_path / "whole"), "weights": None}
+    # One that was stopped before its first checkpoint has nothing but its settings.
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_bytes((out / "config.json").read_bytes())
+    with pytest.raises(ReefknotError, match="this folder is not there"):
+        train(recipe, "finetune", tmp_path / "bare", start=first)
+
+
+def test_a_start_must_be_asked_for_and_fit(
+    tmp_path: Path, staged: Callable[..., str], made_text: Callable[[int], Path]
+) -> None:
+    recipe = load_recipe(staged())
+    train(recipe, "untied", tmp_path / "untied")
+    with pytest.raises(SettingsError, match=r'"tied" begins with no other run; --start needs training\.start'):
+        train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
+    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* another model: \S+ do not fit"):
+        train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
+    other = made_text(120)
+    path = other / "train.txt"
+    path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
+    train(load_recipe(recipe.asked, [f"corpus.name={other}"]), "tied", tmp_path / "words")
+    with pytest.raises(DataError, match=r"words knows other words"):
+        train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("start = { row = 'tide' }", 'no row "tide" can be trained; there are: "tied", "untied", "finetune", "new"'),
+        ("start = { row = 'quoted' }", 'no row "quoted" can be trained'),
+        ("start = { row = 'new' }", 'no row can begin with its own weights: "new" <- "new"'),
+        ("start = { row = 'untied' }", 'row "untied" has another model: output.labels.table.weight do not fit'),
+        ("start = {}", "training.start.row: must be set"),
+    ],
+)
+def test_a_start_that_cannot_be(staged: Callable[..., str], row: str, fault: str) -> None:
+    name = staged(f'\n[[rows]]\nname = "new"\n[rows.set.training]\n{row}\n')
+    for asked in (None, "new"):
+        if asked and "another model" in fault:
+            continue  # only where the other row is read too
+        with pytest.raises(SettingsError) as caught:
+            load_recipe(name, row=asked)
+        assert 'row "new":' in str(caught.value)
+        assert fault in str(caught.value)
+
+
+def test_rows_that_begin_with_each_other(staged: Callable[..., str]) -> None:
+    chain = "".join(
+        f'\n[[rows]]\nname = "{name}"\n[rows.set.training]\nstart = {{ row = "{start}" }}\n'
+        for name, start in (("a", "b"), ("b", "c"), ("c", "b"))
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(staged(chain))
+    assert '"a" <- "b" <- "c" <- "b"' in str(caught.value)
+    # Another drop rate is no other model.
+    assert load_recipe(staged(), ["encoder.dropout=0.1"]).rows[2].name == "finetune"
+
+
+def test_where_a_start_lies(staged: Callable[..., str]) -> None:
+    recipe = load_recipe(staged())
+    rows = {row.name: row for row in recipe.rows}
+    assert start_folder(recipe, rows["finetune"], 2) == default_folder(recipe, rows["tied"], 2)
+    assert start_folder(recipe, rows["finetune"], 2, Path("out")) == Path("out/tied/seed2")
+    assert start_folder(recipe, rows["tied"], 0) is None
+
+
+def job(name: str, start: str | None = None) -> Job:
+    return Job("recipe", name, 0, Path(name), start=Path(start) if start else None)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_a_job_waits_for_its_start(at_once: int) -> None:
+    order: list[str] = []
+    jobs = [job("third", "second"), job("second", "first"), job("first"), job("alone"), job("late", "done before")]
+
+    def run(each: Job) -> int:
+        order.append(each.row)
+        return 0
+
+    with ThreadPoolExecutor(at_once) as pool:
+        assert _run_in_order(jobs, lambda each: pool.submit(run, each)) == [0] * 5
+    assert sorted(order) == sorted(each.row for each in jobs)
+    assert order.index("first") < order.index("second") < order.index("third")
+    assert jobs[0].command()[-2:] == ["--start", "second"]
+    assert "--start" not in jobs[2].command()
+
+
+def test_a_job_whose_start_fails_is_not_run() -> None:
+    ran = []
+
+    def submit(each: Job) -> Future[int]:
+        ran.append(each.row)
+        ended: Future[int] = Future()
+        ended.set_result(4 if each.row == "first" else 0)
+        return ended
+
+    jobs = [job("third", "second"), job("second", "first"), job("first"), job("alone")]
+    codes = _run_in_order(jobs, submit)
+    assert codes == [4, 4, 4, 0]
+    assert ran == ["first", "alone"]
+    with pytest.raises(
+        JobFailed, match=r"^these runs failed: first; these start with .* not run: third, second$"
+    ) as caught:
+        _report_failures(jobs, codes)
+    assert caught.value.exit_code == 4

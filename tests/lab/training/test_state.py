@@ -1,0 +1,175 @@
+"""State is a value: whatever it holds comes back, and what it does not hold cannot be forgotten silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import DataError
+from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.distributed import World
+from reefknot.lab.training.state import Progress, TrainState, load_weights, weights
+from reefknot.nn.models.language_model import LanguageModel
+
+
+class Model(nn.Module):
+    """A tied weight, a lasting buffer and a passing one."""
+
+    scale: Tensor
+    scratch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.rand(2))
+        self.register_buffer("scratch", torch.rand(2), persistent=False)
+
+
+def new_state(streams: int = 2) -> TrainState:
+    model = Model()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)  # has tensors and numbers of its own to save
+    parallel = World().parallel(cast(LanguageModel, model))
+    hidden = {"h": torch.zeros(1, streams, 3)}
+    return TrainState(parallel, optimiser, hidden, Progress(), scaler=parallel.scaler(enabled=True))
+
+
+def used_state() -> TrainState:
+    state = new_state()
+    for _ in range(3):
+        state.optimiser.zero_grad()
+        cast(Model, state.parallel.model).first(torch.rand(4, 3)).sum().backward()
+        state.optimiser.step()
+    state.averages = Averages(state.parallel.parameters)
+    for _ in range(2):
+        state.optimiser.step()
+        state.averages.update(torch.tensor(1.0))
+    state.optimiser.param_groups[0]["lr"] = 0.025
+    state.scaler.scale(torch.ones(()))
+    state.scaler.update(1024.0)
+    state.hidden = {"h": torch.rand(1, 2, 3)}
+    return state
+
+
+def through_disk(folder: Path, state: TrainState, world: World) -> tuple[Any, Any, Any]:
+    model, tensors, values = state.capture(world)
+    checkpoint = Checkpoints(folder).load(Checkpoints(folder).save(1, model, tensors, values, fingerprint="f"))
+    return checkpoint.model, checkpoint.state, checkpoint.values
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield key
+            yield from flatten(value[key])
+    elif isinstance(value, Tensor):
+        yield from flatten(value.tolist())
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from flatten(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Progress)])
+def test_every_field_of_progress_comes_back(tmp_path: Path, field: str) -> None:
+    state = used_state()
+    plain = getattr(state.progress, field)
+    setattr(state.progress, field, 0.125 if plain is None or isinstance(plain, float) else 17)
+    assert getattr(state.progress, field) != plain
+    back = new_state()
+    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert asdict(back.progress) == asdict(state.progress)
+
+
+def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
+    state, back = used_state(), new_state()
+    saved = through_disk(tmp_path, state, World())
+    after = torch.rand(3)
+    torch.manual_seed(99)
+    back.restore(*saved, World(), 0)
+    assert torch.equal(torch.rand(3), after)
+    assert list(flatten(weights(back.parallel.model))) == list(flatten(weights(state.parallel.model)))
+    assert list(flatten(back.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
+    assert torch.equal(back.hidden["h"], state.hidden["h"])
+    assert back.averages is not None
+    assert state.averages is not None
+    assert back.averages.count.item() == 2
+    assert list(flatten(back.averages.means)) == list(flatten(state.averages.means))
+    assert back.scaler.state_dict() == state.scaler.state_dict()
+    held = {"parallel", "optimiser", "hidden", "progress", "averages", "scaler"}
+    assert {field.name for field in fields(TrainState)} == held, (
+        "a field was added: save it in capture, bring it back in restore, and compare it here"
+    )
+
+
+def test_the_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
+    state = used_state()
+    model, _, _ = through_disk(tmp_path, state, World())
+    assert state.averages is not None
+    assert torch.equal(model["first.weight"], state.averages.means["first.weight"])
+    assert not torch.equal(model["first.weight"], weights(state.parallel.model)["first.weight"])
+    assert torch.equal(model["scale"], weights(state.parallel.model)["scale"])
+
+
+def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
+    state, back = used_state(), new_state()
+    state.optimiser.param_groups[0]["lr"] = torch.tensor(0.125)
+    place = back.optimiser.param_groups[0]["lr"] = torch.tensor(0.5)
+    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert back.optimiser.param_groups[0]["lr"] is place
+    assert place.item() == 0.125
+
+
+def test_an_optimiser_runs_as_its_device_wants(tmp_path: Path) -> None:
+    """Saved on a GPU, whose optimisers can be captured, and taken up on a CPU, where torch refuses that."""
+    state, back = used_state(), new_state()
+    state.optimiser.param_groups[0] |= {"capturable": True, "fused": True}
+    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert not back.optimiser.param_groups[0]["capturable"]
+    assert not back.optimiser.param_groups[0]["fused"]
+    cast(Model, back.parallel.model).first(torch.rand(4, 3)).sum().backward()
+    back.optimiser.step()
+
+
+def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
+    model, tensors, values = through_disk(tmp_path, used_state(), World())
+    del values["progress"]["best_nll"]
+    with pytest.raises(DataError, match="another version of Reefknot"):
+        new_state().restore(model, tensors, values, World(), 0)
+
+
+def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
+    model = Model()
+    assert weights(model).keys() == {"first.weight", "first.bias", "scale"}
+    other = Model()
+    load_weights(other, weights(model))
+    assert other.second.weight is other.first.weight
+    assert torch.equal(other.second.weight, model.first.weight)
+    assert not torch.equal(other.scratch, model.scratch)
+
+
+def test_another_model_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the checkpoint holds another model: scale do not fit"):
+        load_weights(Model(), {**weights(Model()), "scale": torch.zeros(3)})
+    saved = weights(Model())
+    saved["extra"] = saved.pop("scale")
+    with pytest.raises(DataError, match=r"another model: extra, scale do not fit"):
+        load_weights(Model(), saved)
+
+
+def test_the_streams_are_shared_out_anew(tmp_path: Path) -> None:
+    state = used_state()
+    saved = through_disk(tmp_path, state, World())
+    for rank in range(2):
+        back = new_state(streams=1)
+        back.restore(*saved, World(rank=rank, size=2), 0)
+        assert torch.equal(back.hidden["h"], state.hidden["h"][:, rank : rank + 1])

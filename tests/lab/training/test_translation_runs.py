@@ -1,0 +1,251 @@
+"""Translators trained as runs: they learn pairs by heart, resume to the bit, average checkpoints, keep their ties."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+from safetensors.torch import load_file
+
+from reefknot.errors import SettingsError, Stopped
+from reefknot.lab import experiment as experiments
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.text.pair_batches import PairBatches
+from reefknot.lab.trained_run import open_run
+from reefknot.lab.training.distributed import World
+from reefknot.nn.models.translator import Translator
+
+ARTICLES, NOUNS = ("a", "the", "one", "this", "that"), ("dog", "cat", "man", "tree", "bird")
+VERBS = {"sees": "sieht", "likes": "mag"}
+GERMAN = {"a": "ein", "the": "der", "one": "eine", "this": "dieser", "that": "jener", "dog": "hund", "cat": "katze"}
+GERMAN |= {"man": "mann", "tree": "baum", "bird": "vogel"}
+
+RECIPE = """
+title = "Pairs"
+[base]
+corpus = {{ name = "{folder}", pairs = {{ source = "en", target = "de" }} }}
+tables.words = {{ kind = "word", dim = 16 }}
+source = {{ kind = "lookup", table = "words", scale = 4.0 }}
+input = {{ kind = "lookup", table = "words", scale = 4.0 }}
+encoder = {{ kind = "encoder_decoder", layers = 1, heads = 2, ffn_dim = 32, dropout = 0.1 }}
+output = {{ kind = "softmax", smoothing = 0.1, labels = {{ kind = "plain", table = "words" }} }}
+[base.init]
+tables = "normal"
+[base.training]
+batching = "pairs"
+batch = 8
+steps = 8
+epochs = 2
+log_every = 1
+save_every = 3
+optimiser = {{ kind = "adam", learning_rate = 0.01 }}
+schedule = {{ kind = "inverse_sqrt", warmup = 4 }}
+[base.evaluation]
+bleu = {{ tokenize = "none" }}
+[[rows]]
+name = "transformer"
+[[rows]]
+name = "gru"
+[rows.set]
+encoder = {{ kind = "attention_gru", units = 16, dropout = 0.1 }}
+training.optimiser = {{ kind = "adadelta" }}
+[[rows]]
+name = "separate"
+[rows.set]
+vocabulary.sides = "separate"
+tables.theirs = {{ kind = "word", dim = 16 }}
+source.table = "theirs"
+"""
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Fifty pairs, word for word but for the verb, which goes to the end."""
+    found = []
+    for number, (article, noun) in enumerate((a, n) for a in ARTICLES for n in NOUNS):
+        for verb, german in VERBS.items():
+            other = NOUNS[(number + 2) % 5]
+            source = f"{article} {noun} {verb} {other}"
+            found.append((source, f"{GERMAN[article]} {GERMAN[noun]} {GERMAN[other]} {german}"))
+    return found
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe over a folder of fifty pairs, of which the first ten are held out as well."""
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for split, number in (("train", 50), ("valid", 10), ("test", 10)):
+        for side, language in enumerate(("en", "de")):
+            lines = [pair[side] for pair in sentences()[:number]]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path = tmp_path / "pairs.toml"
+    path.write_text(RECIPE.format(folder=folder), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(recipe: Path, heard: Any) -> Callable[..., Any]:
+    def run(out: Path, row: str, *overrides: str, device: str = "cpu") -> Any:
+        loaded, world = load_recipe(str(recipe), overrides, row), World(device=torch.device(device))
+        return experiments.train(loaded, loaded.row(row), out, world=world, display=heard)
+
+    return run
+
+
+@pytest.fixture
+def stop_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sends SIGTERM to this process while it computes its n-th update from now."""
+    read = PairBatches.window
+
+    def arm(step: int) -> None:
+        count = 0
+
+        def window(self: PairBatches, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal count
+            count += 1
+            if count == step:
+                signal.raise_signal(signal.SIGTERM)
+            return read(self, index)
+
+        monkeypatch.setattr(PairBatches, "window", window)
+
+    return arm
+
+
+@pytest.mark.parametrize(("row", "epochs"), [("transformer", 20), ("gru", 30)])
+def test_fifty_pairs_are_learned_by_heart(tmp_path: Path, train: Callable[..., Any], row: str, epochs: int) -> None:
+    fast = (
+        "encoder.dropout=0.0",
+        "output.smoothing=0.0",
+        f"training.epochs={epochs}",
+        "training.save_every=1000",
+        'training.optimiser={kind = "adam", learning_rate = 0.01}',
+        'training.schedule={kind = "constant"}',
+    )
+    result = train(tmp_path / "run", row, *fast)
+    assert result["translation"]["test"]["bleu"] == pytest.approx(100.0)
+    written = (tmp_path / "run" / "translations" / "test.txt").read_text(encoding="utf-8").splitlines()
+    references = [target for _, target in sentences()[:10]]
+    assert written == references
+    own = sacrebleu.corpus_bleu(written, [references], tokenize="none")
+    assert own.score == pytest.approx(result["translation"]["test"]["bleu"])
+
+
+@pytest.mark.parametrize(("cut", "per"), [((), ""), (("vocabulary.bpe.merges=5",), " per piece")])
+def test_lines_say_what_perplexities_are_of(
+    tmp_path: Path, train: Callable[..., Any], heard: Any, cut: tuple[str, ...], per: str
+) -> None:
+    train(tmp_path / "run", "transformer", "training.epochs=1", *cut)
+    (validated,) = (line for line in heard.lines if "valid perplexity" in line)
+    assert re.fullmatch(rf"transformer  epoch 1/1  valid perplexity [\d.]+{per}  \(best\)", validated)
+    assert ("test perplexity" in heard.lines[-1], " per word" in heard.lines[-1]) == (True, bool(per))
+
+
+@pytest.mark.parametrize("row", ["transformer", "gru", "separate"])
+def test_a_stop_in_the_middle_of_an_epoch(
+    tmp_path: Path, train: Callable[..., Any], stop_in_step: Callable[[int], None], row: str
+) -> None:
+    averaged = ("evaluation.average=2",)
+    whole = train(tmp_path / "whole", row, *averaged)
+    stop_in_step(4)
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", row, *averaged)
+    stopped = train(tmp_path / "stopped", row, *averaged)
+    assert stopped["test"] == whole["test"]
+    assert stopped["translation"] == whole["translation"]
+    one, other = (Checkpoints(tmp_path / name) for name in ("whole", "stopped"))
+    best, again = (each.load(each.best()) for each in (one, other))  # type: ignore[arg-type]
+    assert best.values == again.values
+    assert best.values["mean_of"]
+    assert all(torch.equal(best.model[name], again.model[name]) for name in best.model)
+
+
+@pytest.mark.parametrize(
+    ("every", "number"), [((), 2), (("training.save_every=1000", "training.validate_every=1000"), 1)]
+)
+def test_a_mean_of_fewer_checkpoints_than_asked_for_says_so(
+    tmp_path: Path, train: Callable[..., Any], heard: Any, every: tuple[str, ...], number: int
+) -> None:
+    """No epoch ends with a validation, and so with a checkpoint, where validations are counted in updates."""
+    result = train(tmp_path / "run", "transformer", "evaluation.average=2", *every)
+    assert len(result["averaged"]) == number
+    told = [line for line in heard.lines if "evaluation.average" in line]
+    assert told == [
+        "transformer  evaluation.average = 2, but training has left 1 checkpoint: the mean is of 1; a smaller "
+        "training.save_every or training.validate_every leaves more"
+    ] * (number < 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("row", ["transformer", "gru"])
+def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -> None:
+    """Sentences of any length have few shapes, and what is replayed is what was captured, to the bit."""
+    found = []
+    for capture in ("true", "false"):
+        change = f"training.capture={capture}", "training.determinism=exact", "training.epochs=6"
+        train(tmp_path / capture, row, *change, device="cuda")
+        found.append(load_file(max((tmp_path / capture / "checkpoints").iterdir()) / "model.safetensors"))
+    assert all(torch.equal(found[0][name], each) for name, each in found[1].items())
+
+
+def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[..., Any]) -> None:
+    train(tmp_path / "joint", "transformer", "training.epochs=1")
+    train(tmp_path / "separate", "separate", "training.epochs=1")
+    joint, separate = (open_run(tmp_path / name) for name in ("joint", "separate"))
+    assert isinstance(joint.model, Translator)
+    assert isinstance(separate.model, Translator)
+    assert joint.model.three_way
+    assert joint.words.joint
+    assert joint.model.source.tables()[0].weight is joint.model.output.tables()[0].weight
+    assert not separate.model.three_way
+    assert separate.model.tied
+    assert [len(words) for words in separate.words.vocabularies] == [14, 14]
+    assert separate.words.vocabularies[0].words != separate.words.vocabularies[1].words
+    assert separate.pairs(None).fingerprint == separate.run.config["corpus"]
+
+
+def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
+    tmp_path: Path, train: Callable[..., Any]
+) -> None:
+    train(tmp_path / "run", "separate", "training.epochs=1", "vocabulary={sides = 'joint_bpe', bpe = {merges = 30}}")
+    opened = open_run(tmp_path / "run")
+    source, target = opened.words.vocabularies
+    assert source.words != target.words
+    assert (source, target) == opened.pairs(None).words.vocabularies
+    assert isinstance(opened.model, Translator)
+    sizes = [opened.model.source.tables()[0].weight.shape[0], opened.model.output.tables()[0].weight.shape[0]]
+    assert sizes == [len(source), len(target)]
+
+
+@pytest.mark.parametrize(
+    ("row", "override", "says"),
+    [
+        ("transformer", "corpus.pairs=default", "[source] is for translation, which needs corpus.pairs too"),
+        ("transformer", "training.batching=sentences", 'which needs training.batching = "pairs" too'),
+        ("transformer", "encoder={kind = 'gru', hidden_dim = 16}", "needs an encoder such as encoder_decoder too"),
+        ("transformer", "source=default", "corpus.pairs is for translation, which needs [source] too"),
+        ("transformer", "vocabulary.sides=separate", "tables.words is held by the source and by the target"),
+        (
+            "transformer",
+            "vocabulary={sides = 'joint_bpe', bpe = {merges = 9}}",
+            "tables.words is held by the source and by the target",
+        ),
+        ("transformer", "evaluation.average=9", "training.keep = 2; keep as many"),
+        ("transformer", "evaluation.train=true", "translation scores pair by pair"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(recipe: Path, row: str, override: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        load_recipe(str(recipe), [override], row)
+
+
+def test_a_language_model_has_no_search(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"evaluation\.search is for translation"):
+        load_recipe("demo", ["evaluation.search={beam = 3}"], "tied")

@@ -1,0 +1,220 @@
+"""One update against the formulas of the papers, written out in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
+from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.streams import Streams
+from reefknot.lab.training.loop import Trainer
+from reefknot.lab.training.optimisers import SGD
+from reefknot.nn.classifiers.drill import Drill
+from reefknot.nn.models.language_model import LanguageModel
+
+VOCABULARY = 11
+BATCH, STEPS = 4, 6
+IDS = np.random.default_rng(7).integers(0, VOCABULARY, BATCH * (STEPS + 1)).astype(np.int32)
+
+Update = Callable[..., tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
+    """Makes exactly one update: an epoch of one window. Returns the model before and after it, and the metrics."""
+
+    def run(*overrides: str, uniform: float = 0.5) -> tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]:
+        fixed = ("encoder.dropout=0.0", f"init.uniform={uniform}", "training.epochs=1", f"training.steps={STEPS}")
+        recipe = load_recipe(str(tiny_recipe()), (*fixed, "training.log_every=1", *overrides), "tied")
+        experiment = recipe.experiments["tied"]
+        torch.manual_seed(1)
+        before = build_model(experiment, VOCABULARY)
+        after = copy.deepcopy(before)
+        with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
+            Trainer(after, Streams(IDS, BATCH, STEPS), lambda: 1.0, experiment.training, folder).train()
+            return before, after, folder.metrics.read()
+
+    return run
+
+
+def unrolled(layer: Any, x_BTD: Tensor) -> Tensor:
+    """An LSTM layer by its equations, with one bias per gate."""
+    h_BD = c_BD = torch.zeros_like(x_BTD[:, 0])
+    states = []
+    for x_BD in x_BTD.unbind(1):
+        gates = x_BD @ layer.weight_ih_l0.T + h_BD @ layer.weight_hh_l0.T + layer.bias_ih_l0
+        i, f, g, o = gates.chunk(4, dim=-1)
+        c_BD = f.sigmoid() * c_BD + i.sigmoid() * g.tanh()
+        h_BD = o.sigmoid() * c_BD.tanh()
+        states.append(h_BD)
+    return torch.stack(states, dim=1)
+
+
+def hidden_states(model: Any, x_BT: Tensor) -> Tensor:
+    h_BTD: Tensor = model.input.table.weight[x_BT]
+    for layer in model.encoder.layers:
+        h_BTD = unrolled(layer, h_BTD)
+    return h_BTD
+
+
+def summed_loss(model: Any) -> Tensor:
+    """sum over streams and steps of -log p(next word), spelled out."""
+    x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
+    h_BTD = hidden_states(model, x_BT)
+    labels = model.output.labels
+    context_BTD = h_BTD @ labels.projection.weight.T + labels.projection.bias
+    scores_BTV = context_BTD @ labels.table.weight.T + labels.bias
+    return -torch.log_softmax(scores_BTV, -1).gather(-1, y_BT[..., None]).sum()
+
+
+def assert_moved(before: LanguageModel, after: LanguageModel, rate: float) -> None:
+    """A step of plain gradient descent lies between them."""
+    moved = dict(after.named_parameters())
+    for name, parameter in before.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(moved[name].double(), parameter - rate * parameter.grad, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
+def test_the_penalised_sum_is_divided_once(update: Update, divisor: str, by: int) -> None:
+    rate, weight = 0.25, 0.7
+    before, after, lines = update(
+        f"training.divisor={divisor}",
+        "training.clip=1000.0",
+        f"training.optimiser.learning_rate={rate}",
+        f"output.labels.penalty={weight}",
+    )
+    exact: Any = copy.deepcopy(before).double()
+    projection = exact.output.labels.projection.weight
+    penalty = 0.5 * weight * projection.square().sum()
+    loss = summed_loss(exact)
+    ((loss + penalty) / by).backward()
+    assert_moved(before=exact, after=after, rate=rate)
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in exact.parameters() if p.grad is not None))
+    assert lines[0]["nll"] == pytest.approx(loss.item() / (BATCH * STEPS), rel=1e-6)
+    assert lines[0]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    assert lines[0]["penalties"] == pytest.approx({"projection": penalty.item()}, rel=1e-6)
+
+
+@pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
+def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by: int) -> None:
+    """Inan's loss, AR and TAR are logged plain; in the objective they have their weights and the divisor of the nll."""
+    rate, tau, alpha, ar, tar = 0.25, 3.0, 2.0, 1.5, 0.7
+    before, after, lines = update(
+        f"training.divisor={divisor}",
+        "training.clip=1000.0",
+        f"training.optimiser.learning_rate={rate}",
+        "output={kind='augmented', table='words', labels={kind='plain', table='words'}}",
+        f"output.tau={tau}",
+        f"output.alpha={alpha}",
+        f"regularisation.activation={ar}",
+        f"regularisation.temporal_activation={tar}",
+    )
+    exact: Any = copy.deepcopy(before).double()
+    x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
+    h_BTD = hidden_states(exact, x_BT)
+    table_VD, bias_V = exact.input.table.weight, exact.output.labels.bias
+    plain_BTV = h_BTD @ table_VD.T
+    nll = -torch.log_softmax(plain_BTV + bias_V, -1).gather(-1, y_BT[..., None]).sum()
+    soft_BTV = torch.softmax(table_VD[y_BT] @ table_VD.T / tau, -1)
+    kl = (soft_BTV * (soft_BTV.log() - torch.log_softmax(plain_BTV / tau, -1))).sum()
+    # Without dropout the raw and the dropped output are one.
+    small, slow = h_BTD.square().mean(), (h_BTD[:, 1:] - h_BTD[:, :-1]).square().mean()
+    tokens = BATCH * STEPS
+    ((nll + alpha * kl + tokens * (ar * small + tar * slow)) / by).backward()
+    assert_moved(before=exact, after=after, rate=rate)
+    assert lines[0]["nll"] == pytest.approx(nll.item() / tokens, rel=1e-6)
+    parts = {"augmented": kl / tokens, "activation": small, "temporal_activation": slow}
+    # In float32 a divergence is the small difference of large numbers.
+    assert lines[0]["parts"] == pytest.approx({name: value.item() for name, value in parts.items()}, abs=3e-7)
+
+
+def test_a_step_has_the_rate_of_its_epoch_and_its_window(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("training.epochs=3", "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}")
+    experiment = load_recipe(str(tiny_recipe()), overrides, "tied").experiments["tied"]
+    settings = experiment.training
+    ids = np.random.default_rng(7).integers(0, VOCABULARY, BATCH * 30).astype(np.int32)
+    found: list[float] = []
+    step = SGD.step
+
+    def recorded(self: SGD) -> None:
+        found.append(self.param_groups[0]["lr"])
+        step(self)
+
+    monkeypatch.setattr(SGD, "step", recorded)
+    with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
+        model = build_model(experiment, VOCABULARY)
+        Trainer(model, batches_of(settings, ids), lambda: 1.0, settings, folder).train()
+    batches, factors = batches_of(settings, ids), []
+    for epoch in (1, 2, 3):
+        batches.begin(epoch)
+        factors.append([batches.rate_factor(index) for index in range(batches.windows)])
+    first, second, third = factors
+    assert found == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
+    assert first != second
+
+
+def test_a_label_network_runs_once_for_all_pieces(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    encode = Drill.encode
+
+    def counted(self: Drill, ids: Tensor | None = None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return encode(self, ids)
+
+    monkeypatch.setattr(Drill, "encode", counted)
+    drill = "output={kind='softmax', labels={kind='drill', table='words', depth=2, dropout=0.5}}"
+    before, after, _ = update(drill, f"training.accumulate={BATCH}")
+    assert calls == 1
+    moved = dict(after.named_parameters())
+    assert not any(torch.equal(parameter, moved[name]) for name, parameter in before.named_parameters())
+
+
+def test_clipping_bounds_the_whole_gradient(update: Update) -> None:
+    before, after, lines = update("training.clip=0.125", "training.optimiser.learning_rate=1.0")
+    pairs = zip(before.parameters(), after.parameters(), strict=True)
+    moved = math.sqrt(sum((a - b).square().sum().item() for b, a in pairs))
+    assert lines[0]["gradient_norm"] > 0.125  # as it was before clipping
+    assert moved == pytest.approx(0.125, rel=1e-4)
+
+
+def test_a_small_gradient_is_not_stretched(update: Update) -> None:
+    before, after, lines = update("training.clip=1000.0", "training.optimiser.learning_rate=1.0")
+    pairs = zip(before.parameters(), after.parameters(), strict=True)
+    moved = math.sqrt(sum((a - b).square().sum().item() for b, a in pairs))
+    assert moved == pytest.approx(lines[0]["gradient_norm"], rel=1e-4)
+
+
+def test_uniform_draws_every_parameter_from_its_range(update: Update) -> None:
+    before, _, _ = update(uniform=0.3)
+    for name, parameter in before.named_parameters():
+        assert parameter.abs().max().item() <= 0.3, name
+        assert parameter.std().item() > 0.05, name  # biases too: nothing stayed at zero
+    values = torch.cat([parameter.flatten() for parameter in before.parameters()])
+    assert values.min().item() < -0.29
+    assert values.max().item() > 0.29
+
+
+def test_a_tied_table_is_drawn_once(update: Update) -> None:
+    model, _, _ = update()
+    assert model.tied
+    torch.manual_seed(5)
+    initialise(model, InitialisationSettings(uniform=0.2))
+    torch.manual_seed(5)
+    drawn = [torch.empty_like(parameter).uniform_(-0.2, 0.2) for parameter in model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), drawn, strict=True))
+    assert sum(parameter.shape == (VOCABULARY, 8) for parameter in model.parameters()) == 1

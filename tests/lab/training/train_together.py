@@ -1,0 +1,77 @@
+"""Runs of a recipe in float64 up to their last checkpoint, in one process or in those that torchrun made.
+
+torchrun --nproc-per-node=2 tests/training/train_together.py RECIPE OUT [key=value ...]
+
+OUT has folders of runs. In those whose name begins with `shards`, each process holds a part of the model. A folder that
+has begun runs has these gone on with, an empty one gets a run of every row.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from reefknot.lab.experiment import run_config
+from reefknot.lab.findings import score_split
+from reefknot.lab.recipes.recipe import Recipe, Row, build_model, load_recipe
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.dataset import open_dataset
+from reefknot.lab.training.distributed import World, join_world
+from reefknot.lab.training.generators import seed_everything
+from reefknot.lab.training.loop import Trainer
+from reefknot.nn.models.language_model import LanguageModel, Losses
+
+
+def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
+    """As `experiments.train`, without the findings, and in a precision in which the order of sums does not show."""
+    experiment = recipe.experiments[row.name]
+    dataset = open_dataset(experiment.corpus, experiment.vocabulary)
+    text = dataset.splits["train"]
+    batches = batches_of(experiment.training, text.ids, text.inputs, dataset.vocabulary.eos)
+    seed_everything(0)
+    model = build_model(experiment, dataset.vocabulary).double()
+    if experiment.training.precision == "float16" and world.rank == world.size - 1:
+        overflow(model)
+    run = RunFolder.open_for_training(out, run_config(recipe, row, experiment, dataset)) if world.first else None
+    world.wait()
+    with run or RunFolder.open(out) as opened:
+        Trainer(
+            model,
+            batches.slice(world.rank, world.size),
+            lambda: score_split(model, dataset, experiment, "valid").mean,
+            experiment.training,
+            opened,
+            world=world,
+        ).train()
+
+
+def overflow(model: LanguageModel) -> None:
+    """Make the loss of the second window infinite, and with that of the third its gradient too."""
+    compute, numbers = model.loss, count(1)
+
+    def loss(*window: Any) -> Losses:
+        losses = compute(*window)
+        nll, number = losses.parts["nll"], next(numbers)
+        if number in (2, 3):
+            losses.parts["nll"] = replace(nll, sum=nll.sum + math.inf if number == 2 else nll.sum * math.inf)
+        return losses
+
+    model.loss = loss  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    name, root, *overrides = sys.argv[1:]
+    folders = {folder: {run.name for run in folder.iterdir()} for folder in sorted(Path(root).iterdir())}
+    with join_world("cpu") as world:
+        world.wait()  # until all have seen what is there
+        for folder, begun in folders.items():
+            shard = str(folder.name.startswith("shards")).lower()
+            recipe = load_recipe(name, [*overrides, f"training.shard={shard}"])
+            for row in recipe.rows:
+                if not begun or row.slug in begun:
+                    train(recipe, row, folder / row.slug, world)

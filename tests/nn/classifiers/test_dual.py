@@ -1,0 +1,113 @@
+"""Dual nonlinear labels: act(E U + u) . act(V h + v), against the formula written out in numpy.
+
+Shapes: N rows, D width, V classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import SettingsError
+from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.dual import Dual
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
+
+WIDTH, CONTEXT = 4, 6
+
+ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
+    "linear": lambda x: x,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+Words = Callable[[int], WordTable]
+Outcome = Callable[[Labels], dict[str, Tensor]]
+
+
+def numbers(layer: nn.Linear) -> tuple[Any, Any]:
+    """The matrix that multiplies a row from the right, and the bias."""
+    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("residuals", [(False, False), (True, False), (False, True), (True, True)])
+def test_scores_are_the_formula(words: Words, activation: Any, residuals: tuple[bool, bool]) -> None:
+    to_table, to_context = residuals
+    joint = WIDTH if to_table else 5
+    context = joint if to_context else CONTEXT
+    labels = Dual(words(WIDTH), context, joint, True, activation, to_table, to_context).double()
+    h_ND = np.random.default_rng(0).normal(size=(3, context))
+    e_VD = labels.table.weight.detach().numpy()
+    act = ACTIVATIONS[activation]
+    (u, b_u), (v, b_v) = numbers(labels.label_layer), numbers(labels.context_layer)
+    classes = act(e_VD @ u + b_u) + (e_VD if to_table else 0)
+    contexts = act(h_ND @ v + b_v) + (h_ND if to_context else 0)
+    np.testing.assert_allclose(labels.weight().detach().numpy(), classes, rtol=1e-12)
+    np.testing.assert_allclose(labels.context(torch.tensor(h_ND)).detach().numpy(), contexts, rtol=1e-12)
+    logp_NV = torch.log_softmax(torch.tensor(contexts @ classes.T), -1)
+    torch.testing.assert_close(Softmax(labels).log_probs(torch.tensor(h_ND)).detach(), logp_NV)
+    assert labels.dim == joint
+
+
+def test_linear_layers_with_the_identity_are_the_tied_softmax(words: Words, outcome: Outcome) -> None:
+    labels = Dual(words(WIDTH), WIDTH, activation="linear")
+    with torch.no_grad():
+        for layer in (labels.label_layer, labels.context_layer):
+            layer.weight.copy_(torch.eye(WIDTH))
+            layer.bias.zero_()
+    torch.testing.assert_close(outcome(labels), outcome(Plain(words(WIDTH))))
+
+
+def test_some_classes_are_rows_of_all(words: Words) -> None:
+    labels = Dual(words(WIDTH), CONTEXT, joint_dim=5).double()
+    ids = torch.tensor([7, 0, 7])
+    torch.testing.assert_close(labels.weight(ids), labels.weight()[ids])
+
+
+def test_two_layers_are_all_it_adds_and_start_small() -> None:
+    torch.manual_seed(0)
+    tied, dual = Plain(WordTable(7, 400)), Dual(WordTable(7, 400), 400)
+    counts = [sum(p.numel() for p in labels.parameters()) for labels in (dual, tied)]
+    assert counts[0] - counts[1] == 2 * (400 * 400 + 400)
+    for layer in (dual.label_layer, dual.context_layer):
+        assert 0.0999 < layer.weight.abs().max().item() <= 0.1
+        assert layer.bias.abs().max().item() <= 400**-0.5
+
+
+@pytest.mark.parametrize(("variational", "mask"), [(True, (WIDTH,)), (False, (11, WIDTH))])
+def test_dropout_is_on_the_table_before_its_matrix(
+    words: Words, halving: list[tuple[int, ...]], variational: bool, mask: tuple[int, ...]
+) -> None:
+    labels = Dual(
+        words(WIDTH), CONTEXT, activation="tanh", residual_to_table=True, dropout=0.5, variational=variational
+    ).double()
+    e_VD = labels.table.weight
+    labels.context(torch.randn(3, CONTEXT, dtype=torch.float64))
+    assert halving == []
+    torch.testing.assert_close(labels.weight(), torch.tanh(labels.label_layer(0.5 * e_VD)) + e_VD)
+    assert halving == [mask]
+    torch.testing.assert_close(labels.eval().weight(), torch.tanh(labels.label_layer(e_VD)) + e_VD)
+    assert len(halving) == 1
+
+
+def test_impossible_settings_are_refused(words: Words) -> None:
+    table = words(WIDTH)
+    with pytest.raises(SettingsError, match=r"the table has 4 and the joint space 6; set joint_dim = 4"):
+        Dual(table, CONTEXT, joint_dim=6, residual_to_table=True)
+    with pytest.raises(SettingsError, match=r"the hidden state has 6 and the joint space 4; set joint_dim = 6"):
+        Dual(table, CONTEXT, residual_to_context=True)
+    with pytest.raises(SettingsError, match="joint_dim = 0: must be at least 1"):
+        Dual(table, CONTEXT, joint_dim=0)
+    with pytest.raises(SettingsError, match="activation = 'swish': must be one of linear, tanh, sigmoid, relu"):
+        Dual(table, CONTEXT, activation="swish")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"dropout = -0\.1: must be"):
+        Dual(table, CONTEXT, dropout=-0.1)

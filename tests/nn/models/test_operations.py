@@ -1,0 +1,238 @@
+"""Operations of a training step, against torch's own count of the products that were made.
+
+Our count leaves out by design: the masked half of attention, the gradient of a window's first state, padding.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from reefknot.kernels.choice import using
+from reefknot.kernels.scores import IGNORE
+from reefknot.nn.classifiers.bilinear import Bilinear
+from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.drill import Drill
+from reefknot.nn.classifiers.dual import Dual
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.classifiers.projected import Projected
+from reefknot.nn.encoders.contract import Encoded, Encoder, State
+from reefknot.nn.encoders.highway import RecurrentHighway
+from reefknot.nn.encoders.stacked import GRU, LSTM
+from reefknot.nn.encoders.transformer import Transformer
+from reefknot.nn.inputs.adaptive import AdaptiveLookup
+from reefknot.nn.inputs.char_cnn import CharCNN
+from reefknot.nn.inputs.contract import InputEnd
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.inputs.spelling import spell
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.models.operations import of_encoder, of_input, of_labels, of_output, operations
+from reefknot.nn.outputs import adaptive
+from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
+from reefknot.nn.outputs.augmented import Augmented
+from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
+from reefknot.nn.outputs.sampled import SampledSoftmax
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import BandedTable, BandProjections, WordTable
+
+V, D, B, T = 40, 16, 3, 10
+
+
+class Nothing(Encoder):
+    """No encoder: what is counted is the ends."""
+
+    def __init__(self, dim: int = D) -> None:
+        super().__init__()
+        self.input_dim = self.dim = dim
+
+    def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        return {}
+
+    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+        return Encoded(x_BTD, x_BTD, state)
+
+
+def window() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    text = torch.randint(V, (B, T + 1))
+    return text[:, :-1], text[:, 1:]
+
+
+def counted(model: LanguageModel) -> int:
+    """What torch counts, of a forward and a backward pass with all scores stored, so that none is made twice."""
+    x_BT, y_BT = window()
+    model.double().train()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), using("reference"):
+        model.loss(x_BT, y_BT).sum().backward()
+    return int(counter.get_total_flops())
+
+
+def model(
+    source: InputEnd | None = None, encoder: Encoder | None = None, output: OutputEnd | None = None
+) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(
+        source or Lookup(WordTable(V, D)), encoder or Nothing(), output or Softmax(Plain(WordTable(V, D)))
+    )
+
+
+def bands() -> BandedTable:
+    return BandedTable(V, D, cutoffs=[8, 20], factor=2)
+
+
+def test_softmax_and_encoder_by_hand() -> None:
+    assert operations(model(encoder=LSTM(D, D, 2)), *window()) == 6 * B * T * (2 * 8 * D * D + D * V)
+
+
+def test_a_softmax_exactly() -> None:
+    built = model(Lookup(WordTable(V, 4), project_to=D))
+    assert operations(built, *window()) == counted(built) == 6 * B * T * (4 * D + D * V)
+
+
+@pytest.mark.parametrize("encoder", [LSTM(D, D, 2), GRU(D, D, 1), RecurrentHighway(D, D, 3)])
+def test_recurrent_encoders_but_for_the_first_state(encoder: Encoder) -> None:
+    """The state that a window starts from gets no gradient: one of T x 6 thirds of the recurrent products."""
+    built = model(encoder=encoder)
+    ours, torchs = operations(built, *window()), counted(built)
+    assert torchs < ours < torchs * (1 + 1 / (3 * T) + 1e-6)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_transformer_but_for_the_masked_half(recompute: bool) -> None:
+    built = model(encoder=Transformer(D, layers=2, heads=4, ffn_dim=24, recompute=recompute))
+    half = 2 * B * 6 * T * T * D
+    weights = 2 * (4 * D * D + 2 * D * 24)
+    assert operations(built, *window()) == 6 * B * T * (weights + D * V) + half
+    if not recompute:
+        assert operations(built, *window()) == counted(built) - half
+    else:
+        assert operations(built, *window()) < counted(built) - half
+
+
+@pytest.mark.parametrize("head_projection", ["none", "own", "shared"])
+def test_adaptive_ends_by_the_bands_of_the_batch(head_projection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "FILL", 1)
+    table = bands()
+    shared = BandProjections(table, D)
+    output = AdaptiveSoftmax(table, shared, head_projection=head_projection)  # type: ignore[arg-type]
+    built = model(AdaptiveLookup(table, shared), output=output)
+    assert operations(built, *window()) == counted(built)
+
+
+def test_rows_that_fill_up_a_tail_do_not_count() -> None:
+    table = bands()
+    built = model(
+        AdaptiveLookup(table, BandProjections(table, D)),
+        output=AdaptiveSoftmax(table, BandProjections(table, D, head=False)),
+    )
+    assert operations(built, *window()) < counted(built)
+
+
+def test_a_projection_before_an_adaptive_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "FILL", 1)
+    table = BandedTable(V, 8, cutoffs=[8, 20], factor=2)
+    output = AdaptiveSoftmax(table, BandProjections(table, 8, head=False), context_dim=D, project_to=8)
+    built = model(output=output)
+    assert operations(built, *window()) == counted(built)
+
+
+def test_a_char_cnn_spells_each_word_once() -> None:
+    words = [chr(97 + number // 26) + chr(97 + number % 26) for number in range(V)]
+    built = model(CharCNN(spell(words), D, filters=[(1, 6), (2, 4)], byte_dim=5))
+    assert operations(built, *window()) == counted(built)
+    longer = model(CharCNN(spell(["x" * 30, *words[1:]]), D, filters=[(1, 6), (2, 4)], byte_dim=5))
+    x_BT, y_BT = window()
+    x_BT[0, 0] = 0
+    more = operations(longer, x_BT, y_BT) - operations(built, x_BT, y_BT)
+    assert more == 6 * 28 * 5 * (6 + 2 * 4), "windows beyond the end of the other words do not count"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        lambda table: Projected(table, D),
+        lambda table: Bilinear(table, D),
+        lambda table: Dual(table, D, joint_dim=12),
+        lambda table: Drill(table, depth=2),
+    ],
+)
+def test_labels(labels: object) -> None:
+    built = model(output=Softmax(labels(WordTable(V, D))))  # type: ignore[operator]
+    assert operations(built, *window()) == counted(built)
+
+
+def test_a_mixture() -> None:
+    built = model(output=MixtureOfSoftmaxes(Plain(WordTable(V, D)), D, experts=3))
+    assert operations(built, *window()) == counted(built)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_an_augmented_loss_without_what_it_makes_again(detach: bool) -> None:
+    table = WordTable(V, D)
+    built = model(Lookup(table), output=Augmented(Plain(WordTable(V, D)), table, gamma=1.0, detach_target=detach))
+    ours = operations(built, *window())
+    distinct = len(window()[1].unique())
+    assert ours == 6 * B * T * D * V + (6 if detach else 10) * distinct * D * V
+    assert ours < counted(built)
+
+
+def test_a_sampled_softmax_by_its_draws() -> None:
+    built = model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=7))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert operations(built, *window()) == 6 * B * T * D * 7
+    torch.manual_seed(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    many = model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=10 * V))
+    assert operations(many, *window()) == 6 * B * T * D * V
+
+
+def test_padding_does_not_count() -> None:
+    built = model(encoder=Transformer(D, layers=1, heads=2, ffn_dim=24))
+    x_BT, y_BT = window()
+    padded_x, padded_y = (nn.functional.pad(each, (0, 5), value=fill) for each, fill in ((x_BT, 0), (y_BT, IGNORE)))
+    assert operations(built, padded_x, padded_y) == operations(built, x_BT, y_BT)
+    y_BT[1:] = IGNORE
+    assert operations(built, x_BT, y_BT) == operations(built, x_BT[:1], y_BT[:1])
+    assert operations(built, x_BT, torch.full_like(y_BT, IGNORE)) == 0
+
+
+class Unknown(Nothing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Linear(D, D)
+
+
+class UnknownEnd(OutputEnd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vocab_size, self.context_dim = V, D
+        self.matrix = nn.Linear(D, D)
+        self.table = WordTable(V, D)
+
+    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        raise NotImplementedError
+
+
+def test_a_part_without_a_line_is_matrices_that_meet_every_row() -> None:
+    assert of_encoder(Unknown(), torch.tensor([2, 3])) == 6 * 5 * D * D
+    assert of_output(UnknownEnd(), torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
+    assert of_input(Lookup(WordTable(V, D)), torch.zeros(5, dtype=torch.long)) == 0
+    assert of_labels(Labels(WordTable(V, D), D, bias=True), 5) == 6 * 5 * D * V
+
+
+def test_the_paper_s_model() -> None:
+    """WikiText-103: about 6 x 201 M weights of the blocks, attention over 512 tokens, and ends of a tenth of that."""
+    with torch.device("meta"):
+        table = BandedTable(267_744, 1024, sizes=[20_000, 40_000], factor=4)
+        shared = BandProjections(table, 1024)
+        built = LanguageModel(AdaptiveLookup(table, shared), Transformer(1024), AdaptiveSoftmax(table, shared))
+    text = torch.arange(1, 514)[None]
+    per_token = operations(built, text[:, :-1], text[:, 1:]) / 512
+    blocks = 16 * (4 * 1024**2 + 2 * 1024 * 4096)
+    ends = 1024 * 1024 + 1024 * 20_002
+    assert per_token == 6 * (blocks + 16 * 512 * 1024 + ends)

@@ -1,0 +1,56 @@
+"""Skip-gram: how its tables start, when they are one, and what its loss is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reefknot.errors import SettingsError
+from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
+from reefknot.nn.tables import WordTable
+
+
+def test_untied_tables_start_as_those_of_word2vec() -> None:
+    model = SkipGram.of(SkipGramSettings(dim=10), vocab_size=500)
+    assert not model.tied
+    assert not model.output.weight.any()
+    values = model.input.weight.detach()
+    assert 0.049 < float(values.max()) <= 0.05
+    assert -0.05 <= float(values.min()) < -0.049
+    assert sum(each.numel() for each in model.parameters()) == 2 * 500 * 10
+
+
+def test_a_tied_table_starts_as_the_input_does() -> None:
+    torch.manual_seed(1)
+    tied = SkipGram.of(SkipGramSettings(dim=10, tied=True), vocab_size=500)
+    torch.manual_seed(1)
+    untied = SkipGram.of(SkipGramSettings(dim=10), vocab_size=500)
+    assert tied.tied
+    assert tied.input.weight is tied.output.weight
+    assert len(list(tied.parameters())) == 1
+    assert float(tied.input.weight.detach().abs().max()) <= 0.05
+    assert tied.input.weight.shape == untied.input.weight.shape
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_loss_is_the_sum_over_pairs_and_their_negatives(tied: bool) -> None:
+    torch.manual_seed(0)
+    table = WordTable(7, 3).double()
+    model = SkipGram(table, table if tied else WordTable(7, 3).double())
+    centres, contexts, negatives = torch.tensor([1, 4]), torch.tensor([2, 4]), torch.tensor([[3, 1, 3], [0, 6, 5]])
+    total = torch.zeros((), dtype=torch.float64)
+    for centre, context, drawn in zip(centres, contexts, negatives, strict=True):
+        v = model.input.weight[context]
+        total = total - F.logsigmoid(model.output.weight[centre] @ v)
+        for each in drawn:
+            if each != centre:  # a negative that is the word itself is passed over
+                total = total - F.logsigmoid(-(model.output.weight[each] @ v))
+    torch.testing.assert_close(model.loss(centres, contexts, negatives), total)
+
+
+def test_ends_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"7 words of width 3, the output 7 of width 4"):
+        SkipGram(WordTable(7, 3), WordTable(7, 4))
+    with pytest.raises(SettingsError, match="without unit_norm"):
+        SkipGram(WordTable(7, 3, unit_norm=True), WordTable(7, 3))

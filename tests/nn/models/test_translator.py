@@ -1,0 +1,144 @@
+"""A translator: sides in one window, padding that nobody reads, ties by one table, and what building refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from reefknot.errors import ArgumentError, SettingsError
+from reefknot.kernels.scores import IGNORE
+from reefknot.nn.classifiers.drill import Drill
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.encoders.attention_gru import AttentionGRU
+from reefknot.nn.encoders.contract import SourceEncoder
+from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
+from reefknot.nn.encoders.stacked import GRU
+from reefknot.nn.inputs.lookup import Lookup
+from reefknot.nn.models.operations import operations
+from reefknot.nn.models.translator import PAD, Translator, sides
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
+
+V, D = 23, 16
+KINDS = ("attention_gru", "encoder_decoder")
+
+
+def body(kind: str) -> SourceEncoder:
+    if kind == "attention_gru":
+        return AttentionGRU(D, D, units=12)
+    return EncoderDecoder(D, D, layers=2, heads=4, ffn_dim=32, dropout=0.0)
+
+
+def translator(kind: str, ways: int = 3) -> Translator:
+    """With one table for all ends (3), one for the target's (2), or one for each (1)."""
+    torch.manual_seed(3)
+    words = WordTable(V, D)
+    source = words if ways == 3 else WordTable(V, D)
+    classes = words if ways > 1 else WordTable(V, D)
+    model = Translator(Lookup(source), Lookup(words), body(kind), Softmax(Plain(classes)))
+    return model.double().eval()
+
+
+def pairs() -> tuple[Tensor, Tensor]:
+    """Three pairs: sources of 5, 3 and 1 words, targets of 4, 2 and 4."""
+    torch.manual_seed(5)
+    source_BS, x_BT, y_BT = (torch.randint(V, (3, width)) for width in (5, 4, 4))
+    source_BS[1, 3:] = source_BS[2, 1:] = PAD
+    y_BT[1, 2:] = IGNORE
+    return torch.cat([source_BS, x_BT], dim=1), y_BT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_pair_is_scored_as_if_it_were_alone(kind: str) -> None:
+    model, (x_BU, y_BT) = translator(kind), pairs()
+    source_BS, x_BT = sides(x_BU, y_BT)
+    logp_BT, _ = model.target_log_probs(x_BU, y_BT)
+    for row in range(3):
+        there, scored = source_BS[row] != PAD, y_BT[row] != IGNORE
+        alone = torch.cat([source_BS[row, there], x_BT[row, scored]])[None]
+        logp_T, _ = model.target_log_probs(alone, y_BT[row : row + 1, scored])
+        assert torch.allclose(logp_T[0], logp_BT[row, scored], atol=1e-12)
+    assert not logp_BT[y_BT == IGNORE].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_the_target(kind: str) -> None:
+    model, (x_BU, y_BT) = translator(kind), pairs()
+    logp_BT, _ = model.target_log_probs(x_BU, y_BT)
+    assert torch.allclose(model.loss(x_BU, y_BT).sum(), -logp_BT.sum(), atol=1e-10)
+    places_M = (y_BT.flatten() != IGNORE).nonzero()[:, 0]
+    losses = model.loss(x_BU, y_BT, places_M=places_M)
+    assert torch.allclose(losses.sum(), -logp_BT.sum(), atol=1e-10)
+    assert losses.parts["nll"].count == 10
+    losses.mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_by_step_is_the_same_as_all_at_once(kind: str) -> None:
+    model, (x_BU, y_BT) = translator(kind), pairs()
+    source_BS, x_BT = sides(x_BU, y_BT)
+    whole = model(x_BT, model.read(source_BS)).output
+    state, steps = model.begin(source_BS), []
+    for step in range(4):
+        encoded = model(x_BT[:, step : step + 1], state)
+        state = encoded.state
+        steps.append(encoded.output)
+    assert torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_is_over_the_words_of_the_source(kind: str) -> None:
+    model, (x_BU, y_BT) = translator(kind), pairs()
+    source_BS, x_BT = sides(x_BU, y_BT)
+    a_BTS = model.attention(x_BT, model.read(source_BS))
+    assert torch.allclose(a_BTS.sum(-1), torch.ones(3, 4, dtype=torch.float64))
+    assert not a_BTS.masked_select((source_BS == PAD)[:, None].expand_as(a_BTS)).any()
+
+
+def test_ties_are_shared_tables() -> None:
+    none, decoder, all_three = (translator("encoder_decoder", ways) for ways in (1, 2, 3))
+    assert (none.tied, none.three_way) == (False, False)
+    assert (decoder.tied, decoder.three_way) == (True, False)
+    assert (all_three.tied, all_three.three_way) == (True, True)
+    sizes = [sum(model.parameter_counts().values()) for model in (none, decoder, all_three)]
+    assert sizes == [sizes[2] + 2 * V * D, sizes[2] + V * D, sizes[2]]
+    assert all_three.parameter_counts()["source"] == 0
+
+
+def test_the_published_size_of_the_base_transformer_with_and_without_drill() -> None:
+    with torch.device("meta"):
+        words = WordTable(37_000, 512)
+        ends = Lookup(words), Lookup(words), EncoderDecoder(512, 512)
+        plain, drill = (
+            sum(Translator(*ends, Softmax(labels)).parameter_counts().values())
+            for labels in (Plain(words), Drill(words, depth=2))
+        )
+    assert drill - plain == 525_312
+
+
+def test_what_is_no_translator_is_refused() -> None:
+    words = WordTable(V, D)
+    with pytest.raises(SettingsError, match="a GRU reads none"):
+        Translator(Lookup(words), Lookup(words), GRU(D, D), Softmax(Plain(words)))  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="gives 8 numbers per token but the encoder reads 16"):
+        Translator(Lookup(WordTable(V, 8)), Lookup(words), body("attention_gru"), Softmax(Plain(words)))
+    model = translator("attention_gru")
+    with pytest.raises(ArgumentError, match="reads its source first"):
+        model(torch.zeros(1, 1, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="needs targets"):
+        model.loss(torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_are_those_that_torch_counts(kind: str) -> None:
+    """Nothing is padded here, and of a target's attention torch counts the masked half too."""
+    model = translator(kind).float().train()
+    torch.manual_seed(7)
+    x_BU, y_BT = torch.randint(V, (4, 11)), torch.randint(V, (4, 5))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        model.loss(x_BU, y_BT).mean().backward()
+    masked = 0 if kind == "attention_gru" else 6 * 4 * 2 * D * 5 * 5
+    assert operations(model, x_BU, y_BT) + masked == pytest.approx(counted.get_total_flops(), rel=0.1)

@@ -1,0 +1,119 @@
+"""Files are the old one or the new one, whatever fails, and hostile content is a sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from reefknot.errors import DataError, ResourceError
+from reefknot.storage import files as durable
+
+
+@pytest.fixture(autouse=True)
+def fast_disk() -> None:
+    """None: here the disk is waited for, as it is outside of tests."""
+
+
+def test_json_keeps_order_text_and_floats(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    value = {"z": 1, "a": [0.1 + 0.2, None, True], "word": "naïve\n\u2028<eos>\x00"}
+    durable.write_json(path, value)
+    assert durable.read_json(path) == value
+    assert list(durable.read_json(path)) == ["z", "a", "word"]
+    assert "naïve" in path.read_text(encoding="utf-8")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_non_finite_numbers_are_refused_before_the_file_is_touched(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    durable.write_json(path, 1)
+    with pytest.raises(ValueError, match="JSON"):
+        durable.write_json(path, {"loss": float("nan")})
+    assert durable.read_json(path) == 1
+
+
+@pytest.mark.parametrize("data", [b"", b'{"a": 1', b"\xff\xfe", b"NaN", b"[" * 100_000, b"1" * 5_000])
+def test_torn_and_absurd_json_is_a_data_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"a\.json"):
+        durable.read_json(path)
+
+
+def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.json is missing"):
+        durable.read_json(tmp_path / "gone.json")
+    with pytest.raises(DataError, match="is not a file"):
+        durable.read_json(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    path = tmp_path / "a.txt"
+    durable.write_text(path, "old")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(ResourceError, match=r"a\.txt") as caught:
+        durable.write_text(path, "new")
+    monkeypatch.undo()
+    assert ("free some space" in str(caught.value)) == (number != errno.EIO)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, bytes(data[:3])))
+    durable.write_text(tmp_path / "a.txt", "ten letters")
+    assert (tmp_path / "a.txt").read_text() == "ten letters"
+
+
+def test_leftovers_go_only_when_their_process_is_dead(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [
+        f"a.json.tmp-{dead.pid}",
+        f"b.tmp-{os.getpid()}",
+        f"c.tmp-{os.getppid()}",
+        "notes.tmp-x",
+        "d.json",
+    ]
+    for name in names:
+        (tmp_path / name).write_text("")
+    (tmp_path / f"step.tmp-{dead.pid}").mkdir()
+    (tmp_path / f"step.tmp-{dead.pid}" / "file").write_text("")
+    durable.remove_leftovers(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == set(names[2:])
+
+
+def test_two_names_of_one_memory_are_a_programming_error() -> None:
+    weight = torch.zeros(4, 3)
+    with pytest.raises(ValueError, match="share memory"):
+        durable.encode_tensors({"input": weight, "output": weight})
+    with pytest.raises(ValueError, match="share memory"):
+        durable.encode_tensors({"input": weight, "output": weight.view(12)[3:5]})
+
+
+def test_neighbours_in_one_storage_are_fine(tmp_path: Path) -> None:
+    flat = torch.arange(10.0)
+    durable.write_tensors(tmp_path / "t.safetensors", {"a": flat[:4], "b": flat[4:]})
+    read = durable.read_tensors(tmp_path / "t.safetensors")
+    assert torch.equal(read["a"], flat[:4])
+    assert torch.equal(read["b"], flat[4:])
+
+
+def test_importing_the_folder_does_not_import_torch() -> None:
+    check = "import sys, reefknot.lab.runs.folder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

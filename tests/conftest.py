@@ -16,6 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Some virtual machines advertise AMX but kill a process that uses it. No test needs it, so oneDNN must not choose it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
 import pytest
 import torch
 import typer.main
@@ -128,9 +131,9 @@ def made_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]
 def tiny_recipe(tmp_path: Path, made_text: Callable[[int], Path]) -> Callable[..., Path]:
     """Writes a recipe with the rows "tied" and "untied", dropout on; 120 tokens make 6 updates an epoch."""
 
-    def write(tokens: int = 120, labels: str = "projected") -> Path:
+    def write(tokens: int = 120, classifier: str = "projected") -> Path:
         path = tmp_path / "tiny.toml"
-        model = MODEL.format(corpus=repr(str(made_text(tokens))), layers=2, dropout=0.3, labels=labels)
+        model = MODEL.format(corpus=repr(str(made_text(tokens))), layers=2, dropout=0.3, classifier=classifier)
         text = f'title = "Tiny: two rows on a made text"\n{model}{TRAINING}{UNTIED}'
         path.write_text(text, encoding="utf-8")
         return path

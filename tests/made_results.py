@@ -153,11 +153,11 @@ def write_run(
         "model": {
             "input": {"kind": "lookup", "table": "words"},
             "encoder": {"kind": "lstm", "dim": 200, "layers": 2, "biases": 1},
-            "output": {"kind": "softmax", "labels": {"kind": "projected" if "PR" in row else "plain"}},
+            "output": {"kind": "softmax", "classifier": {"kind": "projected" if "PR" in row else "plain"}},
         },
         "training": {"epochs": 13, "streams": 20, "steps": 20, "clip": 5.0},
     }
-    settings["model"]["output"]["labels"]["table"] = "words" if tied else "classes"
+    settings["model"]["output"]["classifier"]["table"] = "words" if tied else "classes"
     config = {"recipe": "press2017/table6", "row": row, "settings": settings | sections}
     (folder / "config.json").write_text(json.dumps(config))
     environment = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import reefknot.nn.classifiers
-from reefknot.lab.config.parts import LABELS
+from reefknot.lab.config.parts import CLASSIFIERS
 from reefknot.nn.tables import WordTable
 
 ROOT = Path(__file__).parent.parent
@@ -21,19 +21,19 @@ KIND, HOME = re.fullmatch(r' *"(\w+)": "([\w.:]+)",\n', LINE).groups()  # type: 
 
 REGISTERS = f"""
 import reefknot.nn.classifiers
-from reefknot.lab.config.parts import LABELS
+from reefknot.lab.config.parts import CLASSIFIERS
 
 reefknot.nn.classifiers.__path__.append({{folder!r}})
-LABELS._parts[{KIND!r}] = {HOME!r}
+CLASSIFIERS._parts[{KIND!r}] = {HOME!r}
 """
 
 
 def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")
     monkeypatch.setattr(reefknot.nn.classifiers, "__path__", [*reefknot.nn.classifiers.__path__, str(tmp_path)])
-    monkeypatch.setitem(LABELS._parts, KIND, HOME)
-    labels = LABELS.load(KIND)(WordTable(11, 4), length=2.0)
-    assert torch.allclose(labels.weight().norm(dim=-1), torch.full((11,), 2.0))
+    monkeypatch.setitem(CLASSIFIERS._parts, KIND, HOME)
+    classifier = CLASSIFIERS.load(KIND)(WordTable(11, 4), length=2.0)
+    assert torch.allclose(classifier.weight().norm(dim=-1), torch.full((11,), 2.0))
 
 
 def test_the_contract_holds_for_the_example(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ dropout = {dropout}
 
 [base.output]
 kind = "softmax"
-labels = {{ kind = "{labels}", table = "words" }}
+classifier = {{ kind = "{classifiers}", table = "words" }}
 """
 
 UNTIED = """
@@ -28,7 +28,7 @@ UNTIED = """
 name = "untied"
 [rows.set]
 tables.classes = { kind = "word", dim = 8 }
-output.labels.table = "classes"
+output.classifier.table = "classes"
 """
 
 DROPPING = {

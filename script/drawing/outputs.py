@@ -1,4 +1,4 @@
-"""Pictures of the labels, the normalisers and the penalties on activations."""
+"""Pictures of the classifiers, the normalisers and the penalties on activations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def against_table(p: Picture, y: float) -> tuple[Shape, Shape]:
     return h, dot
 
 
-@picture("Plain labels: the hidden state meets the rows of a table", 220)
+@picture("Plain classifier: the hidden state meets the rows of a table", 220)
 def plain(p: Picture) -> None:
     h, dot = against_table(p, 70)
     p.chain(h, dot)
@@ -20,14 +20,14 @@ def plain(p: Picture) -> None:
     p.text(474, 56, "as they are", 12, colour=FAINT)
 
 
-@picture("Projected labels: a penalised matrix on the hidden state", 220)
+@picture("Projected classifier: a penalised matrix on the hidden state", 220)
 def projected(p: Picture) -> None:
     h, dot = against_table(p, 70)
     matrix = p.draw("matrix", 150, 70, 74, 74, "P", "penalty λ/2 ‖P‖²")
     p.chain(h, matrix, p.draw("vector", 270, 70, 12, 90, note="c = P h + p"), dot)
 
 
-@picture("Bilinear labels: a matrix on the hidden state stands for one on the classes", 235)
+@picture("Bilinear classifier: a matrix on the hidden state stands for one on the classes", 235)
 def bilinear(p: Picture) -> None:
     h, dot = against_table(p, 85)
     plus = p.joint(270, 85, "+")
@@ -37,7 +37,7 @@ def bilinear(p: Picture) -> None:
     p.text(475, 68, "E (U h), never (E U) h", 12, colour=FAINT)
 
 
-@picture("Dual labels: the hidden state and the classes each pass a layer and meet in a joint space", 245)
+@picture("Dual classifier: the hidden state and the classes each pass a layer and meet in a joint space", 245)
 def dual(p: Picture) -> None:
     dot = meet(p, 325, 100)
     h, table = p.draw("vector", 28, 100, 12, 90, note="h"), p.draw("shared", 652, 100, 64, 116, "E")
@@ -77,7 +77,7 @@ def drill(p: Picture) -> None:
 def softmax(p: Picture) -> None:
     parts = [
         p.draw("vector", 45, 70, 12, 90, note="h"),
-        p.draw("step", 145, 70, 94, 40, "any labels"),
+        p.draw("step", 145, 70, 94, 40, "any classifier"),
         p.chart(275, 70, (0.5, 0.9, 0.35, 0.7, 0.2, 0.45), "scores", mark=3),
         p.draw("step", 405, 70, 96, 40, "exp / sum"),
         p.chart(525, 70, (0.2, 1.0, 0.12, 0.45, 0.08, 0.15), "p(y | h)", mark=3),
@@ -88,7 +88,7 @@ def softmax(p: Picture) -> None:
 
 @picture("Augmented loss: beside the loss of the target, the divergence of two tempered distributions", 280)
 def augmented(p: Picture) -> None:
-    h, classes = p.draw("vector", 40, 80, 12, 90, note="h"), p.draw("shared", 130, 80, 66, 80, "W", "labels")
+    h, classes = p.draw("vector", 40, 80, 12, 90, note="h"), p.draw("shared", 130, 80, 66, 80, "W", "classifier")
     p.chain(h, classes)
     hard = p.chart(330, 42, (0.1, 0.2, 1.0, 0.15, 0.1), "p(y | h)", mark=2)
     soft = p.chart(330, 118, (0.4, 0.5, 0.7, 0.45, 0.35), "soft prediction")

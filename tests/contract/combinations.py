@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from reefknot.lab.config.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
+from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
 from reefknot.lab.config.registry import Registry, _arguments
 from reefknot.lab.recipes.recipe import build_model, check_experiment
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -68,17 +68,17 @@ PAIRS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One combination. `labels` is None for an output end that takes none."""
+    """One combination. `classifier` is None for an output end that takes none."""
 
     input: str
     encoder: str
     output: str
-    labels: str | None
+    classifier: str | None
     tied: bool
 
     @property
     def name(self) -> str:
-        ends = [self.input, self.encoder, self.output, self.labels, "tied" if self.tied else "untied"]
+        ends = [self.input, self.encoder, self.output, self.classifier, "tied" if self.tied else "untied"]
         return "-".join(end for end in ends if end)
 
     def settings(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Case:
             "input": source,
             "encoder": part_settings(ENCODERS, self.encoder, {}),
             "output": part_settings(
-                OUTPUTS, self.output, {"table": targets, "projections": classes}, self.labels, {"table": classes}
+                OUTPUTS, self.output, {"table": targets, "projections": classes}, self.classifier, {"table": classes}
             ),
         }
 
@@ -124,7 +124,7 @@ class Case:
         return built
 
     def build_input(self) -> Any:
-        return Case(self.input, self.encoder, next(iter(OUTPUTS)), next(iter(LABELS)), False).build().input
+        return Case(self.input, self.encoder, next(iter(OUTPUTS)), next(iter(CLASSIFIERS)), False).build().input
 
     def matches(self, pattern: Mapping[str, Any]) -> bool:
         return all(getattr(self, field) == value for field, value in pattern.items())
@@ -150,7 +150,7 @@ def part_settings(
         if argument.role == "shared":
             found[argument.name] = shared[argument.name]
         elif argument.role == "part":
-            inner = nested if argument.marker is LABELS and nested else next(iter(argument.marker))
+            inner = nested if argument.marker is CLASSIFIERS and nested else next(iter(argument.marker))
             found[argument.name] = part_settings(argument.marker, inner, shared_inside or shared)
         elif argument.role == "plain" and argument.default is ... and argument.name not in values:
             pytest.fail(f'{entry} needs {argument.name}: add "{entry}": {{"{argument.name}": ...}} to SETTINGS')
@@ -180,10 +180,10 @@ def _product(encoders: Sequence[str]) -> Iterator[Case]:
     for source in INPUTS:
         for encoder in encoders:
             for output in OUTPUTS:
-                takes_labels = any(argument.marker is LABELS for argument in _arguments(OUTPUTS, output))
-                for labels in LABELS if takes_labels else (None,):
+                takes_labels = any(argument.marker is CLASSIFIERS for argument in _arguments(OUTPUTS, output))
+                for classifier in CLASSIFIERS if takes_labels else (None,):
                     for tied in (True, False):
-                        yield Case(source, encoder, output, labels, tied)
+                        yield Case(source, encoder, output, classifier, tied)
 
 
 def meaningful_cases() -> list[Case]:

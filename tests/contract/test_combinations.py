@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.parts import ENCODERS, INPUTS, LABELS, OUTPUTS, WITHOUT_MEANING
+from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, WITHOUT_MEANING
 from reefknot.nn.classifiers.plain import Plain
 
 from .combinations import (
@@ -33,8 +33,8 @@ Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
 def test_every_registered_part_is_walked() -> None:
     every, kept = all_cases(), meaningful_cases()
     print(summary(kept))
-    assert len(every) == len(set(every)) == len(INPUTS) * len(ALONE) * len(OUTPUTS) * len(LABELS) * 2
-    for family, field in ((INPUTS, "input"), (ALONE, "encoder"), (OUTPUTS, "output"), (LABELS, "labels")):
+    assert len(every) == len(set(every)) == len(INPUTS) * len(ALONE) * len(OUTPUTS) * len(CLASSIFIERS) * 2
+    for family, field in ((INPUTS, "input"), (ALONE, "encoder"), (OUTPUTS, "output"), (CLASSIFIERS, "classifier")):
         assert set(family) <= {getattr(case, field) for case in every}
     assert {case.tied for case in kept} == {True, False}
 
@@ -52,7 +52,7 @@ def test_listed_combinations_raise_their_sentence() -> None:
 def test_the_covering_joins_every_two_parts_that_can_meet() -> None:
     chosen, kept = covering_cases(), meaningful_cases()
     assert set(chosen) < set(kept)
-    fields = ("input", "encoder", "output", "labels", "tied")
+    fields = ("input", "encoder", "output", "classifier", "tied")
     for one, other in itertools.combinations(fields, 2):
         met = {(getattr(case, one), getattr(case, other)) for case in chosen}
         assert met == {(getattr(case, one), getattr(case, other)) for case in kept}
@@ -65,8 +65,8 @@ def test_tied_means_one_table(case: Case) -> None:
 
 
 def test_a_new_part_needs_its_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LABELS._parts, "newcomer", f"{Plain.__module__}:{Plain.__name__}")
-    assert "newcomer" in {case.labels for case in meaningful_cases()}
+    monkeypatch.setitem(CLASSIFIERS._parts, "newcomer", f"{Plain.__module__}:{Plain.__name__}")
+    assert "newcomer" in {case.classifier for case in meaningful_cases()}
 
 
 def test_a_missing_test_value_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:

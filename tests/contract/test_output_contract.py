@@ -1,4 +1,4 @@
-"""What every output end promises, checked for every combination of labels, normaliser and tie.
+"""What every output end promises, checked for every combination of classifiers, normaliser and tie.
 
 Shapes: N rows, D width, V classes.
 """

@@ -45,7 +45,7 @@ SHIPPED = {str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8") for p
 
 
 def test_the_schema_was_understood() -> None:
-    expected = {"tables.words.dim", "encoder.hidden_dim", "output.labels.penalty", "training.schedule.hold"}
+    expected = {"tables.words.dim", "encoder.hidden_dim", "output.classifier.penalty", "training.schedule.hold"}
     assert expected <= set(KEYS)
     assert len(SHIPPED) >= 2
 

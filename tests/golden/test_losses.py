@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "tables": {"words": {"kind": "word", "dim": 16}},
     "input": {"kind": "lookup", "table": "words"},
     "encoder": {"kind": "lstm", "hidden_dim": 16, "layers": 2, "dropout": 0.2},
-    "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "words"}},
+    "output": {"kind": "softmax", "classifier": {"kind": "plain", "table": "words"}},
     "init": {"uniform": 0.1},
     "training": {
         "epochs": 2,
@@ -47,12 +47,14 @@ SETTINGS: dict[str, Any] = {
 CLASSES = {"tables": {**SETTINGS["tables"], "classes": {"kind": "word", "dim": 16}}}
 AUGMENTED: dict[str, Any] = {"kind": "augmented", "table": "words", "tau": 20.0, "gamma": 0.5}
 ROWS: dict[str, dict[str, Any]] = {
-    "untied": {**CLASSES, "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "classes"}}},
+    "untied": {**CLASSES, "output": {"kind": "softmax", "classifier": {"kind": "plain", "table": "classes"}}},
     "tied": {},
-    "tied + PR": {"output": {"kind": "softmax", "labels": {"kind": "projected", "table": "words"}}},
-    "AL": {**CLASSES, "output": AUGMENTED | {"labels": {"kind": "plain", "table": "classes"}}},
-    "REAL": {"output": AUGMENTED | {"labels": {"kind": "plain", "table": "words", "bias": False}}},
-    "DRILL": {"output": {"kind": "softmax", "labels": {"kind": "drill", "table": "words", "depth": 2, "dropout": 0.2}}},
+    "tied + PR": {"output": {"kind": "softmax", "classifier": {"kind": "projected", "table": "words"}}},
+    "AL": {**CLASSES, "output": AUGMENTED | {"classifier": {"kind": "plain", "table": "classes"}}},
+    "REAL": {"output": AUGMENTED | {"classifier": {"kind": "plain", "table": "words", "bias": False}}},
+    "DRILL": {
+        "output": {"kind": "softmax", "classifier": {"kind": "drill", "table": "words", "depth": 2, "dropout": 0.2}}
+    },
     "adaptive": {
         "tables": {"words": {"kind": "banded", "dim": 16, "sizes": [20, 20], "factor": 2}},
         "projections": {"bands": {"kind": "bands", "table": "words", "dim": 16}},
@@ -61,11 +63,11 @@ ROWS: dict[str, dict[str, Any]] = {
             "kind": "adaptive",
             "projections": "bands",
             "tail_dropout": 0.2,
-            "labels": {"kind": "plain", "table": "words", "bias": False},
+            "classifier": {"kind": "plain", "table": "words", "bias": False},
         },
     },
-    "mixture": {"output": {"kind": "mixture", "experts": 2, "labels": {"kind": "plain", "table": "words"}}},
-    "sampled": {"output": {"kind": "sampled", "samples": 20, "labels": {"kind": "plain", "table": "words"}}},
+    "mixture": {"output": {"kind": "mixture", "experts": 2, "classifier": {"kind": "plain", "table": "words"}}},
+    "sampled": {"output": {"kind": "sampled", "samples": 20, "classifier": {"kind": "plain", "table": "words"}}},
 }
 """The rows of the demo, smaller, and a sampled softmax."""
 

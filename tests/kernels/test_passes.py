@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
-from reefknot.kernels.passes import Classifier
+from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.scores import Scores
 
 from .dense import IGNORE, MEMORY, Problem, dense_losses, furthest, off, problem
@@ -41,7 +41,7 @@ def test_the_budgets_reach_every_layout() -> None:
     layouts = set()
     for (rows, width, classes), memory in itertools.product(SHAPES, MEMORY):
         p = problem(rows, width, classes)
-        blocks = Classifier(p.h, p.w, p.b, p.y, torch.float64, Scores(), int(memory * 2**20)).blocks()
+        blocks = LossInputs(p.h, p.w, p.b, p.y, torch.float64, Scores(), int(memory * 2**20)).blocks()
         layouts.add((blocks.rows < rows, blocks.classes < classes))
     assert layouts == {(False, False), (True, False), (False, True), (True, True)}
 

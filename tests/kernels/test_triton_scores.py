@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reefknot.kernels.choice import Impl, using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
-from reefknot.kernels.passes import Classifier
+from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.soft_target import soft_targets
 
 from .dense import IGNORE, Problem, dense_losses, furthest, off, problem
@@ -190,7 +190,7 @@ def test_several_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     p = exact.to(torch.float32, DEVICE)
     for memory in (0.02, TWO_PASSES):
         budget = int(memory * 2**20)
-        assert Classifier(p.h, p.w, p.b, p.y, torch.float32, TritonScores(), budget).blocks().rows <= 8
+        assert LossInputs(p.h, p.w, p.b, p.y, torch.float32, TritonScores(), budget).blocks().rows <= 8
         with using("triton", memory):
             found = row_losses(p.h, p.w, p.b, p.y, 5.0)
             assert furthest(p.gradients(weighed(found)), rows) < 4e-6
@@ -340,7 +340,7 @@ def test_float32_on_a_gpu(shape: tuple[int, int, int], tf32: bool, monkeypatch: 
 def test_the_budgets_above_make_one_pass_and_two(dtype: torch.dtype, budgets: tuple[int, int]) -> None:
     p = problem(1400, 400, 33_278).to(dtype, DEVICE)
     whole = [
-        Classifier(p.h, p.w, p.b, p.y, dtype, TritonScores(), memory * 2**20).blocks().classes == 33_278
+        LossInputs(p.h, p.w, p.b, p.y, dtype, TritonScores(), memory * 2**20).blocks().classes == 33_278
         for memory in budgets
     ]
     assert whole == [False, True]
@@ -351,7 +351,7 @@ def test_few_rows_of_float32_are_worth_a_pass_of_their_own() -> None:
     """Torch makes their products, so that a block of them is as it was without triton; bfloat16 takes two passes."""
     h_ND, w_VD = torch.zeros(8192, 64), torch.zeros(20_000, 64)
     taken = {
-        dtype: Classifier(h_ND, w_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonScores(), 2**23).blocks()
+        dtype: LossInputs(h_ND, w_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonScores(), 2**23).blocks()
         for dtype in (torch.float32, torch.bfloat16)
     }
     assert taken[torch.float32].classes == 20_000

@@ -25,17 +25,17 @@ def train(recipe: Path, row: str, out: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("labels", "row", "ends"),
+    ("classifier", "row", "ends"),
     [
         ("plain", "tied", {"tied"}),
         ("plain", "untied", {"input", "output"}),
-        ("drill", "tied", {"input", "output"}),  # labels are what layers make of the table
+        ("drill", "tied", {"input", "output"}),  # classifiers are what layers make of the table
     ],
 )
 def test_a_language_model(
-    tiny_recipe: Callable[..., Path], tmp_path: Path, labels: str, row: str, ends: set[str]
+    tiny_recipe: Callable[..., Path], tmp_path: Path, classifier: str, row: str, ends: set[str]
 ) -> None:
-    out = train(tiny_recipe(120, labels), row, tmp_path / "run")
+    out = train(tiny_recipe(120, classifier), row, tmp_path / "run")
     found = open_vectors(out)
     assert set(found) == ends
     model, vocabulary = open_run(out).model, Vocabulary.load(out / "vocabulary.json")

@@ -1,4 +1,4 @@
-"""Losses of a classifier as autograd sees them: gradients made in the forward pass, or made again in the backward pass.
+"""Losses of a linear classifier as autograd sees them: gradients made in the forward pass or in the backward pass.
 
 Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.passes import Classifier, gradients, losses, losses_with_gradients
+from reefknot.kernels.passes import LossInputs, gradients, losses, losses_with_gradients
 from reefknot.kernels.scores import IGNORE, RowTerms, Scores, wide
 
 
@@ -32,7 +32,7 @@ class RowLossesFunction(torch.autograd.Function):
         budget: int,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         with torch.autocast(h.device.type, enabled=False):
-            nll, lse, lse_tau = losses(Classifier(h, w, b, y, dtype, scores, budget), tau)
+            nll, lse, lse_tau = losses(LossInputs(h, w, b, y, dtype, scores, budget), tau)
         ctx.save_for_backward(h, w, b, y, lse, lse_tau)
         ctx.tau = tau
         ctx.how = dtype, scores, budget
@@ -43,13 +43,13 @@ class RowLossesFunction(torch.autograd.Function):
     def backward(ctx: Any, *sent: Tensor | None) -> tuple[Any, ...]:
         refuse_second_derivatives()
         h, w, b, y, lse, lse_tau = ctx.saved_tensors
-        classifier = Classifier(h, w, b, y, *ctx.how)
-        found = row_gradients(classifier, lse, lse_tau, ctx.tau, sent, ctx.needs_input_grad[:3])
+        inputs = LossInputs(h, w, b, y, *ctx.how)
+        found = row_gradients(inputs, lse, lse_tau, ctx.tau, sent, ctx.needs_input_grad[:3])
         return (*found, None, None, None, None, None)
 
 
 def row_gradients(
-    classifier: Classifier,
+    inputs: LossInputs,
     lse: Tensor,
     lse_tau: Tensor | None,
     tau: float | None,
@@ -58,13 +58,13 @@ def row_gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of rows, classes and biases from what is sent to the losses, the normalisers and those at `tau`."""
     g_nll, g_lse, g_tau = sent
-    target = torch.zeros_like(lse) if g_nll is None else g_nll.where(classifier.scored(slice(None)), 0.0)
+    target = torch.zeros_like(lse) if g_nll is None else g_nll.where(inputs.scored(slice(None)), 0.0)
     plain = target if g_lse is None else target + g_lse
     terms = RowTerms(lse, plain, target)
     if g_tau is not None and tau is not None:
-        terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / classifier.w.shape[0])
+        terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / inputs.w.shape[0])
     with torch.autocast(lse.device.type, enabled=False):
-        return gradients(classifier, terms, (needs[0], needs[1], needs[2]), tau).finished()
+        return gradients(inputs, terms, (needs[0], needs[1], needs[2]), tau).finished()
 
 
 class SummedLossFunction(torch.autograd.Function):
@@ -122,18 +122,18 @@ class Sum:
         self.posterior = None if log_prior is None else torch.empty_like(log_prior)
         self.sums: list[Tensor] = []
         y_rows = y if log_prior is None else y[:, None].expand(-1, self.experts).flatten()
-        self.classifier = Classifier(h, w, b, y_rows, dtype, scores, budget)
+        self.inputs = LossInputs(h, w, b, y_rows, dtype, scores, budget)
 
     def value(self) -> Tensor:
         with torch.autocast(self.y.device.type, enabled=False):
-            self._weigh(slice(0, self.classifier.h.shape[0]), losses(self.classifier)[0])
+            self._weigh(slice(0, self.inputs.h.shape[0]), losses(self.inputs)[0])
         return self._total()
 
     def value_with_gradients(self, needs: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
         """The sum, and the gradients of h, w, b, y (none) and the log-prior."""
         with torch.autocast(self.y.device.type, enabled=False):
             found = losses_with_gradients(
-                self.classifier, self._weigh, (needs[0], needs[1], needs[2]), self.experts
+                self.inputs, self._weigh, (needs[0], needs[1], needs[2]), self.experts
             ).finished()
         return self._total(), [*found, None, None if self.posterior is None else self.posterior.neg_()]
 
@@ -150,7 +150,7 @@ class Sum:
 
     def _total(self) -> Tensor:
         if not self.sums:
-            return self.classifier.h.new_zeros((), dtype=wide(self.classifier.dtype))
+            return self.inputs.h.new_zeros((), dtype=wide(self.inputs.dtype))
         return self.sums[0] if len(self.sums) == 1 else torch.stack(self.sums).sum()
 
 

@@ -20,7 +20,7 @@ from torch.library import custom_op
 from reefknot.kernels.autograd import Sum, row_gradients
 from reefknot.kernels.choice import Choice, Impl, resolve
 from reefknot.kernels.linear_cross_entropy import RowLosses
-from reefknot.kernels.passes import Classifier, losses
+from reefknot.kernels.passes import LossInputs, losses
 from reefknot.kernels.scores import Scores, at_least_float32, scores_for, wide
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
@@ -150,7 +150,7 @@ def _row_losses(
     memory: float | None,
 ) -> tuple[Tensor, ...]:
     with torch.autocast(h.device.type, enabled=False):
-        found = losses(Classifier(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device)), tau)
+        found = losses(LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device)), tau)
     return _asked((True, True, tau is not None), found, found[1])
 
 
@@ -198,8 +198,8 @@ def _row_gradients(
     memory: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
-    classifier = Classifier(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device))
-    return _asked(needs, row_gradients(classifier, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs), h)
+    inputs = LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device))
+    return _asked(needs, row_gradients(inputs, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs), h)
 
 
 @_row_gradients.register_fake

@@ -26,7 +26,7 @@ from reefknot.kernels.scores import (
 
 
 @dataclass(frozen=True)
-class Classifier:
+class LossInputs:
     """Rows against classes, as a pass sees them."""
 
     h: Tensor
@@ -50,7 +50,7 @@ class Classifier:
         # Matrix units add up half precision faster than a reduction does.
         return product(self.w.new_ones(8, self.w.shape[0]), self.w)[0] / self.w.shape[0]
 
-    def centred(self, mean: Tensor) -> Classifier:
+    def centred(self, mean: Tensor) -> LossInputs:
         """The same with the mean taken off the class vectors, where they are rounded to half precision or not rounded
         at all. Those that come in half precision would be rounded once more."""
         return self if wide(self.w.dtype) != self.w.dtype else replace(self, centre=mean)
@@ -96,13 +96,13 @@ class Classifier:
 class Gradients:
     """What a pass adds up: gradients of rows, classes and biases, each None where nobody asks for it."""
 
-    def __init__(self, classifier: Classifier, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
-        h, w, b = classifier.h, classifier.w, classifier.b
+    def __init__(self, inputs: LossInputs, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
+        h, w, b = inputs.h, inputs.w, inputs.b
         self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
         self.w = room_for(w, h.shape[0], blocks) if needs[1] else None
         biased = needs[2] and b is not None
-        self.b = torch.zeros(w.shape[0], dtype=wide(classifier.dtype), device=w.device) if biased else None
-        self.classifier = classifier
+        self.b = torch.zeros(w.shape[0], dtype=wide(inputs.dtype), device=w.device) if biased else None
+        self.inputs = inputs
 
     def add_exponentials(self, rows: slice, h: Tensor, w: Tensor, found: Exponentials, weights: Tensor | None) -> None:
         """Add those of a block that holds all classes, each row weighed. The weight goes to the narrow matrices: no
@@ -120,13 +120,13 @@ class Gradients:
 
     def add_recomputed(self, rows: slice, terms: RowTerms, blocks: Blocks) -> None:
         """Add those of some rows, block of classes after block of classes, from normalisers that are known."""
-        classifier = self.classifier
-        h = classifier.rows(rows)
+        inputs = self.inputs
+        h = inputs.rows(rows)
         dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if self.h is not None else None
-        for classes in blocks.over_classes(classifier.w.shape[0]):
-            w, b = classifier.classes(classes)
-            y = classifier.y[rows] - classes.start
-            g, db = classifier.scores.gradient(h, w, b, y, terms, self.b is not None)
+        for classes in blocks.over_classes(inputs.w.shape[0]):
+            w, b = inputs.classes(classes)
+            y = inputs.y[rows] - classes.start
+            g, db = inputs.scores.gradient(h, w, b, y, terms, self.b is not None)
             if dh is not None:
                 add_to_rows(dh, g, w, first=classes.start == 0)
             if self.w is not None:
@@ -139,13 +139,13 @@ class Gradients:
 
     def add_shift(self, weights_N: Tensor) -> None:
         """Add what the normalisers owe to the centre, which was taken off the scores."""
-        if self.h is not None and self.classifier.centre is not None:
-            self.h += weights_N[:, None] * self.classifier.centre
+        if self.h is not None and self.inputs.centre is not None:
+            self.h += weights_N[:, None] * self.inputs.centre
 
     def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """In the types of what they are gradients of."""
-        w = None if self.w is None else self.w.to(self.classifier.w.dtype)
-        b = None if self.b is None or self.classifier.b is None else self.b.to(self.classifier.b.dtype)
+        w = None if self.w is None else self.w.to(self.inputs.w.dtype)
+        b = None if self.b is None or self.inputs.b is None else self.b.to(self.inputs.b.dtype)
         return self.h, w, b
 
 
@@ -161,79 +161,77 @@ Weigh = Callable[[slice, Tensor], Tensor | None]
 
 
 def losses_with_gradients(
-    classifier: Classifier, weigh: Weigh, needs: tuple[bool, bool, bool], group: int = 1
+    inputs: LossInputs, weigh: Weigh, needs: tuple[bool, bool, bool], group: int = 1
 ) -> Gradients:
     """One walk over the rows for losses and gradients: weights are known as soon as the losses of `group` rows are."""
-    blocks = classifier.blocks(group)
-    found = Gradients(classifier, needs, blocks)
-    every = slice(0, classifier.w.shape[0])
-    one_pass = blocks.classes >= classifier.w.shape[0]
-    w, b = classifier.classes(every) if one_pass else (classifier.w, classifier.b)
-    for rows in blocks.over_rows(classifier.h.shape[0]):
+    blocks = inputs.blocks(group)
+    found = Gradients(inputs, needs, blocks)
+    every = slice(0, inputs.w.shape[0])
+    one_pass = blocks.classes >= inputs.w.shape[0]
+    w, b = inputs.classes(every) if one_pass else (inputs.w, inputs.b)
+    for rows in blocks.over_rows(inputs.h.shape[0]):
         if one_pass:
-            h = classifier.rows(rows)
-            block = classifier.scores.exponentials(h, w, b, classifier.y[rows])
+            h = inputs.rows(rows)
+            block = inputs.scores.exponentials(h, w, b, inputs.y[rows])
             found.add_exponentials(rows, h, w, block, weigh(rows, block.nll))
             del block  # before the next one is made
         else:
-            nll, lse, _ = _losses(classifier, rows, blocks, None)
+            nll, lse, _ = _losses(inputs, rows, blocks, None)
             weights = weigh(rows, nll)
-            weights = classifier.scored(rows).to(lse.dtype) if weights is None else weights
+            weights = inputs.scored(rows).to(lse.dtype) if weights is None else weights
             found.add_recomputed(rows, RowTerms(lse, weights, weights), blocks)
     return found
 
 
-def losses(classifier: Classifier, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses and log-sum-exps of all rows, that at `tau` of the scores less their mean; without gradients."""
     mean = None
     if tau is not None:
-        mean = classifier.mean()
-        classifier = classifier.centred(mean)
-    blocks = classifier.blocks(gradients=False)
-    found = [_losses(classifier, rows, blocks, tau) for rows in blocks.over_rows(classifier.h.shape[0])]
-    nll, lse, lse_tau = (_joined(classifier, [each[part] for each in found]) for part in range(3))
+        mean = inputs.mean()
+        inputs = inputs.centred(mean)
+    blocks = inputs.blocks(gradients=False)
+    found = [_losses(inputs, rows, blocks, tau) for rows in blocks.over_rows(inputs.h.shape[0])]
+    nll, lse, lse_tau = (_joined(inputs, [each[part] for each in found]) for part in range(3))
     if tau is None or mean is None:
         return nll, lse, None
-    if classifier.centre is None:
-        return nll, lse, lse_tau - classifier.shift(mean) / tau
-    return nll, lse + classifier.shift(mean), lse_tau
+    if inputs.centre is None:
+        return nll, lse, lse_tau - inputs.shift(mean) / tau
+    return nll, lse + inputs.shift(mean), lse_tau
 
 
 def gradients(
-    classifier: Classifier, terms: RowTerms, needs: tuple[bool, bool, bool], tau: float | None = None
+    inputs: LossInputs, terms: RowTerms, needs: tuple[bool, bool, bool], tau: float | None = None
 ) -> Gradients:
     """Gradients from what `losses` found, at `tau` or without, and weights that came with the backward pass."""
     if tau is not None and terms.lse is not None:
-        mean = classifier.mean()
-        classifier = classifier.centred(mean)
-        shift = classifier.shift(mean)
-        if classifier.centre is not None:
+        mean = inputs.mean()
+        inputs = inputs.centred(mean)
+        shift = inputs.shift(mean)
+        if inputs.centre is not None:
             terms = replace(terms, lse=terms.lse - shift)
         elif terms.lse_tau is not None:
             terms = replace(terms, lse_tau=terms.lse_tau + shift / tau)
-    blocks = classifier.blocks()
-    found = Gradients(classifier, needs, blocks)
-    for rows in blocks.over_rows(classifier.h.shape[0]):
+    blocks = inputs.blocks()
+    found = Gradients(inputs, needs, blocks)
+    for rows in blocks.over_rows(inputs.h.shape[0]):
         found.add_recomputed(rows, terms.of(rows), blocks)
     if terms.plain is not None and terms.target is not None and terms.plain is not terms.target:
         found.add_shift(terms.plain - terms.target)
     return found
 
 
-def _losses(
-    classifier: Classifier, rows: slice, blocks: Blocks, tau: float | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _losses(inputs: LossInputs, rows: slice, blocks: Blocks, tau: float | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of some rows, one block of classes after the other."""
-    h = classifier.rows(rows)
+    h = inputs.rows(rows)
     found = [
-        classifier.scores.normalisers(h, *classifier.classes(classes), tau)
-        for classes in blocks.over_classes(classifier.w.shape[0])
+        inputs.scores.normalisers(h, *inputs.classes(classes), tau)
+        for classes in blocks.over_classes(inputs.w.shape[0])
     ]
     lse, lse_tau = added([block for block, _ in found]), added([block for _, block in found])
     assert lse is not None
-    y = classifier.y[rows]
-    nll = lse - classifier.scores.target_scores(h, classifier.w, classifier.b, y, classifier.centre).to(lse.dtype)
-    return told(nll, y, classifier.scored(rows)), lse, lse_tau
+    y = inputs.y[rows]
+    nll = lse - inputs.scores.target_scores(h, inputs.w, inputs.b, y, inputs.centre).to(lse.dtype)
+    return told(nll, y, inputs.scored(rows)), lse, lse_tau
 
 
 def added(normalisers: list[Tensor | None]) -> Tensor | None:
@@ -244,9 +242,9 @@ def added(normalisers: list[Tensor | None]) -> Tensor | None:
     return torch.logsumexp(torch.stack(found), dim=0)
 
 
-def _joined(classifier: Classifier, parts: list[Tensor | None]) -> Tensor:
+def _joined(inputs: LossInputs, parts: list[Tensor | None]) -> Tensor:
     """What blocks of rows gave, in one piece; nothing where there are no rows, or nobody asked."""
     found = [part for part in parts if part is not None]
     if not found:
-        return classifier.h.new_zeros(0, dtype=wide(classifier.dtype))
+        return inputs.h.new_zeros(0, dtype=wide(inputs.dtype))
     return found[0] if len(found) == 1 else torch.cat(found)

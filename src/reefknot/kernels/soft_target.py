@@ -21,7 +21,7 @@ from torch import Tensor
 from reefknot.kernels.autograd import refuse_second_derivatives
 from reefknot.kernels.blocks import Blocks
 from reefknot.kernels.choice import current, resolve
-from reefknot.kernels.passes import Classifier, added, room_for
+from reefknot.kernels.passes import LossInputs, added, room_for
 from reefknot.kernels.reference import compute_dtype, linear_scores
 from reefknot.kernels.scores import (
     RowTerms,
@@ -104,7 +104,7 @@ class Attention:
         budget: int,
     ) -> None:
         nobody = queries.new_full((len(queries),), -1, dtype=torch.long)
-        scoring = Classifier(queries, keys, None, nobody, dtype, scores, budget)
+        scoring = LossInputs(queries, keys, None, nobody, dtype, scores, budget)
         self.keys_mean = scoring.mean()
         self.scoring = scoring.centred(self.keys_mean)
         self.given = values

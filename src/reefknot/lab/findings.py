@@ -28,7 +28,7 @@ from reefknot.lab.evaluation.similarity import PRESS, Benchmark, judge
 from reefknot.lab.evaluation.subspace import between_ends
 from reefknot.lab.evaluation.units import shown
 from reefknot.lab.recipes.recipe import Experiment, Row
-from reefknot.lab.runs.folder import RunFolder, config_hash
+from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.pair_dataset import PairDataset
@@ -221,7 +221,7 @@ def _provenance(
         **{key: run.config[key] for key in ("recipe", "row")},
         "seed": experiment.training.seed,
         **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
-        "config_hash": config_hash(run.config),
+        "config_hash": run.config_hash,
         "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
     }
 

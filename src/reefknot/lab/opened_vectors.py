@@ -16,8 +16,8 @@ def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) ->
     `vectors`.
 
     Words of a run are those of its vocabulary, symbols such as <eos> and pieces of words as they stand there, but of
-    skip-gram those that it has learned. Vectors of the output are what its labels make of a word, not always rows of a
-    table. `say` hears what is odd about a file.
+    skip-gram those that it has learned. Vectors of the output are what its classifier makes of a word, not always rows
+    of a table. `say` hears what is odd about a file.
     """
     path = Path(path)
     if path.is_dir() and not (path / VECTORS).exists():

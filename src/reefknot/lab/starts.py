@@ -11,7 +11,7 @@ import torch
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row
-from reefknot.lab.runs.folder import RunFolder, config_hash
+from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.trained_run import best_weights
 from reefknot.lab.training.state import load_weights
@@ -108,7 +108,7 @@ def begin(
     run = RunFolder.open(place)
     weights = best_weights(run)
     digest = hashlib.sha256(encode_tensors(weights)).hexdigest()
-    return Start({"config_hash": config_hash(run.config), "weights_sha256": digest}, run, weights)
+    return Start({"config_hash": run.config_hash, "weights_sha256": digest}, run, weights)
 
 
 def _begun_with(out: Path) -> dict[str, str] | None:

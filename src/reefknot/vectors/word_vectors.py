@@ -1,4 +1,4 @@
-"""Words and a vector for each: what the tables of a model, its labels and the files of other programs all come to.
+"""Words and a vector for each: what the tables of a model, its classifiers and the files of other programs all come to.
 
 Shapes: V words, D width.
 """

@@ -41,10 +41,10 @@ def _encoder(norm: str = "pre") -> SourceEncoder:
     return EncoderDecoder(DIM, DIM, layers=LAYERS, heads=2, ffn_dim=12, dropout=0.0, norm=norm)  # type: ignore[arg-type]
 
 
-def _model(encoder: Callable[[], SourceEncoder] = _encoder, tables: int = 1, labels: type = Plain) -> Translator:
+def _model(encoder: Callable[[], SourceEncoder] = _encoder, tables: int = 1, classifier: type = Plain) -> Translator:
     torch.manual_seed(0)
     held = [WordTable(WORDS, DIM) for _ in range(tables)]
-    output = Softmax(labels(held[-1]), smoothing=0.1)
+    output = Softmax(classifier(held[-1]), smoothing=0.1)
     return Translator(Lookup(held[0], scale=2.0), Lookup(held[tables // 3], scale=2.0), encoder(), output)
 
 
@@ -66,9 +66,9 @@ def _take(plain: PlainTranslator, model: Translator) -> None:
     for stack, norm in (("encoder", encoder.source_norm), ("decoder", encoder.target_norm)):
         taken |= {f"transformer.{stack}.norm.{name}": tensor for name, tensor in norm.state_dict().items()}
     assert isinstance(model.output, Softmax)
-    assert model.output.labels.bias is not None
+    assert model.output.classifier.bias is not None
     taken |= {"source.weight": model.source.tables()[0].weight, "target.weight": model.input.tables()[0].weight}
-    taken |= {"generator.weight": model.output.tables()[0].weight, "generator.bias": model.output.labels.bias}
+    taken |= {"generator.weight": model.output.tables()[0].weight, "generator.bias": model.output.classifier.bias}
     assert taken.keys() == theirs.keys()
     plain.load_state_dict(taken)
 
@@ -114,7 +114,7 @@ def test_what_has_no_plain_form_says_so() -> None:
     with pytest.raises(Absent, match="AttentionGRU is not that of"):
         PlainTranslator(_model(lambda: AttentionGRU(DIM, DIM, units=4)))
     with pytest.raises(Absent, match="more than rows of a table"):
-        PlainTranslator(_model(labels=Drill))
+        PlainTranslator(_model(classifier=Drill))
 
 
 @pytest.mark.parametrize("beam", [1, 3])

@@ -46,9 +46,9 @@ def _adaptive(
     classes = table if tied else _banded()
     projections = BandProjections(table, DIM)
     own = projections if shared else BandProjections(classes, DIM, head=False)
-    labels = [Plain(each) for each in classes.tables] if biases else classes
+    classifier = [Plain(each) for each in classes.tables] if biases else classes
     output = AdaptiveSoftmax(
-        labels,
+        classifier,
         own,
         head_projection=head_projection,
         project_to=project_to,
@@ -61,8 +61,8 @@ def _adaptive(
 def _plain(tied: bool = True, width: int = DIM, bias: bool = True) -> tuple[InputEnd, OutputEnd]:
     table = WordTable(WORDS, width)
     classes = table if tied else WordTable(WORDS, width)
-    labels = Plain(classes, bias) if width == DIM else Projected(classes, DIM, bias)
-    return Lookup(table, project_to=None if width == DIM else DIM), Softmax(labels)
+    classifier = Plain(classes, bias) if width == DIM else Projected(classes, DIM, bias)
+    return Lookup(table, project_to=None if width == DIM else DIM), Softmax(classifier)
 
 
 ENDS: dict[str, Callable[[], tuple[InputEnd, OutputEnd]]] = {

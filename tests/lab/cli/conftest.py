@@ -83,7 +83,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    model = MODEL.format(corpus=repr(str(corpus)), layers=1, dropout=0.2, labels="plain")
+    model = MODEL.format(corpus=repr(str(corpus)), layers=1, dropout=0.2, classifier="plain")
     path.write_text(f'title = "Tiny: two rows"\n{model}{TRAINING}{UNTIED}', encoding="utf-8")
     return path
 

@@ -154,27 +154,27 @@ name = "plain"
 [rows.set]
 tables.words = { kind = "word", dim = 8 }
 input = { kind = "lookup", table = "words" }
-output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+output = { kind = "softmax", classifier = { kind = "plain", table = "words" } }
 [[rows]]
 name = "adaptive"
 [rows.set]
 tables.words = { kind = "banded", dim = 8, sizes = [20, 40], factor = 2 }
 projections.bands = { kind = "bands", table = "words", dim = 8 }
 input = { kind = "adaptive", table = "words", projections = "bands" }
-output = { kind = "adaptive", projections = "bands", labels = { kind = "plain", table = "words", bias = false } }
+output = { kind = "adaptive", projections = "bands", classifier = { kind = "plain", table = "words", bias = false } }
 [[rows]]
 name = "pieces"
 [rows.set]
 vocabulary.bpe.merges = 20
 tables.words = { kind = "word", dim = 8 }
 input = { kind = "lookup", table = "words" }
-output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+output = { kind = "softmax", classifier = { kind = "plain", table = "words" } }
 [[rows]]
 name = "spellings"
 [rows.set]
 tables.words = { kind = "word", dim = 8 }
 input = { kind = "char_cnn", dim = 8, filters = [[1, 4]] }
-output = { kind = "softmax", labels = { kind = "plain", table = "words" } }
+output = { kind = "softmax", classifier = { kind = "plain", table = "words" } }
 """
 
 

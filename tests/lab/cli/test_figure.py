@@ -18,10 +18,10 @@ Cli = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory, cli: Cli, recipe: Path) -> Path:
-    """A tiny run with DRILL's labels."""
+    """A tiny run with DRILL's classifiers."""
     folder = tmp_path_factory.mktemp("drill") / "seed0"
-    labels = 'output.labels={kind = "drill", table = "words", depth = 1}'
-    outcome = cli("train", recipe, "--row", "tied", labels, "--out", folder, "--device", "cpu")
+    classifier = 'output.classifier={kind = "drill", table = "words", depth = 1}'
+    outcome = cli("train", recipe, "--row", "tied", classifier, "--out", folder, "--device", "cpu")
     assert outcome.code == 0, outcome.err
     return folder
 

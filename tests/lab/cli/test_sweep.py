@@ -168,8 +168,8 @@ def test_commas_inside_brackets_and_quotes_part_nothing() -> None:
 
 
 def test_short_names_only_where_they_are_clear() -> None:
-    first, *_ = combine({"encoder.dropout": ["0.1"], "output.labels.dropout": ["0.2"], "training.clip": ["1"]})
-    assert first.name == "encoder.dropout=0.1, output.labels.dropout=0.2, clip=1"
+    first, *_ = combine({"encoder.dropout": ["0.1"], "output.classifier.dropout": ["0.2"], "training.clip": ["1"]})
+    assert first.name == "encoder.dropout=0.1, output.classifier.dropout=0.2, clip=1"
 
 
 def test_a_folder_has_its_settings_for_a_name() -> None:

@@ -67,7 +67,7 @@ units = 48
 
 [base.output]
 kind = "softmax"
-labels = {{ kind = "plain", table = "words" }}
+classifier = {{ kind = "plain", table = "words" }}
 
 [base.training]
 epochs = 16

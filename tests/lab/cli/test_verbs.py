@@ -45,12 +45,12 @@ def test_other_settings_are_refused_with_the_difference(cli: Cli, recipe: Path, 
 
 def test_ls(cli: Cli) -> None:
     found = cli("ls", "--json").json()
-    assert {"recipes", "corpora", "labels", "outputs"} <= set(found)
-    assert found["labels"]["plain"] == "Rows of a table, against the hidden state as it is."
+    assert {"recipes", "corpora", "classifier", "outputs"} <= set(found)
+    assert found["classifier"]["plain"] == "Rows of a table, against the hidden state as it is."
     assert all(text for entries in found.values() for text in entries.values())
     text = cli("ls").out
     assert "press2017/table6" in text
-    assert set(cli("ls", "labels", "--json").json()) == {"labels"}
+    assert set(cli("ls", "classifier", "--json").json()) == {"classifier"}
 
 
 def test_ls_knows_every_rule(cli: Cli) -> None:
@@ -157,7 +157,7 @@ parameters = 9
 
 def test_params(cli: Cli, recipe: Path) -> None:
     found = cli("params", recipe, "--json").json()
-    parts = {"input.table": 96, "encoder.layers": 544, "output.labels.bias": 12}
+    parts = {"input.table": 96, "encoder.layers": 544, "output.classifier.bias": 12}
     assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652, "parts": parts}
     assert found["untied"]["output"] == 12 + 96
     assert "4,651,600" in cli("params", "press2017/table6").out

@@ -19,15 +19,15 @@ def test_a_change_is_laid_over_the_base() -> None:
 
 
 def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None:
-    base = {"labels": {"kind": "plain", "table": "words", "bias": False}}
-    assert merge(base, {"labels": {"kind": "projected", "table": "words"}}) == {
-        "labels": {"kind": "projected", "table": "words"}
+    base = {"classifier": {"kind": "plain", "table": "words", "bias": False}}
+    assert merge(base, {"classifier": {"kind": "projected", "table": "words"}}) == {
+        "classifier": {"kind": "projected", "table": "words"}
     }
-    assert merge(base, {"labels": {"kind": "plain", "table": "classes"}}) == {
-        "labels": {"kind": "plain", "table": "classes"}
+    assert merge(base, {"classifier": {"kind": "plain", "table": "classes"}}) == {
+        "classifier": {"kind": "plain", "table": "classes"}
     }
-    merged = {"labels": {"kind": "plain", "table": "classes", "bias": False}}
-    assert merge(base, {"labels": {"table": "classes"}}) == merged
+    merged = {"classifier": {"kind": "plain", "table": "classes", "bias": False}}
+    assert merge(base, {"classifier": {"table": "classes"}}) == merged
 
 
 def test_the_value_default_takes_a_setting_away() -> None:
@@ -65,26 +65,29 @@ def test_what_is_no_override(text: str) -> None:
 
 
 BASE: dict[str, Any] = {
-    "tables": {"labels": {"kind": "word", "dim": 4}},
-    "output": {"kind": "softmax", "labels": {"kind": "plain", "table": "labels", "bias": False}},
+    "tables": {"classifier": {"kind": "word", "dim": 4}},
+    "output": {"kind": "softmax", "classifier": {"kind": "plain", "table": "classifier", "bias": False}},
 }
 
 
 @pytest.mark.parametrize(
     ("overrides", "changed"),
     [
-        (["output.labels.kind=projected"], {"kind": "projected", "table": "labels", "bias": False}),
-        (["output.labels.kind=plain"], {"kind": "plain", "table": "labels", "bias": False}),
-        (["output.labels.bias=true", "output.labels.kind=drill"], {"kind": "drill", "table": "labels", "bias": True}),
-        (["output.labels.kind=drill", "output.labels.bias=default"], {"kind": "drill", "table": "labels"}),
-        (["output.labels={kind='drill'}"], {"kind": "drill"}),
-        (["output.labels.kind=nothing"], {"kind": "nothing"}),
-        (["output.labels.kind=3"], {"kind": 3}),
-        (["output.kind=mixture"], BASE["output"]["labels"]),
+        (["output.classifier.kind=projected"], {"kind": "projected", "table": "classifier", "bias": False}),
+        (["output.classifier.kind=plain"], {"kind": "plain", "table": "classifier", "bias": False}),
+        (
+            ["output.classifier.bias=true", "output.classifier.kind=drill"],
+            {"kind": "drill", "table": "classifier", "bias": True},
+        ),
+        (["output.classifier.kind=drill", "output.classifier.bias=default"], {"kind": "drill", "table": "classifier"}),
+        (["output.classifier={kind='drill'}"], {"kind": "drill"}),
+        (["output.classifier.kind=nothing"], {"kind": "nothing"}),
+        (["output.classifier.kind=3"], {"kind": 3}),
+        (["output.kind=mixture"], BASE["output"]["classifier"]),
     ],
 )
 def test_a_kind_alone_keeps_what_the_new_part_has_too(overrides: list[str], changed: dict[str, Any]) -> None:
-    assert override(BASE, overrides)["output"]["labels"] == changed
+    assert override(BASE, overrides)["output"]["classifier"] == changed
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,6 @@ def test_kinds_and_braces_are_one_change(overrides: list[str]) -> None:
 
 
 def test_the_kind_of_a_table_that_is_called_like_another_part() -> None:
-    assert override(BASE, ["tables.labels.kind=banded"])["tables"]["labels"] == {"kind": "banded", "dim": 4}
+    assert override(BASE, ["tables.classifiers.kind=banded"])["tables"]["classifier"] == {"kind": "banded", "dim": 4}
     assert override(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}
     assert override({"tables": 3}, ["tables.new.kind=word"])["tables"] == {"new": {"kind": "word"}}

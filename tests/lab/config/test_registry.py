@@ -167,7 +167,7 @@ def test_every_part_loads_and_is_explained() -> None:
             assert family.summary(kind) == family.load(kind).__doc__.strip().partition("\n")[0]
             for name, field in _settings(family, kind).model_fields.items():
                 # Nested parts explain themselves.
-                assert name in ("kind", "labels") or field.description, f"{family.family}.{kind}: {name}"
+                assert name in ("kind", "classifier") or field.description, f"{family.family}.{kind}: {name}"
 
 
 def test_families_have_names_of_their_own() -> None:

@@ -255,9 +255,9 @@ def test_what_is_never_to_be_produced_is_not() -> None:
 def without_end(model: Translator) -> Translator:
     """The same with an <eos> that hardly ever comes."""
     assert isinstance(model.output, Softmax)
-    assert model.output.labels.bias is not None
+    assert model.output.classifier.bias is not None
     with torch.no_grad():
-        model.output.labels.bias[EOS] = -100.0
+        model.output.classifier.bias[EOS] = -100.0
     return model
 
 

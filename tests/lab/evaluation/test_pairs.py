@@ -53,13 +53,13 @@ def opened(tmp_path: Path) -> Callable[..., PairDataset]:
 def translator(dataset: PairDataset, encoder: str = "encoder_decoder", output: str = "softmax") -> Translator:
     torch.manual_seed(0)
     source, target = (WordTable(len(words), DIM) for words in dataset.words.vocabularies)
-    labels = Plain(target)
+    classifier = Plain(target)
     body = (
         AttentionGRU(DIM, DIM, units=6, dropout=0.5)
         if encoder == "attention_gru"
         else EncoderDecoder(DIM, DIM, layers=2, heads=2, ffn_dim=12, dropout=0.5)
     )
-    end = MixtureOfSoftmaxes(labels, DIM, experts=3) if output == "mixture" else Softmax(labels)
+    end = MixtureOfSoftmaxes(classifier, DIM, experts=3) if output == "mixture" else Softmax(classifier)
     model = Translator(Lookup(source), Lookup(target), body, end)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -31,8 +31,10 @@ def text() -> Split:
 
 def model_of(experts: int | None) -> LanguageModel:
     torch.manual_seed(0)
-    labels = Plain(WordTable(WORDS, WIDTH))
-    output = Softmax(labels) if experts is None else MixtureOfSoftmaxes(labels, WIDTH, experts=experts, dropout=0.5)
+    classifier = Plain(WordTable(WORDS, WIDTH))
+    output = (
+        Softmax(classifier) if experts is None else MixtureOfSoftmaxes(classifier, WIDTH, experts=experts, dropout=0.5)
+    )
     model = LanguageModel(Lookup(WordTable(WORDS, WIDTH)), LSTM(WIDTH, WIDTH, dropout=0.5), output)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -29,8 +29,8 @@ WORDS, WIDTH, STREAMS, STEPS = 23, 5, 2, 4
 def model_of(*, tied: bool, augmented: bool = False) -> LanguageModel:
     torch.manual_seed(0)
     words = WordTable(WORDS, WIDTH)
-    labels = Plain(words if tied else WordTable(WORDS, WIDTH), bias=True)
-    output = Augmented(labels, words, alpha=3.0) if augmented else Softmax(labels)
+    classifier = Plain(words if tied else WordTable(WORDS, WIDTH), bias=True)
+    output = Augmented(classifier, words, alpha=3.0) if augmented else Softmax(classifier)
     return LanguageModel(Lookup(words), LSTM(WIDTH, WIDTH, dropout=0.5), output).double()
 
 
@@ -204,7 +204,7 @@ def test_the_rule_of_a_text_is_the_mean_over_windows_that_go_on_from_each_other(
 def test_a_word_that_is_never_expected_to_follow_itself_is_told() -> None:
     model = model_of(tied=False)
     with torch.no_grad():
-        dict(model.output.named_parameters())["labels.bias"][0] = -50.0
+        dict(model.output.named_parameters())["classifier.bias"][0] = -50.0
     text = np.zeros(40, dtype=np.int32)
 
     found = update_rule(model, text, [100] * WORDS, streams=2, steps=4)["current"]

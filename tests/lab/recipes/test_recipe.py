@@ -38,7 +38,7 @@ hidden_dim = 4
 
 [base.output]
 kind = "softmax"
-labels = { kind = "plain", table = "words", bias = false }
+classifier = { kind = "plain", table = "words", bias = false }
 
 [base.training]
 epochs = 2
@@ -72,7 +72,7 @@ def test_rows_and_overrides_reach_the_experiment(tmp_path: Path) -> None:
 [[rows]]
 name = "Small + PR"
 [rows.set]
-output.labels = { kind = "projected", table = "words" }
+output.classifier = { kind = "projected", table = "words" }
 
 [[rows]]
 name = "Quoted"
@@ -88,8 +88,8 @@ training.epochs = 7
     assert recipe.name == "made"
     assert [row.slug for row in recipe.rows] == ["small-pr", "quoted", "longer"]
     assert set(recipe.experiments) == {"Small + PR", "Longer"}
-    labels = recipe.experiments["Small + PR"].output.labels  # type: ignore[attr-defined]
-    assert (labels.kind, labels.bias, labels.penalty) == ("projected", True, 0.15)
+    classifier = recipe.experiments["Small + PR"].output.classifier  # type: ignore[attr-defined]
+    assert (classifier.kind, classifier.bias, classifier.penalty) == ("projected", True, 0.15)
     assert {each.training.seed for each in recipe.experiments.values()} == {5}
     assert recipe.experiments["Longer"].training.epochs == 9
 
@@ -132,7 +132,7 @@ def test_changes_of_a_row_that_is_wrong_without_them(tmp_path: Path, value: str)
         ("encoder.layers=3", False),
         ("vocabulary.min_count=2", False),
         ("corpus.tokens=100", False),
-        ("output.labels.bias=true", False),
+        ("output.classifier.bias=true", False),
     ],
 )
 def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: str, kept: bool) -> None:
@@ -149,7 +149,10 @@ def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: st
         ("training.epoch=3", "training.epoch: no such setting; did you mean training.epochs?"),
         ("epochs=3", "epochs: no such setting; did you mean training.epochs?"),
         ("encoder.learning_rate=3", "encoder.learning_rate: no such setting; did you mean training.optimiser.learn"),
-        ("output.labels.bais=true", "output.labels.bais: no such setting; did you mean output.labels.bias?"),
+        (
+            "output.classifier.bais=true",
+            "output.classifier.bais: no such setting; did you mean output.classifier.bias?",
+        ),
         ("tables.words.dmi=3", "tables.words.dmi: no such setting; did you mean tables.words.dim?"),
         ("zzz.qqq=1", "zzz: no such setting"),
         ("training.epochs=1.5", "training.epochs: must be a valid integer (it is 1.5)"),
@@ -160,8 +163,11 @@ def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: st
             "schedule.kind: no schedule is called 'linear'; there are: constant, decay, cosine, inverse_sqrt\n",
         ),
         ("training.schedule.kind=deacy", "training.schedule.kind: no schedule is called 'deacy'; did you mean decay?"),
-        ("output.labels.kind=3", "output.labels.kind: must be a name; there are: plain, projected"),
-        ("output.labels.penalty=1.0", "output.labels.penalty: no such setting; kinds that have it: projected\n"),
+        ("output.classifier.kind=3", "output.classifier.kind: must be a name; there are: plain, projected"),
+        (
+            "output.classifier.penalty=1.0",
+            "output.classifier.penalty: no such setting; kinds that have it: projected\n",
+        ),
         ("tables.words.sizes=[1]", "tables.words.sizes: no such setting; kinds that have it: banded\n"),
         ("training.optimiser.lr=1.0", "training.optimiser.lr: no such setting\n"),
         ("corpus.part=3/2", 'corpus.part: give "k/n" with 1 <= k <= n'),
@@ -221,9 +227,9 @@ def test_mistakes_of_all_rows_at_once_and_those_of_the_base_once(tmp_path: Path)
 
 
 def test_a_mistake_that_parts_of_two_kinds_share_is_told_once(tmp_path: Path) -> None:
-    rows = ROW + '[[rows]]\nname = "PR"\nset.output.labels = { kind = "projected", table = "words" }\n'
-    said = complaint(tmp_path, BASE + rows, "output.labels.biass=true")
-    assert said.count("output.labels.biass: no such setting; did you mean output.labels.bias?") == 1
+    rows = ROW + '[[rows]]\nname = "PR"\nset.output.classifier = { kind = "projected", table = "words" }\n'
+    said = complaint(tmp_path, BASE + rows, "output.classifier.biass=true")
+    assert said.count("output.classifier.biass: no such setting; did you mean output.classifier.bias?") == 1
     assert len(said.splitlines()) == 2
 
 

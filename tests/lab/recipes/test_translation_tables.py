@@ -115,7 +115,7 @@ def test_ours_differ_in_their_ends_alone(name: str) -> None:
         assert settings(each, "tables", "source", "input", "output") == settings(
             first, "tables", "source", "input", "output"
         )
-        assert settings(each.output, "labels") == settings(first.output, "labels")
+        assert settings(each.output, "classifier") == settings(first.output, "classifier")
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -100,7 +100,7 @@ def test_all_sections_are_there(page: tuple[Path, Balance]) -> None:
         "shared table",
         "the company",
         "nothing dropped at the end",
-        "model.output.labels.kind",
+        "model.output.classifier.kind",
         '"torch": "2.13.0"',
         "reefknot train press2017/table6 --row 'Small + WT' --seed 0",
         "train 929,589 tokens",

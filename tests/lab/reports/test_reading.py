@@ -29,7 +29,7 @@ def test_three_rows(runs: Path) -> None:
 def test_what_sharing_saves_is_said_only_where_nothing_else_differs(tmp_path: Path) -> None:
     """The demo's rows: untied, tied, REAL (tied, another output) and adaptive (tied, in bands)."""
     word = {"kind": "word", "dim": 128}
-    plain = {"kind": "softmax", "labels": {"kind": "plain", "table": "words"}}
+    plain = {"kind": "softmax", "classifier": {"kind": "plain", "table": "words"}}
     demo: dict[str, tuple[int, dict[str, Any]]] = {
         "untied": (836_792, {"tables": {"words": word, "classes": word}, "output": _using(plain, "classes")}),
         "REAL": (483_000, {"tables": {"words": word}, "output": plain | {"kind": "augmented", "table": "words"}}),
@@ -55,7 +55,7 @@ def test_what_sharing_saves_is_said_only_where_nothing_else_differs(tmp_path: Pa
 
 
 def _using(output: dict[str, Any], table: str) -> dict[str, Any]:
-    return output | {"labels": output["labels"] | {"table": table}}
+    return output | {"classifier": output["classifier"] | {"table": table}}
 
 
 def test_only_rows_scored_alike_are_ranked(tmp_path: Path) -> None:

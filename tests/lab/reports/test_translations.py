@@ -70,7 +70,7 @@ def write_translator(root: Path, row: str, bleu: float, seed: int = 0, **changes
         "tables": {name: {"kind": "word", "dim": 256} for name in tables},
         "source": {"kind": "lookup", "table": tables[0]},
         "input": {"kind": "lookup", "table": "words"},
-        "output": {"kind": "softmax", "labels": {"kind": "plain", "table": tables[-1]}},
+        "output": {"kind": "softmax", "classifier": {"kind": "plain", "table": tables[-1]}},
         "training": {"seed": seed},
     }
     config = {"recipe": "pappas2019/multi30k", "row": row, "settings": settings}

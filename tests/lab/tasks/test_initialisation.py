@@ -33,7 +33,7 @@ def model(tied: bool = False) -> nn.ModuleDict:
     torch.manual_seed(0)
     words = WordTable(50, 8)
     classes = words if tied else WordTable(50, 8)
-    return nn.ModuleDict({"words": words, "labels": Plain(classes), "layer": nn.Linear(8, 8)})
+    return nn.ModuleDict({"words": words, "classifier": Plain(classes), "layer": nn.Linear(8, 8)})
 
 
 def test_left_out_nothing_is_drawn() -> None:
@@ -49,7 +49,7 @@ def test_uniform_draws_everything() -> None:
     initialise(made, InitialisationSettings(uniform=0.04))
     for parameter in made.parameters():
         assert 0.0 < float(parameter.detach().abs().max()) <= 0.04
-    assert float(made["labels"].bias.detach().abs().max()) > 0.01
+    assert float(made["classifier"].bias.detach().abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("settings", [{}, {"uniform": 0.1}, {"tables": 0.1}, {"uniform": 0.1, "tables": "normal"}])
@@ -65,12 +65,12 @@ def test_what_is_said_of_one_table_counts_before_what_is_said_of_all(settings: d
 def test_tables_draws_the_word_tables_of_both_ends_and_nothing_else(tied: bool) -> None:
     made, before = model(tied), model(tied)
     initialise(made, InitialisationSettings(tables=0.1))
-    for table in (made["words"], made["labels"].table):
+    for table in (made["words"], made["classifier"].table):
         assert 0.09 < float(table.weight.detach().abs().max()) <= 0.1
         assert abs(float(table.weight.detach().mean())) < 0.02
     assert torch.equal(made["layer"].weight, before["layer"].weight)
-    assert not made["labels"].bias.any()
-    assert torch.equal(made["words"].weight, made["labels"].table.weight) == tied
+    assert not made["classifier"].bias.any()
+    assert torch.equal(made["words"].weight, made["classifier"].table.weight) == tied
 
 
 def test_the_bands_of_a_table_are_word_tables_too() -> None:
@@ -118,7 +118,7 @@ def test_normal_tables_of_an_adaptive_softmax_alone_are_xavier_uniform() -> None
 def test_normal_tables_without_bands_or_clusters() -> None:
     made = model()
     initialise(made, InitialisationSettings(tables="normal"))
-    for words in (made["words"], made["labels"].table):  # a plain softmax's too
+    for words in (made["words"], made["classifier"].table):  # a plain softmax's too
         assert float(words.weight.detach().std()) == pytest.approx(8**-0.5, rel=0.1)
     table = BandedTable(50, 8, sizes=[])
     initialise(AdaptiveSoftmax(table, BandProjections(table, 8, head=False)), InitialisationSettings(tables="normal"))

@@ -79,7 +79,7 @@ def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
     assert result["paper_similarity"]["output"] == {"SimLex-999": 0.29, "MEN": 0.61}
     assert not result["neighbors"]["tied"]
     assert set(result["embedding"]) >= {"input", "output"}
-    assert set(result["neighbors"]["input"]) == set(result["neighbors"]["labels"])
+    assert set(result["neighbors"]["input"]) == set(result["neighbors"]["classifier"])
     for end in ("input", "output"):
         (judged,) = result["similarity"][end]
         assert (judged["name"], judged["pairs"], judged["of"]) == ("SimLex-999", 60, 999)
@@ -102,7 +102,7 @@ def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
     for row, ends in (("untied", {"input", "output"}), ("tied", {"tied"})):
         result, _ = train(recipe, row, tmp_path / row)
         found = result["neighbors"]
-        for end in ("input", "labels"):
+        for end in ("input", "classifier"):
             assert {word: {near for near, _ in each} for word, each in found[end].items()} == {
                 word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
             }

@@ -33,8 +33,8 @@ Metrics = Callable[[Path], list[dict[str, Any]]]
 def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, torch.Tensor]]:
     """Trains with 32 streams and without dropout; the weights at the end. The text leaves a ragged last window."""
 
-    def train(out: Path, *overrides: str, labels: str = "projected") -> dict[str, torch.Tensor]:
-        recipe = str(tiny_recipe(tokens=400, labels=labels))
+    def train(out: Path, *overrides: str, classifier: str = "projected") -> dict[str, torch.Tensor]:
+        recipe = str(tiny_recipe(tokens=400, classifier=classifier))
         fixed = ("training.batch=32", "encoder.dropout=0.0", "training.log_every=1", *overrides)
         loaded = load_recipe(recipe, fixed)
         result = experiments.train(loaded, loaded.row("tied"), out, world=World(), display=Silent())
@@ -46,16 +46,18 @@ def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, to
 
 
 @pytest.mark.parametrize("divisor", ["tokens", "batch"])
-@pytest.mark.parametrize("labels", ["plain", "projected", "drill"])
+@pytest.mark.parametrize("classifier", ["plain", "projected", "drill"])
 def test_eight_pieces_are_one_batch(
     tmp_path: Path,
     last_weights: Callable[..., dict[str, torch.Tensor]],
     metrics: Metrics,
     divisor: str,
-    labels: str,
+    classifier: str,
 ) -> None:
-    whole = last_weights(tmp_path / "whole", f"training.divisor={divisor}", labels=labels)
-    pieces = last_weights(tmp_path / "pieces", f"training.divisor={divisor}", "training.accumulate=8", labels=labels)
+    whole = last_weights(tmp_path / "whole", f"training.divisor={divisor}", classifier=classifier)
+    pieces = last_weights(
+        tmp_path / "pieces", f"training.divisor={divisor}", "training.accumulate=8", classifier=classifier
+    )
     assert whole.keys() == pieces.keys()
     for name in whole:
         torch.testing.assert_close(pieces[name], whole[name], rtol=0, atol=1e-6)
@@ -65,7 +67,7 @@ def test_eight_pieces_are_one_batch(
         if one["kind"] == "train":
             assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-5)
             assert one["penalties"] == pytest.approx(other["penalties"], rel=1e-5)
-            assert bool(one["penalties"]) == (labels == "projected")
+            assert bool(one["penalties"]) == (classifier == "projected")
 
 
 def test_pieces_must_be_equal(tmp_path: Path, last_weights: Callable[..., dict[str, torch.Tensor]]) -> None:

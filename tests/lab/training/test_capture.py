@@ -58,8 +58,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
         (TRANSFORMER, *BLOCKS, "training.precision=float16", NESTEROV),
         (TRANSFORMER, "training.batching=sentences", "training.divisor=tokens", "training.accumulate=3", ADAMW),
         (encoder("awd_lstm"), *BLOCKS),
-        ('output={kind = "augmented", table = "words", gamma = 0.5, labels = {kind = "plain", table = "words"}}',),
-        ('output={kind = "mixture", experts = 3, labels = {kind = "plain", table = "words"}}',),
+        ('output={kind = "augmented", table = "words", gamma = 0.5, classifier = {kind = "plain", table = "words"}}',),
+        ('output={kind = "mixture", experts = 3, classifier = {kind = "plain", table = "words"}}',),
         ('input={kind = "char_cnn", dim = 8, byte_dim = 4, filters = [[1, 4], [2, 4]]}',),
     ],
 )

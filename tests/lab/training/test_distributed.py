@@ -83,7 +83,7 @@ def test_processes_exchange_a_label_networks_gradients_once_for_all_pieces(
     tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
 ) -> None:
     """Of 4 streams each process has two pieces, of which the first collects gradients that the last takes on."""
-    recipe = tiny_recipe(tokens=80, labels="drill")
+    recipe = tiny_recipe(tokens=80, classifier="drill")
     loaded = load_recipe(str(recipe), (*SETTINGS, "training.accumulate=1"))
     experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
     subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)

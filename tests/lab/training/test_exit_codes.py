@@ -22,7 +22,7 @@ def leave(
     tiny_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Leave:
     """Runs `reefknot train` in this process; its exit code and its complaint."""
-    recipe = str(tiny_recipe(labels="plain"))
+    recipe = str(tiny_recipe(classifier="plain"))
 
     def run(out: Path, *overrides: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["reefknot", "train", recipe, "--row", "tied", "--out", str(out), *overrides])

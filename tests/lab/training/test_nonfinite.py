@@ -99,11 +99,13 @@ def test_no_update_is_made(
     assert not (out / "result.json").exists()
 
 
-@pytest.mark.parametrize("labels", ["plain", "projected"])
-def test_a_rate_that_makes_it_diverge(tmp_path: Path, tiny_recipe: Callable[..., Path], labels: str) -> None:
-    """With plain labels a finite gradient makes the weights infinite; they are not saved."""
+@pytest.mark.parametrize("classifier", ["plain", "projected"])
+def test_a_rate_that_makes_it_diverge(tmp_path: Path, tiny_recipe: Callable[..., Path], classifier: str) -> None:
+    """With plain classifiers a finite gradient makes the weights infinite; they are not saved."""
     optimiser = '{kind = "sgd", learning_rate = 1e9, weight_decay = 1e9}'
-    recipe = load_recipe(str(tiny_recipe(labels=labels)), (f"training.optimiser={optimiser}", "training.save_every=1"))
+    recipe = load_recipe(
+        str(tiny_recipe(classifier=classifier)), (f"training.optimiser={optimiser}", "training.save_every=1")
+    )
     with pytest.raises(NonFiniteError):
         experiments.train(recipe, recipe.row("tied"), tmp_path / "run", world=World(), display=Silent())
     saved = list((tmp_path / "run").glob("checkpoints/*/model.safetensors"))

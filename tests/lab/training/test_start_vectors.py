@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from contract.combinations import WORDS, Case
 from reefknot.errors import DataError, SettingsError, Stopped
-from reefknot.lab.config.parts import LABELS, OUTPUTS
+from reefknot.lab.config.parts import CLASSIFIERS, OUTPUTS
 from reefknot.lab.experiment import is_done, open_experiment
 from reefknot.lab.recipes.recipe import build_model, check_experiment, load_recipe
 from reefknot.lab.runs.folder import RunFolder
@@ -163,14 +163,14 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(tmp_path: Path, tr
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("labels", list(LABELS))
+@pytest.mark.parametrize("classifier", list(CLASSIFIERS))
 @pytest.mark.parametrize("output", [kind for kind in OUTPUTS if kind != "adaptive"])
 def test_every_other_parameter_has_the_gradient_that_it_has_beside_a_table_that_is_trained(
-    output: str, labels: str
+    output: str, classifier: str
 ) -> None:
     gradients = []
     for frozen in (False, True):
-        settings = Case("lookup", "lstm", output, labels, tied=True).settings()
+        settings = Case("lookup", "lstm", output, classifier, tied=True).settings()
         settings["tables"]["words"]["frozen"] = frozen
         torch.manual_seed(0)
         model = build_model(check_experiment(settings, "here"), WORDS).double()

@@ -197,7 +197,7 @@ def test_a_start_must_be_asked_for_and_fit(
         ("start = { row = 'tide' }", 'no row "tide" can be trained; there are: "tied", "untied", "finetune", "new"'),
         ("start = { row = 'quoted' }", 'no row "quoted" can be trained'),
         ("start = { row = 'new' }", 'no row can begin with its own weights: "new" <- "new"'),
-        ("start = { row = 'untied' }", 'row "untied" has another model: output.labels.table.weight do not fit'),
+        ("start = { row = 'untied' }", 'row "untied" has another model: output.classifier.table.weight do not fit'),
         ("start = {}", "training.start.row: must be set"),
     ],
 )

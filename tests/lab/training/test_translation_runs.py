@@ -35,7 +35,7 @@ tables.words = {{ kind = "word", dim = 16 }}
 source = {{ kind = "lookup", table = "words", scale = 4.0 }}
 input = {{ kind = "lookup", table = "words", scale = 4.0 }}
 encoder = {{ kind = "encoder_decoder", layers = 1, heads = 2, ffn_dim = 32, dropout = 0.1 }}
-output = {{ kind = "softmax", smoothing = 0.1, labels = {{ kind = "plain", table = "words" }} }}
+output = {{ kind = "softmax", smoothing = 0.1, classifier = {{ kind = "plain", table = "words" }} }}
 [base.init]
 tables = "normal"
 [base.training]

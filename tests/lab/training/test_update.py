@@ -72,9 +72,9 @@ def summed_loss(model: Any) -> Tensor:
     """sum over streams and steps of -log p(next word), spelled out."""
     x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
     h_BTD = hidden_states(model, x_BT)
-    labels = model.output.labels
-    context_BTD = h_BTD @ labels.projection.weight.T + labels.projection.bias
-    scores_BTV = context_BTD @ labels.table.weight.T + labels.bias
+    classifier = model.output.classifier
+    context_BTD = h_BTD @ classifier.projection.weight.T + classifier.projection.bias
+    scores_BTV = context_BTD @ classifier.table.weight.T + classifier.bias
     return -torch.log_softmax(scores_BTV, -1).gather(-1, y_BT[..., None]).sum()
 
 
@@ -93,10 +93,10 @@ def test_the_penalised_sum_is_divided_once(update: Update, divisor: str, by: int
         f"training.divisor={divisor}",
         "training.clip=1000.0",
         f"training.optimiser.learning_rate={rate}",
-        f"output.labels.penalty={weight}",
+        f"output.classifier.penalty={weight}",
     )
     exact: Any = copy.deepcopy(before).double()
-    projection = exact.output.labels.projection.weight
+    projection = exact.output.classifier.projection.weight
     penalty = 0.5 * weight * projection.square().sum()
     loss = summed_loss(exact)
     ((loss + penalty) / by).backward()
@@ -115,7 +115,7 @@ def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by
         f"training.divisor={divisor}",
         "training.clip=1000.0",
         f"training.optimiser.learning_rate={rate}",
-        "output={kind='augmented', table='words', labels={kind='plain', table='words'}}",
+        "output={kind='augmented', table='words', classifier={kind='plain', table='words'}}",
         f"output.tau={tau}",
         f"output.alpha={alpha}",
         f"regularisation.activation={ar}",
@@ -124,7 +124,7 @@ def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by
     exact: Any = copy.deepcopy(before).double()
     x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
     h_BTD = hidden_states(exact, x_BT)
-    table_VD, bias_V = exact.input.table.weight, exact.output.labels.bias
+    table_VD, bias_V = exact.input.table.weight, exact.output.classifier.bias
     plain_BTV = h_BTD @ table_VD.T
     nll = -torch.log_softmax(plain_BTV + bias_V, -1).gather(-1, y_BT[..., None]).sum()
     soft_BTV = torch.softmax(table_VD[y_BT] @ table_VD.T / tau, -1)
@@ -177,7 +177,7 @@ def test_a_label_network_runs_once_for_all_pieces(update: Update, monkeypatch: p
         return encode(self, ids)
 
     monkeypatch.setattr(Drill, "encode", counted)
-    drill = "output={kind='softmax', labels={kind='drill', table='words', depth=2, dropout=0.5}}"
+    drill = "output={kind='softmax', classifier={kind='drill', table='words', depth=2, dropout=0.5}}"
     before, after, _ = update(drill, f"training.accumulate={BATCH}")
     assert calls == 1
     moved = dict(after.named_parameters())

@@ -1,4 +1,4 @@
-"""What the tests of labels share: equal tables, what a softmax makes of labels, and a dropout that can be foreseen.
+"""What the tests of classifiers share: equal tables, the softmax over a classifier, and a predictable dropout.
 
 Shapes: N rows, D width, V classes.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.kernels.linear_cross_entropy import IGNORE
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
@@ -32,28 +32,28 @@ def words() -> Callable[[int], WordTable]:
 
 
 @pytest.fixture
-def outcome() -> Callable[[Labels], dict[str, Tensor]]:
-    """What a softmax over the labels gives for fixed contexts, and the gradients of its loss that all labels have."""
+def outcome() -> Callable[[Classifier], dict[str, Tensor]]:
+    """Log-probabilities for fixed contexts, and the gradients of the loss that all classifiers have."""
 
-    def find(labels: Labels) -> dict[str, Tensor]:
+    def find(classifier: Classifier) -> dict[str, Tensor]:
         torch.manual_seed(4)
-        h_ND = torch.randn(len(TARGETS), labels.context_dim, dtype=torch.float64, requires_grad=True)
-        bias_V = torch.randn(labels.vocab_size, dtype=torch.float64)
-        output = Softmax(labels.double())
-        assert labels.bias is not None
+        h_ND = torch.randn(len(TARGETS), classifier.context_dim, dtype=torch.float64, requires_grad=True)
+        bias_V = torch.randn(classifier.vocab_size, dtype=torch.float64)
+        output = Softmax(classifier.double())
+        assert classifier.bias is not None
         with torch.no_grad():
-            labels.bias.copy_(bias_V)
+            classifier.bias.copy_(bias_V)
         loss = output.loss(h_ND, TARGETS, output.prepare(TARGETS))["nll"].sum
         loss.backward()
         assert h_ND.grad is not None
-        assert labels.table.weight.grad is not None
-        assert labels.bias.grad is not None
+        assert classifier.table.weight.grad is not None
+        assert classifier.bias.grad is not None
         return {
             "loss": loss.detach(),
             "log_probs": output.log_probs(h_ND).detach(),
             "by h": h_ND.grad,
-            "by table": labels.table.weight.grad,
-            "by bias": labels.bias.grad,
+            "by table": classifier.table.weight.grad,
+            "by bias": classifier.bias.grad,
         }
 
     return find

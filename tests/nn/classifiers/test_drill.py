@@ -1,4 +1,4 @@
-"""DRILL: its special cases are other labels, and any depth is the formula written out.
+"""DRILL: its special cases are other classifiers, and any depth is the formula written out.
 
 Shapes: N rows, D width, V classes.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.nn.classifiers.bilinear import Bilinear
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill, LabelDropout
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.softmax import Softmax
@@ -25,13 +25,13 @@ from reefknot.nn.tables import WordTable
 WIDTH = 4
 
 Words = Callable[[int], WordTable]
-Outcome = Callable[[Labels], dict[str, Tensor]]
+Outcome = Callable[[Classifier], dict[str, Tensor]]
 
 
 def test_depth_zero_is_the_tied_softmax(words: Words, outcome: Outcome) -> None:
-    labels = Drill(words(WIDTH), depth=0, dropout=0.5)
-    torch.testing.assert_close(outcome(labels), outcome(Plain(words(WIDTH))))
-    assert labels.weight() is labels.table.weight
+    classifier = Drill(words(WIDTH), depth=0, dropout=0.5)
+    torch.testing.assert_close(outcome(classifier), outcome(Plain(words(WIDTH))))
+    assert classifier.weight() is classifier.table.weight
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -61,7 +61,7 @@ def test_the_residual_is_the_identity_added_to_the_matrix(words: Words, outcome:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("layer_residual", [False, True])
 def test_three_layers_are_the_formula(words: Words, activation: Any, residual: bool, layer_residual: bool) -> None:
-    labels = Drill(
+    classifier = Drill(
         words(WIDTH), depth=3, activation=activation, residual=residual, layer_residual=layer_residual
     ).double()
     act = {
@@ -70,25 +70,25 @@ def test_three_layers_are_the_formula(words: Words, activation: Any, residual: b
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
         "relu": lambda x: np.maximum(x, 0),
     }[activation]
-    e = labels.table.weight.detach().numpy()
+    e = classifier.table.weight.detach().numpy()
     (u1, b1), (u2, b2), (u3, b3) = (
-        (labels.state_dict()[f"layers.{i}.weight"].numpy().T, labels.state_dict()[f"layers.{i}.bias"].numpy())
+        (classifier.state_dict()[f"layers.{i}.weight"].numpy().T, classifier.state_dict()[f"layers.{i}.bias"].numpy())
         for i in range(3)
     )
     to_table, to_layer = int(residual), int(layer_residual)
     e1 = act(e @ u1 + b1) + to_table * e
     e2 = act(e1 @ u2 + b2) + to_layer * e1 + to_table * e
     e3 = act(e2 @ u3 + b3) + to_layer * e2 + to_table * e
-    np.testing.assert_allclose(labels.weight().detach().numpy(), e3, rtol=1e-12)
+    np.testing.assert_allclose(classifier.weight().detach().numpy(), e3, rtol=1e-12)
 
 
 def test_some_classes_run_the_network_on_their_rows_only(words: Words) -> None:
-    labels = Drill(words(WIDTH), depth=2).double()
-    every_VD = labels.weight()
+    classifier = Drill(words(WIDTH), depth=2).double()
+    every_VD = classifier.weight()
     rows: list[int] = []
-    labels.layers[0].register_forward_hook(lambda module, given, found: rows.append(len(given[0])))
+    classifier.layers[0].register_forward_hook(lambda module, given, found: rows.append(len(given[0])))
     ids = torch.tensor([7, 0, 7])
-    torch.testing.assert_close(labels.weight(ids), every_VD[ids])
+    torch.testing.assert_close(classifier.weight(ids), every_VD[ids])
     assert rows == [3]
 
 
@@ -96,8 +96,8 @@ def test_some_classes_run_the_network_on_their_rows_only(words: Words) -> None:
 @pytest.mark.parametrize("layer_residual", [False, True])
 def test_four_layers_against_differences(activation: Any, layer_residual: bool) -> None:
     torch.manual_seed(0)
-    labels = Drill(WordTable(5, 3), 4, activation, layer_residual=layer_residual, init=0.8).double()
-    output, y_N = Softmax(labels), torch.tensor([1, 4])
+    classifier = Drill(WordTable(5, 3), 4, activation, layer_residual=layer_residual, init=0.8).double()
+    output, y_N = Softmax(classifier), torch.tensor([1, 4])
     h_ND = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
 
     def value(*_: Tensor) -> Tensor:
@@ -118,14 +118,14 @@ def test_where_dropout_acts(
     variational: bool,
     mask: tuple[int, ...],
 ) -> None:
-    labels = Drill(
+    classifier = Drill(
         words(WIDTH), 2, "tanh", layer_residual=True, dropout=0.5, variational=variational, dropout_position=position
     ).double()
-    e_VD = labels.table.weight
+    e_VD = classifier.table.weight
     before, after = (0.5, 1.0) if position == "input" else (1.0, 0.5)
-    first_VD = after * torch.tanh(labels.layers[0](before * e_VD)) + e_VD
-    second_VD = after * torch.tanh(labels.layers[1](before * first_VD)) + first_VD + e_VD
-    torch.testing.assert_close(labels.weight(), second_VD)
+    first_VD = after * torch.tanh(classifier.layers[0](before * e_VD)) + e_VD
+    second_VD = after * torch.tanh(classifier.layers[1](before * first_VD)) + first_VD + e_VD
+    torch.testing.assert_close(classifier.weight(), second_VD)
     assert halving == [mask, mask]
 
 
@@ -134,10 +134,10 @@ def test_evaluation_drops_nothing(
     words: Words, monkeypatch: pytest.MonkeyPatch, position: Literal["input", "output"]
 ) -> None:
     plain = Drill(words(WIDTH), 2).double()
-    labels = Drill(words(WIDTH), 2, dropout=0.9, dropout_position=position).double()
-    labels.load_state_dict(plain.state_dict())
+    classifier = Drill(words(WIDTH), 2, dropout=0.9, dropout_position=position).double()
+    classifier.load_state_dict(plain.state_dict())
     monkeypatch.delattr(F, "dropout")
-    assert torch.equal(labels.eval().weight(), plain.weight())
+    assert torch.equal(classifier.eval().weight(), plain.weight())
 
 
 @pytest.mark.parametrize("variational", [True, False])
@@ -159,8 +159,8 @@ def test_the_layers_are_all_it_adds_and_start_small() -> None:
     assert counts[0] == sum(p.numel() for p in Plain(WordTable(7, 400)).parameters())
     assert counts[1] - counts[0] == 160_400
     assert counts[2] - counts[0] == 4 * 160_400
-    labels = Drill(WordTable(7, 400), 2, init=0.3)
-    for layer in labels.layers:
+    classifier = Drill(WordTable(7, 400), 2, init=0.3)
+    for layer in classifier.layers:
         assert isinstance(layer, nn.Linear)
         assert 0.299 < layer.weight.abs().max().item() <= 0.3
         assert 0.049 < layer.bias.abs().max().item() <= 400**-0.5

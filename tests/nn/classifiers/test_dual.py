@@ -1,4 +1,4 @@
-"""Dual nonlinear labels: act(E U + u) . act(V h + v), against the formula written out in numpy.
+"""Dual nonlinear classifiers: act(E U + u) . act(V h + v), against the formula written out in numpy.
 
 Shapes: N rows, D width, V classes.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.dual import Dual
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.softmax import Softmax
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
 }
 
 Words = Callable[[int], WordTable]
-Outcome = Callable[[Labels], dict[str, Tensor]]
+Outcome = Callable[[Classifier], dict[str, Tensor]]
 
 
 def numbers(layer: nn.Linear) -> tuple[Any, Any]:
@@ -44,39 +44,39 @@ def test_scores_are_the_formula(words: Words, activation: Any, residuals: tuple[
     to_table, to_context = residuals
     joint = WIDTH if to_table else 5
     context = joint if to_context else CONTEXT
-    labels = Dual(words(WIDTH), context, joint, True, activation, to_table, to_context).double()
+    classifier = Dual(words(WIDTH), context, joint, True, activation, to_table, to_context).double()
     h_ND = np.random.default_rng(0).normal(size=(3, context))
-    e_VD = labels.table.weight.detach().numpy()
+    e_VD = classifier.table.weight.detach().numpy()
     act = ACTIVATIONS[activation]
-    (u, b_u), (v, b_v) = numbers(labels.label_layer), numbers(labels.context_layer)
+    (u, b_u), (v, b_v) = numbers(classifier.label_layer), numbers(classifier.context_layer)
     classes = act(e_VD @ u + b_u) + (e_VD if to_table else 0)
     contexts = act(h_ND @ v + b_v) + (h_ND if to_context else 0)
-    np.testing.assert_allclose(labels.weight().detach().numpy(), classes, rtol=1e-12)
-    np.testing.assert_allclose(labels.context(torch.tensor(h_ND)).detach().numpy(), contexts, rtol=1e-12)
+    np.testing.assert_allclose(classifier.weight().detach().numpy(), classes, rtol=1e-12)
+    np.testing.assert_allclose(classifier.context(torch.tensor(h_ND)).detach().numpy(), contexts, rtol=1e-12)
     logp_NV = torch.log_softmax(torch.tensor(contexts @ classes.T), -1)
-    torch.testing.assert_close(Softmax(labels).log_probs(torch.tensor(h_ND)).detach(), logp_NV)
-    assert labels.dim == joint
+    torch.testing.assert_close(Softmax(classifier).log_probs(torch.tensor(h_ND)).detach(), logp_NV)
+    assert classifier.dim == joint
 
 
 def test_linear_layers_with_the_identity_are_the_tied_softmax(words: Words, outcome: Outcome) -> None:
-    labels = Dual(words(WIDTH), WIDTH, activation="linear")
+    classifier = Dual(words(WIDTH), WIDTH, activation="linear")
     with torch.no_grad():
-        for layer in (labels.label_layer, labels.context_layer):
+        for layer in (classifier.label_layer, classifier.context_layer):
             layer.weight.copy_(torch.eye(WIDTH))
             layer.bias.zero_()
-    torch.testing.assert_close(outcome(labels), outcome(Plain(words(WIDTH))))
+    torch.testing.assert_close(outcome(classifier), outcome(Plain(words(WIDTH))))
 
 
 def test_some_classes_are_rows_of_all(words: Words) -> None:
-    labels = Dual(words(WIDTH), CONTEXT, joint_dim=5).double()
+    classifier = Dual(words(WIDTH), CONTEXT, joint_dim=5).double()
     ids = torch.tensor([7, 0, 7])
-    torch.testing.assert_close(labels.weight(ids), labels.weight()[ids])
+    torch.testing.assert_close(classifier.weight(ids), classifier.weight()[ids])
 
 
 def test_two_layers_are_all_it_adds_and_start_small() -> None:
     torch.manual_seed(0)
     tied, dual = Plain(WordTable(7, 400)), Dual(WordTable(7, 400), 400)
-    counts = [sum(p.numel() for p in labels.parameters()) for labels in (dual, tied)]
+    counts = [sum(p.numel() for p in classifier.parameters()) for classifier in (dual, tied)]
     assert counts[0] - counts[1] == 2 * (400 * 400 + 400)
     for layer in (dual.label_layer, dual.context_layer):
         assert 0.0999 < layer.weight.abs().max().item() <= 0.1
@@ -87,15 +87,15 @@ def test_two_layers_are_all_it_adds_and_start_small() -> None:
 def test_dropout_is_on_the_table_before_its_matrix(
     words: Words, halving: list[tuple[int, ...]], variational: bool, mask: tuple[int, ...]
 ) -> None:
-    labels = Dual(
+    classifier = Dual(
         words(WIDTH), CONTEXT, activation="tanh", residual_to_table=True, dropout=0.5, variational=variational
     ).double()
-    e_VD = labels.table.weight
-    labels.context(torch.randn(3, CONTEXT, dtype=torch.float64))
+    e_VD = classifier.table.weight
+    classifier.context(torch.randn(3, CONTEXT, dtype=torch.float64))
     assert halving == []
-    torch.testing.assert_close(labels.weight(), torch.tanh(labels.label_layer(0.5 * e_VD)) + e_VD)
+    torch.testing.assert_close(classifier.weight(), torch.tanh(classifier.label_layer(0.5 * e_VD)) + e_VD)
     assert halving == [mask]
-    torch.testing.assert_close(labels.eval().weight(), torch.tanh(labels.label_layer(e_VD)) + e_VD)
+    torch.testing.assert_close(classifier.eval().weight(), torch.tanh(classifier.label_layer(e_VD)) + e_VD)
     assert len(halving) == 1
 
 

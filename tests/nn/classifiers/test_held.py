@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.linear_cross_entropy import IGNORE
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.dual import Dual
 from reefknot.nn.classifiers.plain import Plain
@@ -55,13 +55,13 @@ every_end = pytest.mark.parametrize("build", [drill, dual, unit_norm, adaptive, 
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[Labels]:
-    """How often labels have computed the vectors of all classes."""
-    counts: Counter[Labels] = Counter()
-    for kind in (Labels, Drill, Dual):
+def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[Classifier]:
+    """How often classifiers have computed the vectors of all classes."""
+    counts: Counter[Classifier] = Counter()
+    for kind in (Classifier, Drill, Dual):
         encode = kind.encode
 
-        def counted(self: Labels, ids: Tensor | None = None, encode: Callable[..., Tensor] = encode) -> Tensor:
+        def counted(self: Classifier, ids: Tensor | None = None, encode: Callable[..., Tensor] = encode) -> Tensor:
             counts[self] += ids is None
             return encode(self, ids)
 
@@ -102,7 +102,7 @@ def assert_equal_gradients(one: OutputEnd, other: OutputEnd) -> None:
 
 @every_end
 def test_shared_gradients_are_those_of_every_piece_on_its_own(
-    build: Callable[[], OutputEnd], computed: Counter[Labels]
+    build: Callable[[], OutputEnd], computed: Counter[Classifier]
 ) -> None:
     """In two steps: the second sees the parameters that the first has made, and nothing else of it."""
     shared, alone = made(build), made(build)
@@ -115,7 +115,7 @@ def test_shared_gradients_are_those_of_every_piece_on_its_own(
             for output in (shared, alone):
                 for parameter in output.parameters():
                     parameter.sub_(0.5 * parameter.grad)
-    counts = {labels: count for labels, count in computed.items() if labels in set(shared.modules())}
+    counts = {classifier: count for classifier, count in computed.items() if classifier in set(shared.modules())}
     assert len(counts) == (3 if build is adaptive else 1)
     assert set(counts.values()) == {2}
 
@@ -145,27 +145,27 @@ def test_a_step_of_one_piece_is_what_it_was_to_the_bit() -> None:
         assert torch.equal(one.grad, another.grad)
 
 
-@pytest.mark.parametrize("labels", [Plain, lambda table: Drill(table, depth=0)])
-def test_a_weight_that_is_the_parameter_stays_the_parameter(labels: Callable[[WordTable], Labels]) -> None:
-    output = Softmax(labels(WordTable(WORDS, DIM)))
-    weight = output.labels.table.weight
+@pytest.mark.parametrize("classifier", [Plain, lambda table: Drill(table, depth=0)])
+def test_a_weight_that_is_the_parameter_stays_the_parameter(classifier: Callable[[WordTable], Classifier]) -> None:
+    output = Softmax(classifier(WordTable(WORDS, DIM)))
+    weight = output.classifier.table.weight
     with output.sharing() as join:
-        assert output.labels.weight() is weight
+        assert output.classifier.weight() is weight
         join()
-        assert output.labels.weight() is weight
+        assert output.classifier.weight() is weight
     with output.holding(), torch.no_grad():
-        assert output.labels.weight() is weight
+        assert output.classifier.weight() is weight
 
 
 def test_a_step_has_one_dropout_mask() -> None:
     output = made(lambda: drill(dropout=0.5, variational=False))
     assert isinstance(output, Softmax)
-    assert not torch.equal(output.labels.weight(), output.labels.weight())
+    assert not torch.equal(output.classifier.weight(), output.classifier.weight())
     with output.sharing() as join:
-        first = output.labels.weight()
-        assert torch.equal(output.labels.weight(), first)
+        first = output.classifier.weight()
+        assert torch.equal(output.classifier.weight(), first)
         join()
-        assert torch.equal(output.labels.weight(), first)
+        assert torch.equal(output.classifier.weight(), first)
 
 
 def test_collected_gradients_are_not_rounded_under_autocast() -> None:
@@ -173,11 +173,11 @@ def test_collected_gradients_are_not_rounded_under_autocast() -> None:
     output = made(lambda: drill(residual=False)).float()
     assert isinstance(output, Softmax)
     with torch.autocast("cpu", torch.bfloat16):
-        assert output.labels.weight().dtype == torch.bfloat16
+        assert output.classifier.weight().dtype == torch.bfloat16
         with output.sharing() as join:
-            leaf = output.labels.weight()
+            leaf = output.classifier.weight()
             join()
-            assert leaf.dtype == output.labels.weight().dtype == torch.float32
+            assert leaf.dtype == output.classifier.weight().dtype == torch.float32
     assert leaf.is_leaf
 
 
@@ -189,7 +189,7 @@ def test_gradients_that_nobody_takes_on_are_an_error() -> None:
 
 
 @every_end
-def test_evaluation_computes_once(build: Callable[[], OutputEnd], computed: Counter[Labels]) -> None:
+def test_evaluation_computes_once(build: Callable[[], OutputEnd], computed: Counter[Classifier]) -> None:
     output = made(build).eval()
     expected = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in PIECES]
     computed.clear()
@@ -252,7 +252,7 @@ def test_an_exception_leaves_nothing_held(context: Callable[[OutputEnd], Any]) -
     assert_equal_gradients(output, fresh)
 
 
-def test_an_inner_context_gives_back_what_the_outer_one_holds(computed: Counter[Labels]) -> None:
+def test_an_inner_context_gives_back_what_the_outer_one_holds(computed: Counter[Classifier]) -> None:
     output = made(drill)
     with torch.no_grad(), output.holding():
         first = output.vectors()
@@ -275,7 +275,7 @@ def test_some_classes_are_computed_for_whoever_asks() -> None:
     assert isinstance(output, Softmax)
     ids = torch.tensor([4, 1])
     with output.sharing() as join:
-        some = output.labels.weight(ids)
+        some = output.classifier.weight(ids)
         assert some.grad_fn is not None
-        torch.testing.assert_close(some, output.labels.weight()[ids])
+        torch.testing.assert_close(some, output.classifier.weight()[ids])
         join()

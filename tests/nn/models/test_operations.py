@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from reefknot.kernels.choice import using
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.bilinear import Bilinear
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.dual import Dual
 from reefknot.nn.classifiers.plain import Plain
@@ -29,7 +29,7 @@ from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.inputs.spelling import spell
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import of_encoder, of_input, of_labels, of_output, operations
+from reefknot.nn.models.operations import of_classifier, of_encoder, of_input, of_output, operations
 from reefknot.nn.outputs import adaptive
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.augmented import Augmented
@@ -152,7 +152,7 @@ def test_a_char_cnn_spells_each_word_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "labels",
+    "classifier",
     [
         lambda table: Projected(table, D),
         lambda table: Bilinear(table, D),
@@ -160,8 +160,8 @@ def test_a_char_cnn_spells_each_word_once() -> None:
         lambda table: Drill(table, depth=2),
     ],
 )
-def test_labels(labels: object) -> None:
-    built = model(output=Softmax(labels(WordTable(V, D))))  # type: ignore[operator]
+def test_labels(classifier: object) -> None:
+    built = model(output=Softmax(classifier(WordTable(V, D))))  # type: ignore[operator]
     assert operations(built, *window()) == counted(built)
 
 
@@ -222,7 +222,7 @@ def test_a_part_without_a_line_is_matrices_that_meet_every_row() -> None:
     assert of_encoder(Unknown(), torch.tensor([2, 3])) == 6 * 5 * D * D
     assert of_output(UnknownEnd(), torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
     assert of_input(Lookup(WordTable(V, D)), torch.zeros(5, dtype=torch.long)) == 0
-    assert of_labels(Labels(WordTable(V, D), D, bias=True), 5) == 6 * 5 * D * V
+    assert of_classifier(Classifier(WordTable(V, D), D, bias=True), 5) == 6 * 5 * D * V
 
 
 def test_the_paper_s_model() -> None:

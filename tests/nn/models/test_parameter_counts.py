@@ -119,23 +119,23 @@ def _count(experiment: Experiment, vocabulary: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def labels_on_words(vocabulary: int, dim: int, width: int, labels: Row, tied: bool = True) -> Row:
-    """Labels that share the input's table or have one of their own, as wide as the encoder."""
+def classifier_on_words(vocabulary: int, dim: int, width: int, classifier: Row, tied: bool = True) -> Row:
+    """Classifiers that share the input's table or have one of their own, as wide as the encoder."""
     tables = {"words": word(dim)} | ({} if tied else {"classes": word(width)})
     return {
         "vocabulary": vocabulary,
         "tables": tables,
         "input": {"kind": "lookup", "table": "words"},
-        "output": {"kind": "softmax", "labels": {"table": "words" if tied else "classes"} | labels},
+        "output": {"kind": "softmax", "classifier": {"table": "words" if tied else "classes"} | classifier},
     }
 
 
-def pappas(labels: Row, vocabulary: int = PTB) -> Row:
-    return labels_on_words(vocabulary, 400, 400, labels)
+def pappas(classifier: Row, vocabulary: int = PTB) -> Row:
+    return classifier_on_words(vocabulary, 400, 400, classifier)
 
 
 def mixture(vocabulary: int, dim: int, last: int) -> Row:
-    row = labels_on_words(vocabulary, dim, last, {"kind": "plain"})
+    row = classifier_on_words(vocabulary, dim, last, {"kind": "plain"})
     row["output"] |= {"kind": "mixture", "experts": 15}
     return row
 
@@ -143,7 +143,7 @@ def mixture(vocabulary: int, dim: int, last: int) -> Row:
 PLAIN: Row = {"kind": "plain"}
 AWD: Row = {"kind": "awd_lstm", "hidden_dim": 1150}
 PAPPAS: dict[str, tuple[int, Row, Row]] = {
-    "4 Full softmax": (43_827_600, labels_on_words(PTB, 400, 1150, PLAIN, tied=False), AWD | {"output_dim": 1150}),
+    "4 Full softmax": (43_827_600, classifier_on_words(PTB, 400, 1150, PLAIN, tied=False), AWD | {"output_dim": 1150}),
     "4 Weight tying": (24_221_600, pappas(PLAIN), AWD),
     "4 Bilinear": (24_381_600, pappas({"kind": "bilinear"}), AWD),
     "4 Dual nonlinear": (24_542_400, pappas({"kind": "dual", "joint_dim": 400}), AWD),
@@ -180,14 +180,14 @@ def test_what_a_layer_of_drill_adds() -> None:
 )
 def test_inan_tables_1_3(published: int, vocabulary: int, units: int, tied: bool) -> None:
     """REAL has one table and no bias; the augmented loss itself has no parameters."""
-    row = labels_on_words(vocabulary, units, units, {"kind": "plain", "bias": not tied}, tied)
+    row = classifier_on_words(vocabulary, units, units, {"kind": "plain", "bias": not tied}, tied)
     if tied:
         row["output"] |= {"kind": "augmented", "table": "words", "gamma": 0.65}
     assert whole(row, {"kind": "variational_lstm", "hidden_dim": units}) == published
 
 
 @pytest.mark.parametrize(
-    ("published", "labels", "tied"),
+    ("published", "classifier", "tied"),
     [
         (4_651_600, "plain", False),
         (2_651_600, "plain", True),
@@ -195,15 +195,15 @@ def test_inan_tables_1_3(published: int, vocabulary: int, units: int, tied: bool
         (2_691_800, "projected", True),
     ],
 )
-def test_press_table_6(published: int, labels: str, tied: bool) -> None:
-    row = labels_on_words(PTB, 200, 200, {"kind": labels}, tied)
+def test_press_table_6(published: int, classifier: str, tied: bool) -> None:
+    row = classifier_on_words(PTB, 200, 200, {"kind": classifier}, tied)
     assert whole(row, {"kind": "lstm", "hidden_dim": 200}) == published
 
 
 @pytest.mark.parametrize("kind", ["lstm", "bayesian_lstm"])
 def test_press_table_5(kind: str) -> None:
     """Dropout has no parameters, whichever kind it is."""
-    assert whole(labels_on_words(PTB, 1500, 1500, PLAIN), {"kind": kind, "hidden_dim": 1500}) == 51_022_000
+    assert whole(classifier_on_words(PTB, 1500, 1500, PLAIN), {"kind": kind, "hidden_dim": 1500}) == 51_022_000
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_recurrent_highway_networks(published: int, units: int, depth: int, tied
     """
     counted = (1 if tied else 2) * PTB * units + PTB + 2 * units * (units + depth * (units + 1))
     assert counted == exact
-    row = labels_on_words(PTB, units, units, PLAIN, tied)
+    row = classifier_on_words(PTB, units, units, PLAIN, tied)
     assert whole(row, {"kind": "highway", "hidden_dim": units, "depth": depth}) == exact
     # 23.4 million are cited as 24.
     assert published - 1 < exact / 10**6 < published + 0.5

@@ -113,8 +113,8 @@ def test_the_published_size_of_the_base_transformer_with_and_without_drill() -> 
         words = WordTable(37_000, 512)
         ends = Lookup(words), Lookup(words), EncoderDecoder(512, 512)
         plain, drill = (
-            sum(Translator(*ends, Softmax(labels)).parameter_counts().values())
-            for labels in (Plain(words), Drill(words, depth=2))
+            sum(Translator(*ends, Softmax(classifier)).parameter_counts().values())
+            for classifier in (Plain(words), Drill(words, depth=2))
         )
     assert drill - plain == 525_312
 

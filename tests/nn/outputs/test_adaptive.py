@@ -145,13 +145,13 @@ def test_search_leaves_improbable_tails_closed() -> None:
 def test_a_closed_tail_runs_no_label_network(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    labels = [Drill(band, depth=1) for band in bands.tables]
-    ours = AdaptiveSoftmax(labels, BandProjections(bands, D, head=False)).eval()
+    classifier = [Drill(band, depth=1) for band in bands.tables]
+    ours = AdaptiveSoftmax(classifier, BandProjections(bands, D, head=False)).eval()
     with torch.no_grad():
         assert ours.cluster_bias is not None
         ours.cluster_bias.fill_(-1000.0)
     ran = []
-    for band, each in enumerate(labels):
+    for band, each in enumerate(classifier):
         monkeypatch.setattr(each, "weight", lambda *_, band=band, own=each.weight: ran.append(band) or own())
     h_ND = hidden(5).detach().float()
     assert ours.search(h_ND, 3).opened == 0.0
@@ -316,8 +316,8 @@ def test_matrices_of_its_own_start_as_those_of_the_bands() -> None:
 
 def test_labels_may_come_in_a_module_list() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    labels = nn.ModuleList(Plain(band) for band in bands.tables)
-    ours = AdaptiveSoftmax(labels, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
+    classifier = nn.ModuleList(Plain(band) for band in bands.tables)
+    ours = AdaptiveSoftmax(classifier, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
     assert [ours.tables()[band] is bands.tables[band] for band in range(3)] == [True] * 3
     assert ours.vocab_size == V
 
@@ -346,9 +346,9 @@ def test_drill_in_every_band() -> None:
 
 def test_penalties_of_the_bands_add_up() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    labels = [Projected(band, band.dim, penalty=0.5) for band in bands.tables]
-    ours = AdaptiveSoftmax(labels, BandProjections(bands, D, head=False))
-    expected = sum(each.penalties()["projection"] for each in labels)
+    classifier = [Projected(band, band.dim, penalty=0.5) for band in bands.tables]
+    ours = AdaptiveSoftmax(classifier, BandProjections(bands, D, head=False))
+    expected = sum(each.penalties()["projection"] for each in classifier)
     torch.testing.assert_close(ours.penalties(), {"projection": expected})
 
 
@@ -386,11 +386,11 @@ def test_a_matrix_that_nobody_uses_is_refused() -> None:
 def test_refusals() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     fitting = BandProjections(bands, D, head=False)
-    with pytest.raises(SettingsError, match="3 labels but projections for 2 bands"):
+    with pytest.raises(SettingsError, match="3 classifiers but projections for 2 bands"):
         AdaptiveSoftmax(bands, BandProjections(BandedTable(V, D, sizes=[7], factor=2), D))
     with pytest.raises(SettingsError, match=r"for a model 12 wide but the hidden state has 16 .* project_to = 12"):
         AdaptiveSoftmax(bands, fitting, context_dim=16)
-    with pytest.raises(SettingsError, match="labels of band 1 read 12 numbers but 16 reach them"):
+    with pytest.raises(SettingsError, match="classifiers of band 1 read 12 numbers but 16 reach them"):
         AdaptiveSoftmax(bands, BandProjections(bands, 16, head=False))
     with pytest.raises(SettingsError, match="'shared' needs projections with a matrix for the first band"):
         AdaptiveSoftmax(bands, fitting, head_projection="shared")

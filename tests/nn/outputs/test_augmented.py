@@ -43,8 +43,8 @@ def tied(**settings: Any) -> Augmented:
 
 def untied(**settings: Any) -> Augmented:
     """Class vectors and input vectors of different widths."""
-    labels = Projected(WordTable(WORDS, 4), CONTEXT)
-    return drawn(Augmented(labels, WordTable(WORDS, 5), **{"tau": TAU, "gamma": 0.5} | settings))
+    classifier = Projected(WordTable(WORDS, 4), CONTEXT)
+    return drawn(Augmented(classifier, WordTable(WORDS, 5), **{"tau": TAU, "gamma": 0.5} | settings))
 
 
 def hidden(rows: int = len(TARGETS)) -> Tensor:
@@ -59,7 +59,9 @@ def augmented(output: Augmented, h_ND: Tensor, y_N: Tensor = TARGETS) -> Tensor:
 def written_out(output: Augmented, h_ND: Tensor) -> Tensor:
     """KL(soft target || soft prediction) of the whole distributions, one row per token."""
     l_VD = output.table.weight
-    student_NV = torch.log_softmax(output.labels.context(h_ND) @ output.labels.weight().T / output.tau, -1)[SCORED]
+    student_NV = torch.log_softmax(output.classifier.context(h_ND) @ output.classifier.weight().T / output.tau, -1)[
+        SCORED
+    ]
     target_NV = torch.log_softmax(l_VD[TARGETS[SCORED]] @ l_VD.T / output.tau, -1)
     if output.detach_target:
         target_NV = target_NV.detach()
@@ -80,7 +82,7 @@ def test_it_is_the_divergence_of_the_whole_distributions(make: Any, detach_targe
         torch.testing.assert_close(*(g if g is not None else torch.zeros_like(wanted[name]) for g in (got, want)))
         if want is not None:
             seen.add(name)
-    assert "labels.bias" not in seen
+    assert "classifier.bias" not in seen
     assert ("table.weight" in seen) == (make is untied and not detach_target)
 
 
@@ -88,8 +90,8 @@ def test_detaching_cuts_the_target_and_not_the_labels() -> None:
     output = untied(detach_target=True)
     augmented(output, hidden()).backward()
     assert output.table.weight.grad is None
-    assert output.labels.table.weight.grad is not None
-    assert output.labels.table.weight.grad.any()
+    assert output.classifier.table.weight.grad is not None
+    assert output.classifier.table.weight.grad.any()
 
 
 def logits_and_soft_targets(tau: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +147,7 @@ def test_weights_are_apart_from_the_sums(settings: Any, nll_weight: float, augme
     assert list(parts) == ["nll", "augmented"]
     assert (parts["nll"].weight, parts["augmented"].weight) == pytest.approx((nll_weight, augmented_weight))
     assert parts["nll"].count == parts["augmented"].count == 6
-    torch.testing.assert_close(parts["nll"].sum, -Softmax(output.labels).target_log_probs(h_ND, TARGETS).sum())
+    torch.testing.assert_close(parts["nll"].sum, -Softmax(output.classifier).target_log_probs(h_ND, TARGETS).sum())
     torch.testing.assert_close(parts["augmented"].sum, written_out(output, h_ND))
 
 
@@ -153,7 +155,7 @@ def test_only_the_likelihood_knows_the_bias() -> None:
     output, h_ND = tied(), hidden()
     before = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
     with torch.no_grad():
-        output.labels.bias[3] += 5.0
+        output.classifier.bias[3] += 5.0
     after = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
     assert torch.equal(after["augmented"].sum, before["augmented"].sum)
     assert not torch.allclose(after["nll"].sum, before["nll"].sum)
@@ -161,8 +163,8 @@ def test_only_the_likelihood_knows_the_bias() -> None:
 
 def test_log_probs_and_tables_are_those_of_the_plain_softmax() -> None:
     output, h_ND = untied(), hidden()
-    assert torch.equal(output.log_probs(h_ND), Softmax(output.labels).log_probs(h_ND))
-    assert [id(table) for table in output.tables()] == [id(output.labels.table)]
+    assert torch.equal(output.log_probs(h_ND), Softmax(output.classifier).log_probs(h_ND))
+    assert [id(table) for table in output.tables()] == [id(output.classifier.table)]
 
 
 def test_the_plan_has_each_target_once_whatever_the_shape() -> None:
@@ -263,11 +265,11 @@ def test_impossible_settings_are_refused(settings: Any, sentence: str) -> None:
 
 
 def test_a_table_that_does_not_fit_is_refused() -> None:
-    labels = Plain(WordTable(WORDS, CONTEXT))
-    with pytest.raises(SettingsError, match="12 words but the labels have 11 classes"):
-        Augmented(labels, WordTable(12, CONTEXT), gamma=0.5)
+    classifier = Plain(WordTable(WORDS, CONTEXT))
+    with pytest.raises(SettingsError, match="12 words but the classifiers have 11 classes"):
+        Augmented(classifier, WordTable(12, CONTEXT), gamma=0.5)
     with pytest.raises(SettingsError, match="BandedTable is no word table"):
-        Augmented(labels, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]
+        Augmented(classifier, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]
 
 
 def test_gradients_are_equal_to_the_bit_with_several_threads() -> None:

@@ -49,13 +49,13 @@ def nll(output: MixtureOfSoftmaxes, h_ND: Tensor) -> Tensor:
 
 def mixed(output: MixtureOfSoftmaxes, h_ND: Tensor) -> Tensor:
     """Probabilities, p_NV, expert by expert."""
-    labels = output.labels
+    classifier = output.classifier
     prior_NK = torch.softmax(h_ND @ output.prior.weight.T, -1)
     p_NV = torch.zeros(len(h_ND), WORDS, dtype=torch.float64)
     for k in range(output.experts):
         own = slice(k * WIDTH, (k + 1) * WIDTH)
         latent_NL = torch.tanh(h_ND @ output.latent.weight[own].T + output.latent.bias[own])
-        p_NV = p_NV + prior_NK[:, k, None] * torch.softmax(latent_NL @ labels.weight().T + labels.bias, -1)
+        p_NV = p_NV + prior_NK[:, k, None] * torch.softmax(latent_NL @ classifier.weight().T + classifier.bias, -1)
     return p_NV
 
 
@@ -78,9 +78,9 @@ def test_loss_and_gradients_are_those_of_the_mix() -> None:
 def test_one_expert_is_a_softmax_over_the_latent() -> None:
     output, h_ND = mixture(experts=1), hidden()
     latent_NL = torch.tanh(output.latent(h_ND))
-    torch.testing.assert_close(output.log_probs(h_ND), Softmax(output.labels).log_probs(latent_NL))
+    torch.testing.assert_close(output.log_probs(h_ND), Softmax(output.classifier).log_probs(latent_NL))
     torch.testing.assert_close(
-        output.target_log_probs(h_ND, TARGETS), Softmax(output.labels).target_log_probs(latent_NL, TARGETS)
+        output.target_log_probs(h_ND, TARGETS), Softmax(output.classifier).target_log_probs(latent_NL, TARGETS)
     )
 
 
@@ -104,16 +104,16 @@ def test_samples_follow_the_mix() -> None:
 def test_a_sample_scores_one_expert_per_row() -> None:
     output = mixture()
     rows = []
-    context = output.labels.context
-    with patch.object(output.labels, "context", side_effect=lambda c: rows.append(len(c)) or context(c)):
+    context = output.classifier.context
+    with patch.object(output.classifier, "context", side_effect=lambda c: rows.append(len(c)) or context(c)):
         output.sample(hidden().detach(), torch.Generator().manual_seed(5))
     assert rows == [len(TARGETS)]
 
 
 def test_class_vectors_are_made_once_per_loss() -> None:
-    labels = Drill(WordTable(WORDS, WIDTH), depth=2)
-    output = MixtureOfSoftmaxes(labels, CONTEXT, experts=4)
-    with patch.object(labels, "weight", wraps=labels.weight) as weight:
+    classifier = Drill(WordTable(WORDS, WIDTH), depth=2)
+    output = MixtureOfSoftmaxes(classifier, CONTEXT, experts=4)
+    with patch.object(classifier, "weight", wraps=classifier.weight) as weight:
         nll(output, hidden().detach().float())
     assert weight.call_count == 1
 
@@ -132,27 +132,27 @@ def test_dropout_acts_on_the_latents_in_training_only() -> None:
 def test_parameters_are_those_of_the_authors() -> None:
     """One matrix with a bias for the latents, one without for the prior; the classes are shared by the experts."""
     output = mixture(experts=15)
-    own = sum(p.numel() for p in output.parameters()) - sum(p.numel() for p in output.labels.parameters())
+    own = sum(p.numel() for p in output.parameters()) - sum(p.numel() for p in output.classifier.parameters())
     assert own == 15 * WIDTH * (CONTEXT + 1) + 15 * CONTEXT
 
 
 @pytest.mark.parametrize(("latent_dim", "width"), [(None, CONTEXT), (5, 5)])
 def test_a_recipe_gives_the_labels_the_latent_width(latent_dim: int | None, width: int) -> None:
-    labels = {"kind": "projected", "table": "words"}
+    classifier = {"kind": "projected", "table": "words"}
     settings = TypeAdapter(OUTPUTS.settings()).validate_python(
-        {"kind": "mixture", "labels": labels, "experts": 2, "latent_dim": latent_dim}
+        {"kind": "mixture", "classifier": classifier, "experts": 2, "latent_dim": latent_dim}
     )
     given = {"context_dim": CONTEXT, "tables": {"words": WordTable(WORDS, WIDTH)}}
     output = OUTPUTS.build(settings, given)
-    assert isinstance(output.labels, Projected)
-    assert (output.context_dim, output.labels.context_dim) == (CONTEXT, width)
+    assert isinstance(output.classifier, Projected)
+    assert (output.context_dim, output.classifier.context_dim) == (CONTEXT, width)
     assert output.log_probs(torch.randn(3, CONTEXT)).shape == (3, WORDS)
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"latent_dim": 5}, "latent_dim = 5 but the labels read 4 numbers"),
+        ({"latent_dim": 5}, "latent_dim = 5 but the classifiers read 4 numbers"),
         ({"experts": 0}, "experts = 0"),
         ({"dropout": 1.0}, r"dropout = 1.0: must be"),
     ],

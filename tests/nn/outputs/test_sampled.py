@@ -28,9 +28,9 @@ SCORED = TARGETS != IGNORE
 DISTRIBUTIONS = ["log_uniform", "uniform"]
 
 
-def sampled(samples: int, distribution: Any = "log_uniform", labels: Any = Plain) -> SampledSoftmax:
+def sampled(samples: int, distribution: Any = "log_uniform", classifier: Any = Plain) -> SampledSoftmax:
     torch.manual_seed(0)
-    output = SampledSoftmax(labels(WordTable(WORDS, WIDTH)), samples, distribution).double()
+    output = SampledSoftmax(classifier(WordTable(WORDS, WIDTH)), samples, distribution).double()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(std=0.7)
@@ -90,9 +90,9 @@ def test_each_row_runs_over_its_target_and_the_other_classes_drawn() -> None:
     drawn = set(plan.ids[: plan.drawn].tolist())
     assert drawn & set(TARGETS[SCORED].tolist())
     assert set(TARGETS[SCORED].tolist()) - drawn
-    labels = output.labels
+    classifier = output.classifier
     q_V = -torch.expm1(8 * torch.log1p(-output._probabilities(torch.arange(WORDS))))
-    scores_NV = h_ND @ labels.weight().T + labels.bias - q_V.log()
+    scores_NV = h_ND @ classifier.weight().T + classifier.bias - q_V.log()
     expected = torch.zeros((), dtype=torch.float64)
     for row, target in enumerate(TARGETS.tolist()):
         if target != IGNORE:
@@ -146,9 +146,9 @@ def test_only_the_classes_of_the_plan_are_touched() -> None:
 
 
 def test_a_label_network_runs_on_the_classes_of_the_plan_only() -> None:
-    output = sampled(8, labels=Drill)
+    output = sampled(8, classifier=Drill)
     rows = []
-    output.labels.layers[0].register_forward_hook(lambda _module, inputs, _out: rows.append(len(inputs[0])))
+    output.classifier.layers[0].register_forward_hook(lambda _module, inputs, _out: rows.append(len(inputs[0])))
     plan = output.prepare(TARGETS)
     assert isinstance(plan, Candidates)
     output.loss(hidden(), TARGETS, plan)
@@ -170,7 +170,7 @@ def test_evaluation_is_exact_and_draws_nothing() -> None:
     plan = output.prepare(TARGETS.view(1, -1))
     assert type(plan) is Plan
     assert torch.equal(torch.get_rng_state(), before)
-    expected = Softmax(output.labels).loss(h_ND, TARGETS, plan)["nll"]
+    expected = Softmax(output.classifier).loss(h_ND, TARGETS, plan)["nll"]
     # The plan decides, not the mode at the time of the loss.
     output.train()
     found = output.loss(h_ND, TARGETS, plan)["nll"]

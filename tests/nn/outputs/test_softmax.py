@@ -1,4 +1,4 @@
-"""Smoothed targets against torch's, with every kind of labels."""
+"""Smoothed targets against torch's, with every kind of classifiers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.kernels.choice import using
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.config.parts import LABELS
+from reefknot.lab.config.parts import CLASSIFIERS
 from reefknot.nn.classifiers.bilinear import Bilinear
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.dual import Dual
 from reefknot.nn.classifiers.plain import Plain
@@ -23,7 +23,7 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
 N, D, V = 9, 6, 11
-MADE: dict[str, Callable[[WordTable], Labels]] = {
+MADE: dict[str, Callable[[WordTable], Classifier]] = {
     "plain": Plain,
     "projected": lambda table: Projected(table, D),
     "bilinear": lambda table: Bilinear(table, D),
@@ -34,12 +34,12 @@ MADE: dict[str, Callable[[WordTable], Labels]] = {
 
 def made(kind: str, smoothing: float, bias: bool = True) -> Softmax:
     torch.manual_seed(3)
-    labels = MADE[kind](WordTable(V, D)).double()
+    classifier = MADE[kind](WordTable(V, D)).double()
     if not bias:
-        labels.bias = None
-    elif labels.bias is not None:
-        torch.nn.init.normal_(labels.bias)
-    return Softmax(labels, smoothing)
+        classifier.bias = None
+    elif classifier.bias is not None:
+        torch.nn.init.normal_(classifier.bias)
+    return Softmax(classifier, smoothing)
 
 
 def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def objective(end: Softmax, h_ND: Tensor, y_N: Tensor) -> Tensor:
 
 
 def test_every_kind_of_labels_is_here() -> None:
-    assert MADE.keys() == set(LABELS)
+    assert MADE.keys() == set(CLASSIFIERS)
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
@@ -66,7 +66,7 @@ def test_the_objective_and_all_gradients_are_torchs(kind: str, bias: bool, impl:
     with using(impl):  # type: ignore[arg-type]
         ours = objective(end, h_ND, y_N)
         mine = torch.autograd.grad(ours, wanted)
-    z_NV = F.linear(end.labels.context(h_ND), end.labels.weight(), end.labels.bias)
+    z_NV = F.linear(end.classifier.context(h_ND), end.classifier.weight(), end.classifier.bias)
     theirs = F.cross_entropy(z_NV, y_N, reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for one, two in zip(mine, torch.autograd.grad(theirs, wanted), strict=True):
@@ -86,7 +86,7 @@ def test_the_nll_stays_that_of_the_targets() -> None:
 
 def test_the_part_is_how_far_targets_are_above_the_mean_score() -> None:
     end, (h_ND, y_N) = made("plain", 0.1), batch()
-    z_NV = F.linear(h_ND, end.labels.weight(), end.labels.bias)[y_N != IGNORE]
+    z_NV = F.linear(h_ND, end.classifier.weight(), end.classifier.bias)[y_N != IGNORE]
     expected = (z_NV.gather(1, y_N[y_N != IGNORE][:, None])[:, 0] - z_NV.mean(-1)).sum()
     torch.testing.assert_close(end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum, expected)
 
@@ -103,7 +103,7 @@ def test_under_autocast_scores_are_float32() -> None:
     """Rounded to bfloat16, a score of a few hundred would be off by about one."""
     end, (h_ND, y_N) = made("plain", 0.1).float(), batch(torch.float32)
     with torch.no_grad():
-        end.labels.table.weight.mul_(100.0)
+        end.classifier.table.weight.mul_(100.0)
     exact = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum

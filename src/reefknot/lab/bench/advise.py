@@ -150,14 +150,14 @@ def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:
     """Tables, projections and the two ends themselves."""
     word: dict[str, Any] = {"kind": "word", "dim": dim}
     banded = {"kind": "banded", "dim": dim, "sizes": list(sizes), "factor": 4}
-    output: dict[str, Any] = {"kind": "softmax", "labels": {"kind": "plain", "table": "classes", "bias": False}}
+    output: dict[str, Any] = {"kind": "softmax", "classifier": {"kind": "plain", "table": "classes", "bias": False}}
     source: dict[str, Any] = {"kind": "lookup", "table": "words"}
     projections: dict[str, Any] = {}
     classes = word
     if end.startswith("SM"):
         word["dim"] = max(dim // 2, 1)
         source["project_to"] = dim
-        output["labels"] |= {"kind": "projected", "penalty": 0.0, "projection_bias": False}
+        output["classifier"] |= {"kind": "projected", "penalty": 0.0, "projection_bias": False}
     elif not end.startswith("BPE"):
         classes = banded
         projections["out"] = {"kind": "bands", "table": "classes", "dim": dim, "head": False}
@@ -175,7 +175,7 @@ def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:
         source = {"kind": "adaptive", "table": "words", "projections": "in"}
     if end.endswith("-T"):
         del tables["classes"]
-        output["labels"]["table"] = "words"
+        output["classifier"]["table"] = "words"
         if end == "ADP-T":
             del projections["out"]
             output["projections"] = "in"

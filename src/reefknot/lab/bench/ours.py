@@ -73,18 +73,18 @@ def _parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor]]:
     """Which of the end's parameters hold each of the problem's weights, one below the other."""
     named: dict[str, Tensor] = dict(end.named_parameters())
     if problem.end == "adaptive":
-        found = {"head": [named["labels.0.table.weight"], named["clusters"]]}
+        found = {"head": [named["classifiers.0.table.weight"], named["clusters"]]}
         for band in range(1, len(problem.cutoffs) + 1):
-            found[f"band{band}"] = [named[f"labels.{band}.table.weight"]]
+            found[f"band{band}"] = [named[f"classifiers.{band}.table.weight"]]
             found[f"down{band}"] = [named[f"projections.bands.{band - 1}"]]
         return found
-    found = {"table": [named["labels.table.weight"]]}
+    found = {"table": [named["classifier.table.weight"]]}
     if problem.end == "mixture":
         found |= {"latent": [named["latent.weight"]], "latent_bias": [named["latent.bias"]]}
         found["prior"] = [named["prior.weight"]]
     for layer in range(1, DEPTH + 1) if problem.end == "drill" else ():
-        found[f"layer{layer}"] = [named[f"labels.layers.{layer - 1}.weight"]]
-        found[f"layer{layer}_bias"] = [named[f"labels.layers.{layer - 1}.bias"]]
+        found[f"layer{layer}"] = [named[f"classifier.layers.{layer - 1}.weight"]]
+        found[f"layer{layer}_bias"] = [named[f"classifier.layers.{layer - 1}.bias"]]
     return found
 
 

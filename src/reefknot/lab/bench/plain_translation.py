@@ -40,16 +40,16 @@ class PlainTranslator(nn.Module):
         encoder, output = model.encoder, model.output
         if not isinstance(encoder, EncoderDecoder):
             raise Absent(f"an encoder of kind {type(encoder).__name__} is not that of nn.Transformer")
-        if type(output) is not Softmax or type(output.labels) is not Plain:
+        if type(output) is not Softmax or type(output.classifier) is not Plain:
             raise Absent("an output end that is more than rows of a table has no plain form here")
         made: dict[nn.Module, nn.Embedding] = {}
         self.source, self.source_scale = _embedding(model.source, made)
         self.target, self.target_scale = _embedding(model.input, made)
         self.transformer = _stacks(encoder)
-        bias = output.labels.bias is not None
+        bias = output.classifier.bias is not None
         self.generator = nn.Linear(encoder.dim, output.vocab_size, bias=bias)
-        if output.labels.table in made:
-            self.generator.weight = made[output.labels.table].weight
+        if output.classifier.table in made:
+            self.generator.weight = made[output.classifier.table].weight
         self.dropout = encoder.dropout
         self.smoothing = output.smoothing
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.models.language_model import LanguageModel
@@ -80,7 +80,7 @@ class StoredSoftmax(Stored):
     end: Softmax
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        return {"nll": LossPart(_cross_entropy(self.end.labels, h_ND, y_N), plan.count)}
+        return {"nll": LossPart(_cross_entropy(self.end.classifier, h_ND, y_N), plan.count)}
 
 
 class StoredAdaptive(Stored):
@@ -93,7 +93,7 @@ class StoredAdaptive(Stored):
         if end.front is not None:
             h_ND = end.front(h_ND)
         h_ND = F.dropout(h_ND, end.softmax_dropout, self.training)
-        first, *rest = (each for each in end.labels if isinstance(each, Labels))
+        first, *rest = (each for each in end.classifiers if isinstance(each, Classifier))
         head_N, losses = y_N.clone(), []
         for band, (rows_R, words_R) in enumerate(rows_by_band(y_N, end.bounds)[1:], start=1):
             head_N[rows_R] = first.vocab_size + band - 1
@@ -108,11 +108,11 @@ class StoredAdaptive(Stored):
 
 
 def _cross_entropy(
-    labels: Labels, h_ND: Tensor, y_N: Tensor, more: Tensor | None = None, more_bias: Tensor | None = None
+    classifier: Classifier, h_ND: Tensor, y_N: Tensor, more: Tensor | None = None, more_bias: Tensor | None = None
 ) -> Tensor:
-    """Summed over the rows. `more`: vectors of classes that follow those of the labels."""
-    weight, bias = labels.weight(), labels.bias
+    """Summed over the rows. `more`: vectors of classes that follow those of the classifier."""
+    weight, bias = classifier.weight(), classifier.bias
     if more is not None:
         weight = torch.cat([weight, more])
     both = bias if bias is None or more_bias is None else torch.cat([bias, more_bias])
-    return F.cross_entropy(F.linear(labels.context(h_ND), weight, both), y_N, reduction="sum")
+    return F.cross_entropy(F.linear(classifier.context(h_ND), weight, both), y_N, reduction="sum")

@@ -44,7 +44,7 @@ from reefknot.lab.text.vocabulary import Sides
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.models.translator import Translator, sides
 
 RECIPE, ROW = "pappas2019/multi30k", "TWWT"
@@ -246,9 +246,9 @@ def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
 def _search(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
     """The translations of some sources of the first window."""
     model = _model(job, device).eval()
-    labels = getattr(model.output, "labels", None)
-    if isinstance(labels, Labels) and labels.bias is not None:
-        labels.bias.data[job.eos] = NEVER
+    classifier = getattr(model.output, "classifier", None)
+    if isinstance(classifier, Classifier) and classifier.bias is not None:
+        classifier.bias.data[job.eos] = NEVER
     x_BU, y_BT, _ = job.windows(device.type)[0]
     source_BS = sides(x_BU, y_BT)[0][: SENTENCES[device.type]].to(device)
     found: list[Hypothesis] = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   reefknot ls
-  reefknot ls labels
+  reefknot ls classifiers
   reefknot ls inan2017/table1
   reefknot ls --json
 """
@@ -40,7 +40,8 @@ RULES = {
 
 def ls(
     name: Annotated[
-        str | None, typer.Argument(help="One family only, such as recipes or labels; or a recipe, to see its rows.")
+        str | None,
+        typer.Argument(help="One family only, such as recipes or classifiers; or a recipe, to see its rows."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

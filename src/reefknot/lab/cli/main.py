@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -113,7 +114,22 @@ for verb in (
 
 def main() -> None:
     """Run one command and leave with its exit code."""
+    warnings.showwarning = _show_warning
     app()
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are one line; those of libraries keep Python's form."""
+    ours = category.__module__.startswith("reefknot")
+    text = f"reefknot: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
+    print(text, end="", file=file or sys.stderr)
 
 
 def _check_output() -> None:

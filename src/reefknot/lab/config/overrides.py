@@ -15,6 +15,7 @@ from typing import Any
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.parts import FAMILIES
+from reefknot.lab.config.upgrade import upgrade_key, warn_renamed
 
 DEFAULT = "default"
 """The value that takes a setting away."""
@@ -23,7 +24,10 @@ DEFAULT = "default"
 def parse_override(text: str) -> tuple[list[str], Any]:
     """`training.epochs=3` -> ["training", "epochs"], 3. The value is TOML; a bare word is a string."""
     key, equals, value = text.partition("=")
-    names = key.strip().split(".")
+    key = key.strip()
+    if upgrade_key(key) != key:
+        warn_renamed(f"'{shortened(text)}'")
+    names = upgrade_key(key).split(".")
     if not equals or not all(names):
         raise SettingsError(f"'{shortened(text)}' is not key=value, such as training.epochs=3")
     try:
@@ -61,7 +65,7 @@ def _of_kind(settings: Mapping[str, Any], names: Sequence[str], kind: Any) -> di
     old: Any = settings
     for name in names:
         old = old.get(name, {}) if isinstance(old, Mapping) else {}
-    # tables.NAME are tables, encoder is an encoder, labels are labels.
+    # tables.NAME are tables, encoder is one of the encoders, classifier one of the classifiers.
     called = (*names[-2:-1], f"{names[-1]}s", names[-1])
     family = next((family for name in called for family in FAMILIES if family.family == name), None)
     known = family.names(kind) if family and isinstance(kind, str) and kind in family else frozenset()

@@ -48,8 +48,8 @@ ENCODERS = Registry(
     },
 )
 
-LABELS = Registry(
-    "labels",
+CLASSIFIERS = Registry(
+    "classifiers",
     {
         "plain": "reefknot.nn.classifiers.plain:Plain",
         "projected": "reefknot.nn.classifiers.projected:Projected",
@@ -99,7 +99,7 @@ WINDOWS = Registry(
     },
 )
 
-FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, LABELS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
+FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
 
 NOTHING_TO_TIE = (
     "a char-CNN makes its vectors from spellings and holds no table, so there is nothing that classes could share: "
@@ -107,11 +107,11 @@ NOTHING_TO_TIE = (
 )
 KEPT_IN_BANDS = (
     "the classes of one softmax are rows of a word table, but this table keeps its words in bands: "
-    "use the adaptive output with it, or give these labels a word table"
+    "use the adaptive output with it, or give this classifier a word table"
 )
 WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
     *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
 )
 """Combinations that have no meaning, as kinds that must all match, and the sentence that building one raises. Every
-other combination of an input, labels, an output and a tie works."""
+other combination of an input, a classifier, an output and a tie works."""

@@ -2,7 +2,7 @@
 
 A part is one class in one file and one line in its family's registry:
 
-    LABELS = Registry("labels", {"plain": "reefknot.nn.classifiers.plain:Plain"})        (see `lab/config/parts.py`)
+    CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})    (see `parts.py`)
 
 Its recipe settings are the arguments of its constructor, with their types, bounds, defaults and
 descriptions, so that the Python call and the recipe can never disagree. Four kinds of argument:

@@ -1,4 +1,4 @@
-"""Nearest neighbours of a word, by the cosine of vectors from a table or from the labels.
+"""Nearest neighbours of a word, by the cosine of vectors from a table or from the classifier.
 
 Shapes: W words asked for, V words of the vocabulary, S those and words that are only spelled, K neighbours, D width.
 """

@@ -39,7 +39,7 @@ def tails_opened(
     """Search for the k best words after each of the first tokens; None for an output end without tails, or a single
     token."""
     output = model.output
-    if not isinstance(output, AdaptiveSoftmax) or len(output.labels) == 1:
+    if not isinstance(output, AdaptiveSoftmax) or len(output.classifiers) == 1:
         return None
     x_T, y_T = (each[:tokens] for each in inside(split))
     if not len(x_T):

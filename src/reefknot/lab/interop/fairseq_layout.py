@@ -143,11 +143,14 @@ class Layout:
         """The experiment. What it says of training is what evaluation reads of it, the length of a window."""
         tables = {"words": self.words.settings(where)}
         projections: dict[str, Any] = {"bands": {"kind": "bands", "table": "words", "dim": self.dim}}
-        labels, tails = "words", "bands"
+        classifier, tails = "words", "bands"
         if self.classes:
-            labels, tables["classes"] = "classes", self.classes.settings(where)
+            classifier, tables["classes"] = "classes", self.classes.settings(where)
         if not self.tied_projections:
-            tails, projections["tails"] = "tails", {"kind": "bands", "table": labels, "dim": self.dim, "head": False}
+            tails, projections["tails"] = (
+                "tails",
+                {"kind": "bands", "table": classifier, "dim": self.dim, "head": False},
+            )
         return {
             "corpus": corpus.model_dump(),
             "vocabulary": {"dictionary": "fairseq"},
@@ -171,7 +174,7 @@ class Layout:
             },
             "output": {
                 "kind": "adaptive",
-                "labels": {"kind": "plain", "table": labels, "bias": False},
+                "classifier": {"kind": "plain", "table": classifier, "bias": False},
                 "projections": tails,
                 "softmax_dropout": options.adaptive_softmax_dropout,
                 "tail_dropout": options.adaptive_softmax_dropout,

@@ -50,7 +50,6 @@ _BAEVSKI = "Baevski and Auli 2019"
 _PAPPAS = "Pappas and Henderson 2019"
 _ENCODERS, _OUTPUTS, _CLASSIFIERS = (f"src/reefknot/nn/{name}" for name in ("encoders", "outputs", "classifiers"))
 _SCORED, _FIGURES = "src/reefknot/lab/evaluation", "src/reefknot/lab/papers/figures"
-_LABELS = f"{_OUTPUTS}/labels"
 _LARGE, _SMALL = "press2017/table5", "press2017/table6"
 _VARIATIONAL = "inan2017/table1"
 _AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
@@ -64,7 +63,7 @@ TOUR = "ends"
 IDEAS = (
     Idea("LSTM as of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
     Idea("weight tying (WT)", _PRESS, "src/reefknot/nn/tables.py", _SMALL, "Small + WT"),
-    Idea("projection regularisation (PR)", _PRESS, f"{_LABELS}/projected.py", _SMALL, "Small + PR"),
+    Idea("projection regularisation (PR)", _PRESS, f"{_CLASSIFIERS}/projected.py", _SMALL, "Small + PR"),
     Idea("Bayesian dropout (Gal), tied", _PRESS, f"{_ENCODERS}/bayesian_lstm.py", _LARGE, "Large + BD + WT"),
     Idea("recurrent highway network, tied", _PRESS, f"{_ENCODERS}/highway.py", _LARGE, "RHN + BD + WT"),
     Idea("variational LSTM", _INAN, f"{_ENCODERS}/variational_lstm.py", _VARIATIONAL, "VD-LSTM small"),
@@ -85,9 +84,9 @@ IDEAS = (
     Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TAILS, "ADP-T, tail dropout 0.2"),
     Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
     Idea("finetuned by averaging anew", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
-    Idea("bilinear mapping", _PAPPAS, f"{_LABELS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
-    Idea("dual nonlinear mapping", _PAPPAS, f"{_LABELS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
-    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_LABELS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
+    Idea("bilinear mapping", _PAPPAS, f"{_CLASSIFIERS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
+    Idea("dual nonlinear mapping", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
+    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
     Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
     Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
     Idea("dynamic evaluation", _PAPPAS, f"{_SCORED}/dynamic.py", _AWD, "AWD-LSTM-DRILL + dynamic evaluation"),
@@ -96,8 +95,8 @@ IDEAS = (
     Idea("BPE learned on both sides", _PRESS, "src/reefknot/lab/text/vocabulary.py", _TRANSLATED, "EN-DE: TWWT"),
     Idea("Adadelta", _PRESS, "src/reefknot/lab/training/optimisers.py", _TRANSLATED, "EN-FR: Baseline"),
     Idea("Transformer of translation", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _SMALL_TRANSLATOR, "TWWT"),
-    Idea("DRILL in translation", _PAPPAS, f"{_LABELS}/drill.py", _TRANSLATOR, "Transformer-DRILL (base)"),
-    Idea("dual mapping in translation", _PAPPAS, f"{_LABELS}/dual.py", _SMALL_TRANSLATOR, "TWWT + dual"),
+    Idea("DRILL in translation", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _TRANSLATOR, "Transformer-DRILL (base)"),
+    Idea("dual mapping in translation", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _SMALL_TRANSLATOR, "TWWT + dual"),
     Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _SMALL_TRANSLATOR, "Baseline"),
     Idea("beam search", _PAPPAS, f"{_SCORED}/beam.py", _SMALL_TRANSLATOR, "TWWT + DRILL"),
     Idea("continuous cache pointer", _PAPPAS, f"{_SCORED}/cache.py", _AWD, "AWD-LSTM + continuous cache pointer"),

@@ -34,6 +34,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check
+from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
 from reefknot.lab.evaluation.similarity import BENCHMARKS
 from reefknot.lab.evaluation.ways import known
 from reefknot.lab.recipes.catalogue import find_recipe
@@ -126,7 +127,7 @@ class Selection(Settings):
 
 def read_file(path: Path, name: str) -> RecipeFile:
     """A recipe's file with rows that can stand beside each other; complaints call it `name`."""
-    raw = _read_toml(path)
+    raw = _with_todays_names(_read_toml(path), name)
     parsed = _selected(check(Selection, raw, name), name) if "extends" in raw else check(RecipeFile, raw, name)
     _refuse_twins(parsed.rows, name)
     _refuse_models_of_nothing(parsed.rows, name)
@@ -172,6 +173,23 @@ def _refuse_models_of_nothing(rows: Sequence[Row], where: str) -> None:
             raise SettingsError(
                 f'{where}, row "{row.name}":\n  of: no row "{shortened(row.of)}" is trained; there are: {there}'
             )
+
+
+def _with_todays_names(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """The content of a recipe file with old names of settings replaced, and a warning if there were any."""
+    upgraded = dict(raw)
+    if isinstance(base := raw.get("base"), Mapping):
+        upgraded["base"] = upgrade_settings(base)
+    if isinstance(rows := raw.get("rows"), list):
+        upgraded["rows"] = [
+            {**row, "set": upgrade_settings(row["set"])}
+            if isinstance(row, Mapping) and isinstance(row.get("set"), Mapping)
+            else row
+            for row in rows
+        ]
+    if upgraded != raw:
+        warn_renamed(where)
+    return upgraded
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from reefknot.errors import DataError
+from reefknot.lab.config.upgrade import upgrade_settings
 from reefknot.lab.evaluation.units import perplexity
 from reefknot.lab.reports.records import Evaluation, Metric, Record, Score, Stored
 from reefknot.storage.files import read_json
@@ -124,7 +125,7 @@ def load(folder: Path | str) -> Result:
         seed=record.seed if record else _seed(settings, folder),
         record=record,
         metrics=_metrics(folder / "metrics.jsonl"),
-        settings=settings,
+        settings=upgrade_settings(settings),
         environment=_mapping(folder / "environment.json"),
         evaluations={path.stem: _evaluation(path, record) for path in sorted(folder.glob("evaluations/*.json"))},
     )

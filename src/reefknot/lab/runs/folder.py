@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
+from reefknot.lab.config.upgrade import upgrade_settings
 from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
 from reefknot.storage import files as durable
 from reefknot.storage.lines import read_plain
@@ -105,7 +106,15 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        return _object(self.path / "config.json")
+        """The content of config.json, with today's names of settings."""
+        config = _object(self.path / "config.json")
+        settings = config.get("settings")
+        return config | {"settings": upgrade_settings(settings)} if isinstance(settings, dict) else config
+
+    @property
+    def config_hash(self) -> str:
+        """The hash of config.json as it was written: names may have changed since."""
+        return config_hash(_object(self.path / "config.json"))
 
     @property
     def imported(self) -> bool:

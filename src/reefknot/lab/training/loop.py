@@ -17,7 +17,7 @@ from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.evaluation.units import perplexity, shown
 from reefknot.lab.runs.checkpoints import Checkpoints
 from reefknot.lab.runs.environment import peak_memory_bytes
-from reefknot.lab.runs.folder import RunFolder, config_hash
+from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.display import Display, Silent, progress_line
@@ -119,7 +119,7 @@ class Trainer:
         if found is None:
             self._cut_metrics()
             return
-        if found.fingerprint != config_hash(self.run.config):
+        if found.fingerprint != self.run.config_hash:
             raise DataError(f"{found.path} is a checkpoint of a run with other settings than {self.run.path} has")
         self.state.restore(found.model, found.state, found.values, self.world, self.settings.seed)
         progress = self.state.progress
@@ -289,7 +289,7 @@ class Trainer:
             )
         if self.world.first:
             self.run.metrics.sync()
-            fingerprint = config_hash(self.run.config)
+            fingerprint = self.run.config_hash
             self.checkpoints.save(progress.step, model, tensors, values, fingerprint=fingerprint, pause=pause)
         self.world.wait()
 

@@ -23,7 +23,7 @@ from reefknot.kernels.skip_gram_draws import Draws, kept_words, pairs_of
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
 from reefknot.lab.runs.checkpoints import Checkpoints
 from reefknot.lab.runs.environment import peak_memory_bytes
-from reefknot.lab.runs.folder import RunFolder, config_hash
+from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.training.display import Display, Silent, progress_line
 from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, load_weights, weights
@@ -109,7 +109,7 @@ class SkipGramTrainer:
     def _resume(self) -> None:
         found = self.checkpoints.latest(self.display.say)
         if found is not None:
-            if found.fingerprint != config_hash(self.run.config):
+            if found.fingerprint != self.run.config_hash:
                 raise DataError(f"{found.path} is a checkpoint of a run with other settings than {self.run.path} has")
             if set(found.values["progress"]) != {each.name for each in fields(Progress)}:
                 raise DataError(f"{found.path} was written by another version of Reefknot and cannot be resumed")
@@ -202,7 +202,7 @@ class SkipGramTrainer:
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.device))
         self.run.metrics.sync()
-        fingerprint = config_hash(self.run.config)
+        fingerprint = self.run.config_hash
         values = {"progress": asdict(progress)}
         self.checkpoints.save(progress.step, weights(self.model), {}, values, fingerprint=fingerprint, pause=pause)
         if not pause:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from reefknot.errors import DataError
+from reefknot.lab.config.upgrade import upgrade_weight_names
 from reefknot.lab.training import generators
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.distributed import Parallel, World
@@ -110,6 +111,7 @@ class TrainState:
         self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World, seed: int
     ) -> None:
         """Become the saved state, whatever number of processes saved it."""
+        model, tensors = upgrade_weight_names(model), upgrade_weight_names(tensors)
         self._load(model)
         groups = _group(tensors)
         self.averages = None
@@ -193,7 +195,7 @@ def _lasting_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
     """Copy saved weights into the model; ties stay as they are because the tensors do."""
-    _copy(weights(model), saved)
+    _copy(weights(model), upgrade_weight_names(saved))
 
 
 def _copy(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

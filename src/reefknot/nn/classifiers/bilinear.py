@@ -1,4 +1,4 @@
-"""Bilinear labels (Gulordava et al. 2018; Pappas & Henderson 2019): a matrix between classes and context.
+"""The bilinear classifier (Gulordava et al. 2018; Pappas & Henderson 2019): a matrix between classes and context.
 
     score(y | h) = e_y . U h + bias[y],   with a residual e_y . (U h + h) + bias[y]
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Probability
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import LabelDropout, uniform_linear
 from reefknot.nn.classifiers.plain import Bias
 from reefknot.nn.tables import NamedTable
 
 
-class Bilinear(Labels):
+class Bilinear(Classifier):
     """Rows of a table, against U h.
 
     The paper writes (E U) h; E (U h) is the same score without a second V x D matrix. A residual to the table and one
@@ -43,7 +43,7 @@ class Bilinear(Labels):
         super().__init__(table, context_dim, bias)
         if residual and table.dim != context_dim:
             raise SettingsError(
-                f"bilinear labels: residual needs equal widths, but the table has {table.dim} and the hidden state "
+                f"bilinear classifier: residual needs equal widths, but the table has {table.dim} and the hidden state "
                 f"{context_dim}; make them equal or leave the residual out"
             )
         self.residual = residual

@@ -1,4 +1,4 @@
-"""What labels promise to a normaliser: score(y | h) = weight()[y] . context(h) + bias[y]."""
+"""What a classifier promises to a normaliser: score(y | h) = weight()[y] . context(h) + bias[y]."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.parts import KEPT_IN_BANDS, LABELS, NOTHING_TO_TIE
+from reefknot.lab.config.parts import CLASSIFIERS, KEPT_IN_BANDS, NOTHING_TO_TIE
 from reefknot.nn.classifiers.held import Held
 from reefknot.nn.tables import BandedTable, WordTable
 
 H = TypeVar("H", bound=Held)
 
 
-class Labels(nn.Module):
+class Classifier(nn.Module):
     """One vector per class from a table, a map of the context, and the bias per class."""
 
     vocab_size: int
@@ -44,7 +44,7 @@ class Labels(nn.Module):
         return self.encode(ids) if ids is not None or self._held is None else self._held.weight(self.encode)
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Compute what `weight` gives: what labels that change the table's vectors say in their own way."""
+        """Compute what `weight` gives: a classifier that changes the table's vectors overrides this."""
         return self.table.vectors(ids)
 
     @contextmanager
@@ -61,9 +61,9 @@ class Labels(nn.Module):
         return h_ND
 
     def penalties(self) -> dict[str, Tensor]:
-        """Penalties on the labels' own parameters, as sums (see `OutputEnd.penalties`)."""
+        """Penalties on the classifier's own parameters, as sums (see `OutputEnd.penalties`)."""
         return {}
 
 
-NestedLabels = Annotated[Labels, LABELS]
-"""Labels in a normaliser's signature: in a recipe, a table of their own with a `kind`."""
+NestedClassifier = Annotated[Classifier, CLASSIFIERS]
+"""A classifier in a normaliser's signature: in a recipe, a table of its own with a `kind`."""

@@ -3,7 +3,8 @@
     E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1), from i = 2 on] + E
     score(y | h) = E^(k)[y] . h + bias[y]
 
-Bilinear labels are its single linear layer, dual labels one such layer on either side; they share the pieces below.
+The bilinear classifier is its single linear layer, the dual one has such a layer on either side; they share the pieces
+below.
 
 Shapes: V classes, D width of the table and of the hidden state.
 """
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Positive, Probability, check_rates
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Bias
 from reefknot.nn.tables import NamedTable
 
@@ -47,14 +48,14 @@ Position = Literal["input", "output"]
 def activation_named(name: str) -> nn.Module:
     """The activation of a label network."""
     if name not in _ACTIVATIONS:
-        raise SettingsError(f"labels: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
+        raise SettingsError(f"classifier: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
 
 
 def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT) -> nn.Linear:
     """A linear map of a label network. Acting on rows, it computes E U with U the transpose of its weight."""
     if not 0.0 < init < math.inf:
-        raise SettingsError(f"labels: init = {init}: must be positive and finite")
+        raise SettingsError(f"classifier: init = {init}: must be positive and finite")
     layer = nn.Linear(input_dim, dim, bias=bias)
     nn.init.uniform_(layer.weight, -init, init)
     return layer
@@ -65,7 +66,7 @@ class LabelDropout(nn.Module):
 
     def __init__(self, rate: float, variational: bool) -> None:
         super().__init__()
-        check_rates("labels", dropout=rate)
+        check_rates("classifier", dropout=rate)
         self.rate = rate
         self.variational = variational
 
@@ -80,7 +81,7 @@ class LabelDropout(nn.Module):
         return f"{self.rate}, variational={self.variational}"
 
 
-class Drill(Labels):
+class Drill(Classifier):
     """Rows of a table through a deep residual network: DRILL.
 
     The table is added outside the activation, at every layer. Depth 0 is the table itself. Dropout on the `input` of a

@@ -1,4 +1,5 @@
-"""Dual nonlinear labels (Pappas et al. 2018; Pappas & Henderson 2019): classes and context meet in a joint space.
+"""The dual nonlinear classifier (Pappas et al. 2018; Pappas & Henderson 2019): classes and context meet in a joint
+space.
 
     score(y | h) = (act(e_y U + u) [+ e_y]) . (act(V h + v) [+ h]) + bias[y]
 
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Dim, Probability
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Activation, LabelDropout, Variational, activation_named, uniform_linear
 from reefknot.nn.classifiers.plain import Bias
 from reefknot.nn.tables import NamedTable
 
 
-class Dual(Labels):
+class Dual(Classifier):
     """Rows of a table and the hidden state, each through a nonlinear layer into a joint space.
 
     Dropout acts on the table before its matrix; what the residuals add is never dropped, and the context is left to the
@@ -44,7 +45,7 @@ class Dual(Labels):
         variational: Variational = True,
     ) -> None:
         if joint_dim is not None and joint_dim < 1:
-            raise SettingsError(f"dual labels: joint_dim = {joint_dim}: must be at least 1")
+            raise SettingsError(f"dual classifier: joint_dim = {joint_dim}: must be at least 1")
         super().__init__(table, context_dim, bias, joint_dim)
         if residual_to_table:
             self._check_residual("residual_to_table", "the table", table.dim)
@@ -60,8 +61,8 @@ class Dual(Labels):
     def _check_residual(self, setting: str, what: str, width: int) -> None:
         if width != self.dim:
             raise SettingsError(
-                f"dual labels: {setting} needs equal widths, but {what} has {width} and the joint space {self.dim}; "
-                f"set joint_dim = {width} or leave the residual out"
+                f"dual classifier: {setting} needs equal widths, but {what} has {width} and the joint space "
+                f"{self.dim}; set joint_dim = {width} or leave the residual out"
             )
 
     def encode(self, ids: Tensor | None = None) -> Tensor:

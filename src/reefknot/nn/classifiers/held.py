@@ -1,7 +1,7 @@
 """Class vectors computed once and given to many calls.
 
-What labels compute from a table (a label network, vectors of unit norm) is the same for all windows of an evaluation
-and for all micro-batches of an optimiser step.
+What a classifier computes from a table (a label network, vectors of unit norm) is the same for all windows of an
+evaluation and for all micro-batches of an optimiser step.
 
 Shapes: V classes, D width of the class vectors.
 """
@@ -19,14 +19,14 @@ from reefknot.kernels.scores import at_least_float32
 
 
 class Held:
-    """What gives labels the vectors of all classes while they are held."""
+    """What gives a classifier the vectors of all classes while they are held."""
 
     def weight(self, compute: Callable[[], Tensor]) -> Tensor:
         """w_VD, from `compute` where it has to be."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of labels holds nothing: nobody would let go of it."""
+        """A copy of a classifier holds nothing: nobody would let go of it."""
 
 
 class Kept(Held):

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.tables import NamedTable
 
 Bias = Annotated[bool, Field(description="a learned bias per class: Press & Wolf keep it, Inan et al. have none")]
 
 
-class Plain(Labels):
+class Plain(Classifier):
     """Rows of a table, against the hidden state as it is."""
 
     def __init__(self, table: NamedTable, bias: Bias = True) -> None:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import NonNegative
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Bias
 from reefknot.nn.tables import NamedTable
 
 
-class Projected(Labels):
+class Projected(Classifier):
     """Rows of a table, against P h + p, with a penalty on P.
 
     The penalty is (lambda/2) ||P||_F^2, added to the *sum* of the losses of a step, then divided with it; the bias p is

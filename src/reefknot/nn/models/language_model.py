@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
         if encoder.dim != output.context_dim:
             raise SettingsError(
                 f"the encoder gives {encoder.dim} numbers per token but the output end reads {output.context_dim}; "
-                "make the output's table as wide as the encoder, or use labels that project (kind = 'projected')"
+                "make the output's table as wide as the encoder, or use a classifier that projects (kind = 'projected')"
             )
         held = {id(parameter) for parameter in input.parameters()}
         for parameter, sentence in output.left_to_others():
@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
         return counts
 
     def parameter_parts(self) -> dict[str, int]:
-        """Parameters by what holds them, such as `output.labels.layers`; the layers of a stack are one part."""
+        """Parameters by what holds them, such as `output.classifier.layers`; the layers of a stack are one part."""
         counts: dict[str, int] = {}
         for name, parameter in self.named_parameters():
             *holders, last = name.split(".")

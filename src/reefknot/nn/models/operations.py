@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.kernels.scores import IGNORE
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.dual import Dual
 from reefknot.nn.encoders.attention_gru import AttentionGRU
@@ -153,26 +153,26 @@ def of_output(part: OutputEnd, y_N: Tensor) -> int:
 
 @of_output.register
 def _(part: Softmax, y_N: Tensor) -> int:
-    return of_labels(part.labels, len(y_N))
+    return of_classifier(part.classifier, len(y_N))
 
 
 @of_output.register
 def _(part: Augmented, y_N: Tensor) -> int:
     # Soft targets, once per distinct target: scores, means of vectors, and, where they learn, the gradients of both.
     distinct = len(torch.unique(y_N))
-    soft = (6 if part.detach_target else 10) * distinct * part.labels.dim * part.vocab_size
-    return of_labels(part.labels, len(y_N)) + soft
+    soft = (6 if part.detach_target else 10) * distinct * part.classifier.dim * part.vocab_size
+    return of_classifier(part.classifier, len(y_N)) + soft
 
 
 @of_output.register
 def _(part: MixtureOfSoftmaxes, y_N: Tensor) -> int:
     own = PER_WEIGHT * len(y_N) * (_weights(part.latent) + _weights(part.prior))
-    return own + of_labels(part.labels, part.experts * len(y_N))
+    return own + of_classifier(part.classifier, part.experts * len(y_N))
 
 
 @of_output.register
 def _(part: SampledSoftmax, y_N: Tensor) -> int:
-    return of_labels(part.labels, len(y_N), min(part.samples, part.vocab_size))
+    return of_classifier(part.classifier, len(y_N), min(part.samples, part.vocab_size))
 
 
 @of_output.register
@@ -185,27 +185,27 @@ def _(part: AdaptiveSoftmax, y_N: Tensor) -> int:
     if part.head_projection != "none":
         everywhere += width * part.projections.widths[0]
     total = PER_WEIGHT * len(y_N) * everywhere
-    for band, labels in enumerate(part.labels):
-        assert isinstance(labels, Labels)
-        total += of_labels(labels, rows[band] if band else len(y_N))
+    for band, classifier in enumerate(part.classifiers):
+        assert isinstance(classifier, Classifier)
+        total += of_classifier(classifier, rows[band] if band else len(y_N))
         total += PER_WEIGHT * rows[band] * width * part.projections.widths[band] if band else 0
     return total
 
 
 @singledispatch
-def of_labels(part: Labels, rows: int, classes: int | None = None) -> int:
-    """Operations of labels that meet so many rows, all of their classes or some."""
+def of_classifier(part: Classifier, rows: int, classes: int | None = None) -> int:
+    """Operations of a classifier that meets so many rows, all of its classes or some."""
     classes = part.vocab_size if classes is None else classes
     return PER_WEIGHT * rows * (_weights(part) + part.dim * classes)
 
 
-@of_labels.register
+@of_classifier.register
 def _(part: Drill, rows: int, classes: int | None = None) -> int:
     classes = part.vocab_size if classes is None else classes
     return PER_WEIGHT * (rows * part.dim * classes + classes * _weights(part))
 
 
-@of_labels.register
+@of_classifier.register
 def _(part: Dual, rows: int, classes: int | None = None) -> int:
     classes = part.vocab_size if classes is None else classes
     met = rows * (_weights(part.context_layer) + part.dim * classes)

@@ -25,9 +25,9 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.config.parts import LABELS
+from reefknot.lab.config.parts import CLASSIFIERS
 from reefknot.lab.config.settings import Dim, Probability, check_rates
-from reefknot.nn.classifiers.contract import Labels
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.nn.tables import BandedTable, NamedProjections, WordTable, check_banded, projection, rows_by_band
@@ -72,7 +72,7 @@ class AdaptiveSoftmax(OutputEnd):
 
     def __init__(
         self,
-        labels: Annotated[Sequence[Labels] | BandedTable, LABELS],
+        classifier: Annotated[Sequence[Classifier] | BandedTable, CLASSIFIERS],
         projections: NamedProjections,
         context_dim: int | None = None,
         head_projection: Annotated[
@@ -91,41 +91,41 @@ class AdaptiveSoftmax(OutputEnd):
             Dim | None, Field(description="first map the hidden state to this width, by a matrix without bias")
         ] = None,
     ) -> None:
-        """`labels`: one for each band; a banded table stands for plain ones without biases."""
+        """`classifier`: one for each band; a banded table stands for plain ones without biases."""
         super().__init__()
         if head_projection not in get_args(HeadProjection):
             options = ", ".join(get_args(HeadProjection))
             raise SettingsError(f"adaptive softmax: head_projection = {head_projection!r}: must be one of {options}")
         check_rates("adaptive softmax", softmax_dropout=softmax_dropout, tail_dropout=tail_dropout)
-        if isinstance(labels, BandedTable | WordTable):
-            check_banded(labels, "adaptive softmax")
-            labels = [Plain(table, bias=False) for table in labels.tables]
-        self.labels = nn.ModuleList(labels)
+        if isinstance(classifier, BandedTable | WordTable):
+            check_banded(classifier, "adaptive softmax")
+            classifier = [Plain(table, bias=False) for table in classifier.tables]
+        self.classifiers = nn.ModuleList(classifier)
         self.projections = projections
         self.context_dim = projections.dim if context_dim is None else context_dim
         self.head_projection = head_projection
         self.softmax_dropout = softmax_dropout
         self.tail_dropout = tail_dropout
-        self.bounds = (0, *accumulate(each.vocab_size for each in labels))
+        self.bounds = (0, *accumulate(each.vocab_size for each in classifier))
         self.vocab_size = self.bounds[-1]
         width = project_to or self.context_dim
-        _check_widths(labels, projections.widths, projections.dim, width, head_projection)
+        _check_widths(classifier, projections.widths, projections.dim, width, head_projection)
         if head_projection == "shared" and not projections.head:
             raise SettingsError(
                 "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
                 "give the same projections to the input end, or make them with head = true"
             )
         self.front = projection(self.context_dim, width) if project_to else None
-        self.head = projection(width, labels[0].context_dim) if head_projection == "own" else None
-        clusters = torch.empty(len(labels) - 1, labels[0].dim)
-        self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if len(labels) > 1 else None
-        biased = len(labels) > 1 and labels[0].bias is not None
+        self.head = projection(width, classifier[0].context_dim) if head_projection == "own" else None
+        clusters = torch.empty(len(classifier) - 1, classifier[0].dim)
+        self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if len(classifier) > 1 else None
+        biased = len(classifier) > 1 and classifier[0].bias is not None
         self.cluster_bias = nn.Parameter(torch.zeros(len(clusters))) if biased else None
 
     @staticmethod
     def scope(settings: Any, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """One labels object for each band: its own table, and the width at which the hidden state reaches it."""
-        name = settings.labels.table
+        """One classifier for each band: its own table, and the width at which the hidden state reaches it."""
+        name = settings.classifier.table
         table = given["tables"][name]
         check_banded(table, "adaptive output")
         widths = [band.dim for band in table.tables]
@@ -156,10 +156,10 @@ class AdaptiveSoftmax(OutputEnd):
         return {"nll": LossPart(torch.stack(bands).sum(), plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
-        """Those of the bands' labels added up, each kind under its name."""
+        """Those of the bands' classifiers added up, each kind under its name."""
         found: dict[str, Tensor] = {}
-        for band in range(len(self.labels)):
-            for name, penalty in self._labels(band).penalties().items():
+        for band in range(len(self.classifiers)):
+            for name, penalty in self._classifier(band).penalties().items():
                 found[name] = found[name] + penalty if name in found else penalty
         return found
 
@@ -167,7 +167,7 @@ class AdaptiveSoftmax(OutputEnd):
         h_ND = self._front(h_ND)
         head_NH = self._head_log_probs(h_ND)
         bands = [head_NH[:, : self.bounds[1]]]
-        for band in range(1, len(self.labels)):
+        for band in range(1, len(self.classifiers)):
             bands.append(head_NH[:, self._cluster(band), None] + self._tail_log_probs(band, h_ND))
         return torch.cat(bands, dim=-1)
 
@@ -194,7 +194,7 @@ class AdaptiveSoftmax(OutputEnd):
         in_head = min(k, self.bounds[1])
         best_NK[:, :in_head], ids_NK[:, :in_head] = head_NH[:, : self.bounds[1]].topk(in_head)
         opened = 0
-        for band in range(1, len(self.labels)):
+        for band in range(1, len(self.classifiers)):
             cluster_N = head_NH[:, self._cluster(band)]
             rows_R = (cluster_N > best_NK[:, -1]).nonzero().squeeze(-1)
             if not len(rows_R):
@@ -207,14 +207,14 @@ class AdaptiveSoftmax(OutputEnd):
             best_NK = best_NK.index_copy(0, rows_R, best_RK)
             known = torch.cat([ids_NK[rows_R], words + self.bounds[band]], dim=-1)
             ids_NK = ids_NK.index_copy(0, rows_R, known.gather(1, places_RK))
-        tails = len(h_ND) * (len(self.labels) - 1)
+        tails = len(h_ND) * (len(self.classifiers) - 1)
         return Search(best_NK, ids_NK, opened / tails if tails else 0.0)
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw from the head; only the rows that drew a cluster draw again, from its words."""
         h_ND = self._front(h_ND)
         ids_N = _draw(self._head_log_probs(h_ND), generator)
-        for band in range(1, len(self.labels)):
+        for band in range(1, len(self.classifiers)):
             rows_R = (ids_N == self._cluster(band)).nonzero().squeeze(-1)
             if not len(rows_R):
                 continue
@@ -224,12 +224,13 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
 
     def vectors(self) -> Tensor:
-        """The class vectors at the width that the projections share (that of `project_to`, where it is set); for labels
+        """The class vectors at the width that the projections share (that of `project_to`, where it is set); for
+        classifiers
         of another width than their band's, its words' vectors."""
         found = []
-        for band in range(len(self.labels)):
-            labels = self._labels(band)
-            seen = labels.weight() if labels.dim == labels.table.dim else labels.table.vectors()
+        for band in range(len(self.classifiers)):
+            classifier = self._classifier(band)
+            seen = classifier.weight() if classifier.dim == classifier.table.dim else classifier.table.vectors()
             if band:
                 seen = self.projections.up(band, seen)
             elif self.head_projection == "shared":
@@ -240,7 +241,7 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.cat(found)
 
     def tables(self) -> list[WordTable]:
-        return [self._labels(band).table for band in range(len(self.labels))]
+        return [self._classifier(band).table for band in range(len(self.classifiers))]
 
     def left_to_others(self) -> list[tuple[nn.Parameter, str]]:
         if not self.projections.head or self.head_projection == "shared":
@@ -263,12 +264,12 @@ class AdaptiveSoftmax(OutputEnd):
 
     def _tail(self, band: int, h_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """A tail's rows as its classes meet them, the classes, and their biases."""
-        labels = self._labels(band)
+        classifier = self._classifier(band)
         # Rows are distinct, so the gradient of this adds nothing up, and in no order.
-        return self._tail_context(band, h_ND.index_select(0, rows_R)), labels.weight(), labels.bias
+        return self._tail_context(band, h_ND.index_select(0, rows_R)), classifier.weight(), classifier.bias
 
-    def _labels(self, band: int) -> Labels:
-        return cast(Labels, self.labels[band])
+    def _classifier(self, band: int) -> Classifier:
+        return cast(Classifier, self.classifiers[band])
 
     def _cluster(self, band: int) -> int:
         """The class of a later band among those of the head."""
@@ -284,34 +285,37 @@ class AdaptiveSoftmax(OutputEnd):
             h_ND = self.head(h_ND)
         elif self.head_projection == "shared":
             h_ND = self.projections.down(0, h_ND)
-        return self._labels(0).context(h_ND)
+        return self._classifier(0).context(h_ND)
 
     def _head_classes(self) -> tuple[Tensor, Tensor | None]:
         """Vectors and biases of the head. Clusters are classes like its words, and meet the same context."""
-        labels = self._labels(0)
+        classifier = self._classifier(0)
         if self.clusters is None:
-            return labels.weight(), labels.bias
-        bias = None if labels.bias is None else torch.cat([labels.bias, cast(Tensor, self.cluster_bias)])
-        return torch.cat([labels.weight(), self.clusters]), bias
+            return classifier.weight(), classifier.bias
+        bias = None if classifier.bias is None else torch.cat([classifier.bias, cast(Tensor, self.cluster_bias)])
+        return torch.cat([classifier.weight(), self.clusters]), bias
 
     def _head_log_probs(self, h_ND: Tensor) -> Tensor:
         return torch.log_softmax(linear_scores(self._head_context(h_ND), *self._head_classes()), dim=-1)
 
     def _tail_context(self, band: int, h_RD: Tensor) -> Tensor:
         narrow = F.dropout(self.projections.down(band, h_RD), self.tail_dropout, self.training)
-        return self._labels(band).context(narrow)
+        return self._classifier(band).context(narrow)
 
     def _tail_log_probs(self, band: int, h_RD: Tensor) -> Tensor:
-        labels = self._labels(band)
-        return torch.log_softmax(linear_scores(self._tail_context(band, h_RD), labels.weight(), labels.bias), dim=-1)
+        classifier = self._classifier(band)
+        return torch.log_softmax(
+            linear_scores(self._tail_context(band, h_RD), classifier.weight(), classifier.bias), dim=-1
+        )
 
 
 def _check_widths(
-    labels: Sequence[Labels], widths: tuple[int, ...], dim: int, width: int, head_projection: str
+    classifier: Sequence[Classifier], widths: tuple[int, ...], dim: int, width: int, head_projection: str
 ) -> None:
-    if len(widths) != len(labels):
+    if len(widths) != len(classifier):
         raise SettingsError(
-            f"adaptive softmax: {len(labels)} labels but projections for {len(widths)} bands; make both of one table"
+            f"adaptive softmax: {len(classifier)} classifiers but projections for {len(widths)} bands; "
+            "make both of one table"
         )
     if dim != width:
         raise SettingsError(
@@ -319,12 +323,12 @@ def _check_widths(
             f"make the projections' dim {width}, or map the hidden state with project_to = {dim}"
         )
     reaching = (width if head_projection == "none" else widths[0], *widths[1:])
-    for band, (each, found) in enumerate(zip(labels, reaching, strict=True)):
+    for band, (each, found) in enumerate(zip(classifier, reaching, strict=True)):
         if each.context_dim != found:
             advice = "make the table's dim as wide as the model, or use head_projection = 'own'"
             raise SettingsError(
-                f"adaptive softmax: the labels of band {band + 1} read {each.context_dim} numbers but {found} reach "
-                f"them; {'make labels and projections of one table' if band else advice}"
+                f"adaptive softmax: the classifier of band {band + 1} reads {each.context_dim} numbers but {found} "
+                f"reach it; {'make classifiers and projections of one table' if band else advice}"
             )
 
 

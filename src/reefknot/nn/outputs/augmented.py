@@ -32,7 +32,7 @@ from reefknot.kernels.linear_cross_entropy import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.kernels.soft_target import soft_targets
 from reefknot.lab.config.settings import NonNegative, Positive
-from reefknot.nn.classifiers.contract import NestedLabels
+from reefknot.nn.classifiers.contract import NestedClassifier
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import NamedTable, WordTable
@@ -71,7 +71,7 @@ class Augmented(Softmax):
 
     def __init__(
         self,
-        labels: NestedLabels,
+        classifier: NestedClassifier,
         table: NamedTable,
         tau: Annotated[Positive, Field(description="temperature of the soft target and the soft prediction")] = 20.0,
         alpha: Annotated[NonNegative | None, Field(description="weight of the augmented loss")] = None,
@@ -86,15 +86,16 @@ class Augmented(Softmax):
             bool, Field(description="cut the gradient through the soft target; tied models then train far worse")
         ] = False,
     ) -> None:
-        super().__init__(labels)
+        super().__init__(classifier)
         if not isinstance(table, WordTable):
             raise SettingsError(
                 f"augmented: a {type(table).__name__} is no word table to compare words by; "
                 "give it the word table of the input"
             )
-        if table.vocab_size != labels.vocab_size:
+        if table.vocab_size != classifier.vocab_size:
             raise SettingsError(
-                f"augmented: the table has {table.vocab_size} words but the labels have {labels.vocab_size} classes; "
+                f"augmented: the table has {table.vocab_size} words but the classifier has "
+                f"{classifier.vocab_size} classes; "
                 "give both the same vocabulary"
             )
         if not tau > 0:
@@ -102,7 +103,7 @@ class Augmented(Softmax):
         self.table = table
         self.tau = tau
         self.detach_target = detach_target
-        self.nll_weight, self.augmented_weight = _weights(alpha, gamma, beta, tau, labels.vocab_size)
+        self.nll_weight, self.augmented_weight = _weights(alpha, gamma, beta, tau, classifier.vocab_size)
 
     def prepare(self, y_cpu: Tensor) -> DistinctTargets:
         return self.prepare_pieces([y_cpu])[0]
@@ -115,8 +116,8 @@ class Augmented(Softmax):
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
         plan = plan.to(h_ND.device)
-        c_ND, w_VD = self.labels.context(h_ND), self.labels.weight()
-        found = row_losses(c_ND, w_VD, self.labels.bias, y_N, tau=self.tau)
+        c_ND, w_VD = self.classifier.context(h_ND), self.classifier.weight()
+        found = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
         assert found.lse_tau is not None
         queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
         if self.detach_target:
@@ -132,7 +133,7 @@ class Augmented(Softmax):
         }
 
     def left_to_others(self) -> list[tuple[nn.Parameter, str]]:
-        if not self.detach_target or self.table is self.labels.table:
+        if not self.detach_target or self.table is self.classifier.table:
             return []
         sentence = "augmented: with detach_target its table learns nothing here; give it the table of the input end"
         return [(self.table.weight, sentence)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.scores import IGNORE
-from reefknot.nn.classifiers.contract import H, Labels
+from reefknot.nn.classifiers.contract import Classifier, H
 from reefknot.nn.classifiers.held import Kept, Shared
 from reefknot.nn.tables import WordTable
 
@@ -173,5 +173,5 @@ class OutputEnd(nn.Module):
     @contextmanager
     def _held_by(self, kind: Callable[[], H]) -> Iterator[list[H]]:
         with ExitStack() as stack:
-            found = [each for each in self.modules() if isinstance(each, Labels)]
-            yield [stack.enter_context(labels.holding(kind())) for labels in found]
+            found = [each for each in self.modules() if isinstance(each, Classifier)]
+            yield [stack.enter_context(classifier.holding(kind())) for classifier in found]

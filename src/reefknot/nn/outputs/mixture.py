@@ -2,7 +2,7 @@
 
     p(y | h) = sum_k prior_k(h) softmax_y(scores of latent_k(h)),   latent_k = tanh(W_k h + b_k)
 
-All experts share one set of labels. The loss is -logsumexp_k(log prior_k - nll_k) over K rows per token, and its
+All experts share one classifier. The loss is -logsumexp_k(log prior_k - nll_k) over K rows per token, and its
 gradient that of the rows weighed by the experts' posterior: neither the scores nor the mixture of V-wide distributions
 are ever stored.
 
@@ -25,51 +25,51 @@ from reefknot.kernels.linear_cross_entropy import summed_loss
 from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
 from reefknot.lab.config.settings import Dim, Layers, Probability, check_rates
-from reefknot.nn.classifiers.contract import NestedLabels
+from reefknot.nn.classifiers.contract import NestedClassifier
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
 
 
 class MixtureOfSoftmaxes(Softmax):
-    """Several softmaxes over the same labels, each reading the hidden state its own way, mixed by a learned prior.
+    """Several softmaxes over the same classifier, each reading the hidden state its own way, mixed by a learned prior.
 
     Dropout on the latents is drawn anew for every token; the authors' code holds one mask for a whole window.
     """
 
     def __init__(
         self,
-        labels: NestedLabels,
+        classifier: NestedClassifier,
         context_dim: int,
         experts: Annotated[Layers, Field(description="softmaxes in the mixture")] = 15,
         latent_dim: Annotated[
-            Dim | None, Field(description="width of what an expert reads; left out, that which the labels read")
+            Dim | None, Field(description="width of what an expert reads; left out, that which the classifier reads")
         ] = None,
         dropout: Annotated[Probability, Field(description="dropout on the latents")] = 0.0,
     ) -> None:
-        super().__init__(labels)
+        super().__init__(classifier)
         if experts < 1:
             raise SettingsError(f"mixture: experts = {experts}: a mixture needs at least one")
         check_rates("mixture", dropout=dropout)
-        if latent_dim is not None and latent_dim != labels.context_dim:
+        if latent_dim is not None and latent_dim != classifier.context_dim:
             raise SettingsError(
-                f"mixture: latent_dim = {latent_dim} but the labels read {labels.context_dim} numbers; "
-                "leave it out, or use labels that project (kind = 'projected')"
+                f"mixture: latent_dim = {latent_dim} but the classifier reads {classifier.context_dim} numbers; "
+                "leave it out, or use a classifier that projects (kind = 'projected')"
             )
         self.context_dim = context_dim
         self.experts = self.rows_per_token = experts
         self.dropout = dropout
-        self.latent = nn.Linear(context_dim, experts * labels.context_dim)
+        self.latent = nn.Linear(context_dim, experts * classifier.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)
 
     @staticmethod
     def scope(settings: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The nested labels read a latent, not the hidden state."""
+        """The nested classifier reads a latent, not the hidden state."""
         return given if settings.latent_dim is None else {**given, "context_dim": settings.latent_dim}
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        labels = self.labels
-        context_RD = labels.context(self._latents(h_ND).flatten(0, 1))
-        nll = summed_loss(context_RD, labels.weight(), labels.bias, y_N, self._log_prior(h_ND))
+        classifier = self.classifier
+        context_RD = classifier.context(self._latents(h_ND).flatten(0, 1))
+        nll = summed_loss(context_RD, classifier.weight(), classifier.bias, y_N, self._log_prior(h_ND))
         return {"nll": LossPart(nll, plan.count)}
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ class MixtureOfSoftmaxes(Softmax):
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_k(k)
-        labels = self.labels
-        context_RD = labels.context(self._latents(h_ND).flatten(0, 1))
-        return linear_topk(context_RD, labels.weight(), labels.bias, k, self._log_prior(h_ND))
+        classifier = self.classifier
+        context_RD = classifier.context(self._latents(h_ND).flatten(0, 1))
+        return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._log_prior(h_ND))
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """An expert from the prior, then a class from its softmax: N x V numbers, not N x K x V."""
@@ -95,7 +95,7 @@ class MixtureOfSoftmaxes(Softmax):
         return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
 
     def _latents(self, h_ND: Tensor) -> Tensor:
-        latent_NKL = torch.tanh(self.latent(h_ND)).view(-1, self.experts, self.labels.context_dim)
+        latent_NKL = torch.tanh(self.latent(h_ND)).view(-1, self.experts, self.classifier.context_dim)
         return F.dropout(latent_NKL, self.dropout, self.training)
 
     def _log_prior(self, h_ND: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.config.settings import Count
-from reefknot.nn.classifiers.contract import NestedLabels
+from reefknot.nn.classifiers.contract import NestedClassifier
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
 
@@ -58,14 +58,14 @@ class SampledSoftmax(Softmax):
 
     def __init__(
         self,
-        labels: NestedLabels,
+        classifier: NestedClassifier,
         samples: Annotated[Count, Field(description="draws per batch, with replacement")] = 8192,
         distribution: Annotated[
             Distribution,
             Field(description="what classes are drawn from; log_uniform expects ids that fall in frequency"),
         ] = "log_uniform",
     ) -> None:
-        super().__init__(labels)
+        super().__init__(classifier)
         if samples < 1:
             raise SettingsError(f"sampled: samples = {samples}: at least one class must be drawn")
         if distribution not in get_args(Distribution):
@@ -94,11 +94,11 @@ class SampledSoftmax(Softmax):
         if not isinstance(plan, Candidates):
             return super().loss(h_ND, y_N, plan)
         plan = plan.to(h_ND.device)
-        labels = self.labels
-        c_ND, w_RD = labels.context(h_ND), labels.weight(plan.ids)
+        classifier = self.classifier
+        c_ND, w_RD = classifier.context(h_ND), classifier.weight(plan.ids)
         bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
-        if labels.bias is not None:
-            bias_R = bias_R + labels.bias[plan.ids]
+        if classifier.bias is not None:
+            bias_R = bias_R + classifier.bias[plan.ids]
         found = row_losses(c_ND, w_RD[: plan.drawn], bias_R[: plan.drawn], plan.places)
         # Rows share targets: the gradient of an embedding adds them up in one order.
         own_D, own_bias = F.embedding(plan.own, w_RD), F.embedding(plan.own, bias_R[:, None])[:, 0]

@@ -21,62 +21,64 @@ from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import IGNORE, at_least_float32, inside, wide
 from reefknot.kernels.topk import linear_topk
 from reefknot.lab.config.settings import Probability, check_rates
-from reefknot.nn.classifiers.contract import Labels, NestedLabels
+from reefknot.nn.classifiers.contract import Classifier, NestedClassifier
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.nn.tables import WordTable
 
 
 class Softmax(OutputEnd):
-    """A softmax over the scores of any labels.
+    """A softmax over the scores of any classifier.
 
     Smoothing has a part and a weight of its own: log-probabilities and perplexity are those of the targets as they are.
     """
 
     def __init__(
         self,
-        labels: NestedLabels,
+        classifier: NestedClassifier,
         smoothing: Annotated[
             Probability, Field(description="share of every target that is spread over all classes, in training")
         ] = 0.0,
     ) -> None:
         super().__init__()
-        if not isinstance(labels, Labels):
-            raise SettingsError(f"softmax: needs labels, such as Plain(table); a {type(labels).__name__} is none")
+        if not isinstance(classifier, Classifier):
+            raise SettingsError(
+                f"softmax: needs a classifier, such as Plain(table); a {type(classifier).__name__} is none"
+            )
         check_rates("softmax", smoothing=smoothing)
-        self.labels = labels
+        self.classifier = classifier
         self.smoothing = smoothing
-        self.vocab_size = labels.vocab_size
-        self.context_dim = labels.context_dim
+        self.vocab_size = classifier.vocab_size
+        self.context_dim = classifier.context_dim
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        labels = self.labels
-        c_ND, w_VD = labels.context(h_ND), labels.weight()
-        parts = {"nll": LossPart(summed_loss(c_ND, w_VD, labels.bias, y_N), plan.count)}
+        classifier = self.classifier
+        c_ND, w_VD = classifier.context(h_ND), classifier.weight()
+        parts = {"nll": LossPart(summed_loss(c_ND, w_VD, classifier.bias, y_N), plan.count)}
         if self.smoothing:
-            parts["smoothing"] = LossPart(_above_mean(c_ND, w_VD, labels.bias, y_N), plan.count, self.smoothing)
+            parts["smoothing"] = LossPart(_above_mean(c_ND, w_VD, classifier.bias, y_N), plan.count, self.smoothing)
         return parts
 
     def penalties(self) -> dict[str, Tensor]:
-        return self.labels.penalties()
+        return self.classifier.penalties()
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
-        labels = self.labels
-        return torch.log_softmax(linear_scores(labels.context(h_ND), labels.weight(), labels.bias), dim=-1)
+        classifier = self.classifier
+        return torch.log_softmax(linear_scores(classifier.context(h_ND), classifier.weight(), classifier.bias), dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        labels = self.labels
-        return -row_losses(labels.context(h_ND), labels.weight(), labels.bias, y_N).nll
+        classifier = self.classifier
+        return -row_losses(classifier.context(h_ND), classifier.weight(), classifier.bias, y_N).nll
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_k(k)
-        labels = self.labels
-        return linear_topk(labels.context(h_ND), labels.weight(), labels.bias, k)
+        classifier = self.classifier
+        return linear_topk(classifier.context(h_ND), classifier.weight(), classifier.bias, k)
 
     def vectors(self) -> Tensor:
-        return self.labels.weight()
+        return self.classifier.weight()
 
     def tables(self) -> list[WordTable]:
-        return [self.labels.table]
+        return [self.classifier.table]
 
 
 def _above_mean(c_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ RECIPE = "inan2017/table1"
 
 
 def settings(units: int, *, tied: bool = False, augmented: bool = False) -> dict[str, Any]:
-    labels = {"kind": "plain", "table": "words" if tied else "classes"}
+    classifier = {"kind": "plain", "table": "words" if tied else "classes"}
     return {
         "input": {"table": "words"},
         "encoder": {"hidden_dim": units},
-        "output": {"kind": "augmented" if augmented else "softmax", "labels": labels},
+        "output": {"kind": "augmented" if augmented else "softmax", "classifier": classifier},
     }
 
 

@@ -41,7 +41,7 @@ def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sco
         return open_dataset(corpus, VocabularySettings(**settings.get("vocabulary", {})), cache=tmp_path / "cache")
 
     def scored(row: str, kind: str, table: str = "words", found: Any = None, **settings: Any) -> Result:
-        ends = {"input": {"table": "words"}, "output": {"labels": {"kind": kind, "table": table, "depth": 2}}}
+        ends = {"input": {"table": "words"}, "output": {"classifier": {"kind": kind, "table": table, "depth": 2}}}
         result = write("ends", row, settings=ends | settings, **(found or {}))
         run = RunFolder.open(result.folder)
         texts = open_texts(run, None)
@@ -142,5 +142,5 @@ def test_other_windows_leave_other_context(scored: Score) -> None:
 
 def test_what_a_baseline_must_be_is_said(scored: Score) -> None:
     runs = [scored("DRILL", "drill"), scored("untied", "plain", table="classes")]
-    with pytest.raises(DataError, match=r"plain labels that are tied to the input's table, bilinear or dual ones"):
+    with pytest.raises(DataError, match=r"plain classifiers that are tied to the input's table, bilinear or dual ones"):
         RelativeLoss().measure(runs)

@@ -109,10 +109,10 @@ def test_the_recipe_has_both_sweeps_and_no_regularisation() -> None:
     assert len(at) == len(recipe.rows) == 20
     for each in settings:
         assert not any(value for key, value in each.items() if "dropout" in key or "decay" in key)
-        assert each["input.table"] == each["output.table"] != each["output.labels.table"]
+        assert each["input.table"] == each["output.table"] != each["output.classifier.table"]
         assert each["tables.words.unit_norm"]
         assert not each["tables.classes.unit_norm"]
-        assert not each["output.labels.bias"]
+        assert not each["output.classifier.bias"]
 
 
 def test_the_rate_has_fallen_to_zero_when_training_ends() -> None:

@@ -161,7 +161,7 @@ def _points(result: Result) -> dict[float, float]:
 
 
 def _method(settings: dict[str, Any]) -> str:
-    tied = settings.get("output.labels.table") == settings.get("input.table")
+    tied = settings.get("output.classifier.table") == settings.get("input.table")
     return METHODS[2 * tied + (settings.get("output.kind") == "augmented")]
 
 

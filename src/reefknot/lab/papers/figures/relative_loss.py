@@ -210,14 +210,14 @@ def drawn(
 
 
 def _labels(result: Result) -> str | None:
-    kind = flatten(result.settings).get("output.labels.kind")
+    kind = flatten(result.settings).get("output.classifier.kind")
     settings = flatten(result.settings)
-    untied = kind == "plain" and settings.get("output.labels.table") != settings.get("input.table")
+    untied = kind == "plain" and settings.get("output.classifier.table") != settings.get("input.table")
     return None if untied or not isinstance(kind, str) else kind
 
 
 def _depth(result: Result) -> int:
-    return int(flatten(result.settings).get("output.labels.depth") or 0)
+    return int(flatten(result.settings).get("output.classifier.depth") or 0)
 
 
 def _losses(result: Result) -> Any:

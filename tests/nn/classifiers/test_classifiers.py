@@ -1,4 +1,4 @@
-"""What is particular to each kind of labels; what all of them promise is in tests/contract."""
+"""What is particular to each kind of classifiers; what all of them promise is in tests/contract."""
 
 from __future__ import annotations
 
@@ -15,55 +15,57 @@ WORDS, WIDTH, CONTEXT = 11, 4, 6
 
 def test_plain_labels_are_the_table() -> None:
     table = WordTable(WORDS, WIDTH)
-    labels = Plain(table)
-    assert labels.weight() is table.weight
-    assert labels.context_dim == WIDTH
-    assert labels.penalties() == {}
+    classifier = Plain(table)
+    assert classifier.weight() is table.weight
+    assert classifier.context_dim == WIDTH
+    assert classifier.penalties() == {}
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_bias_is_a_switch(bias: bool) -> None:
     table = WordTable(WORDS, WIDTH)
-    labels = Plain(table, bias=bias)
-    own = sum(p.numel() for p in labels.parameters()) - table.weight.numel()
+    classifier = Plain(table, bias=bias)
+    own = sum(p.numel() for p in classifier.parameters()) - table.weight.numel()
     assert own == (WORDS if bias else 0)
-    assert (labels.bias is None) != bias
+    assert (classifier.bias is None) != bias
     h_ND = torch.randn(3, WIDTH)
-    scores = h_ND @ table.weight.T + (labels.bias if labels.bias is not None else 0.0)
-    torch.testing.assert_close(Softmax(labels).log_probs(h_ND), torch.log_softmax(scores, -1))
+    scores = h_ND @ table.weight.T + (classifier.bias if classifier.bias is not None else 0.0)
+    torch.testing.assert_close(Softmax(classifier).log_probs(h_ND), torch.log_softmax(scores, -1))
 
 
 def test_projection_joins_different_widths() -> None:
     table = WordTable(WORDS, WIDTH)
-    labels = Projected(table, CONTEXT)
-    output = Softmax(labels)
+    classifier = Projected(table, CONTEXT)
+    output = Softmax(classifier)
     h_ND = torch.randn(3, CONTEXT)
     assert output.context_dim == CONTEXT
-    p = labels.projection
+    p = classifier.projection
     context = h_ND @ p.weight.T + p.bias
-    torch.testing.assert_close(labels.context(h_ND), context)
-    assert labels.bias is not None
-    torch.testing.assert_close(output.log_probs(h_ND), torch.log_softmax(context @ table.weight.T + labels.bias, -1))
+    torch.testing.assert_close(classifier.context(h_ND), context)
+    assert classifier.bias is not None
+    torch.testing.assert_close(
+        output.log_probs(h_ND), torch.log_softmax(context @ table.weight.T + classifier.bias, -1)
+    )
 
 
 @pytest.mark.parametrize("projection_bias", [True, False])
 def test_projection_counts_its_matrix(projection_bias: bool) -> None:
-    labels = Projected(WordTable(WORDS, WIDTH), CONTEXT, bias=False, projection_bias=projection_bias)
-    own = sum(p.numel() for p in labels.parameters()) - WORDS * WIDTH
+    classifier = Projected(WordTable(WORDS, WIDTH), CONTEXT, bias=False, projection_bias=projection_bias)
+    own = sum(p.numel() for p in classifier.parameters()) - WORDS * WIDTH
     assert own == WIDTH * CONTEXT + (WIDTH if projection_bias else 0)
 
 
 def test_penalty_is_half_lambda_times_the_square_and_leaves_the_bias_alone() -> None:
-    labels = Projected(WordTable(WORDS, WIDTH), CONTEXT, penalty=0.15)
+    classifier = Projected(WordTable(WORDS, WIDTH), CONTEXT, penalty=0.15)
     with torch.no_grad():
-        labels.projection.weight.fill_(2.0)
-        labels.projection.bias.fill_(100.0)
-    penalties = labels.penalties()
+        classifier.projection.weight.fill_(2.0)
+        classifier.projection.bias.fill_(100.0)
+    penalties = classifier.penalties()
     assert list(penalties) == ["projection"]
     assert penalties["projection"].item() == pytest.approx(0.15 / 2 * 4.0 * WIDTH * CONTEXT)
     penalties["projection"].backward()
-    torch.testing.assert_close(labels.projection.weight.grad, torch.full((WIDTH, CONTEXT), 0.15 * 2.0))
-    assert labels.projection.bias.grad is None
+    torch.testing.assert_close(classifier.projection.weight.grad, torch.full((WIDTH, CONTEXT), 0.15 * 2.0))
+    assert classifier.projection.bias.grad is None
 
 
 def test_a_penalty_of_zero_is_no_penalty() -> None:
@@ -71,8 +73,8 @@ def test_a_penalty_of_zero_is_no_penalty() -> None:
 
 
 def test_a_softmax_passes_the_penalties_on() -> None:
-    labels = Projected(WordTable(WORDS, WIDTH), CONTEXT)
-    assert Softmax(labels).penalties().keys() == labels.penalties().keys()
+    classifier = Projected(WordTable(WORDS, WIDTH), CONTEXT)
+    assert Softmax(classifier).penalties().keys() == classifier.penalties().keys()
 
 
 def test_half_precision_log_probs_are_float32_and_sum_to_one() -> None:

@@ -1,0 +1,54 @@
+"""Old names in recipes, run folders and checkpoints, translated when they are read. Files keep their bytes.
+
+output.labels              is now output.classifier
+output.labels.0 (weights)  is now output.classifiers.0, in an adaptive softmax
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_NUMBERED = re.compile(r"^((?:iterate\.)?output\.)labels\.(\d+)\.")
+_NAMED = re.compile(r"^((?:iterate\.)?output\.)labels\.")
+
+
+class RenamedSetting(FutureWarning):
+    """A recipe or an override uses the old name of a setting."""
+
+
+def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a recipe or a run with today's names."""
+    output = settings.get("output")
+    if not isinstance(output, Mapping) or "labels" not in output or "classifier" in output:
+        return dict(settings)
+    renamed = {("classifier" if key == "labels" else key): value for key, value in output.items()}
+    return {**settings, "output": renamed}
+
+
+def upgrade_key(key: str) -> str:
+    """Return a dotted setting with today's name."""
+    return f"output.classifier{key.removeprefix('output.labels')}" if _is_old(key) else key
+
+
+def _is_old(key: str) -> bool:
+    return key == "output.labels" or key.startswith("output.labels.")
+
+
+def upgrade_weight_names(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of a checkpoint under today's names."""
+    return {
+        _NAMED.sub(r"\1classifier.", _NUMBERED.sub(r"\1classifiers.\2.", name)): tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def warn_renamed(where: str) -> None:
+    """Say once per file that it uses the old name."""
+    warnings.warn(
+        f"{where}: `labels` is now called `classifier`; the old name is still understood", RenamedSetting, stacklevel=2
+    )

@@ -11,7 +11,9 @@ import torch
 
 from pages import Page, experiments
 from reefknot.lab.config.parts import SCHEDULES
-from reefknot.lab.recipes.recipe import Experiment, build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.tasks import build_model
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
 PAGE = Page("docs/attention.md")
 (FRAME,) = PAGE.snippets("How to read this page")
@@ -27,7 +29,7 @@ EXAMPLES = re.findall(
 )
 
 
-def paper(folder: Path, training: str = TRAINING) -> Experiment:
+def paper(folder: Path, training: str = TRAINING) -> LanguageModelExperiment:
     (experiment,) = experiments(folder, FRAME, MODEL, training, SCORING).values()
     return experiment
 

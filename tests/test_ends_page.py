@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pages import ROOT, Page, code, experiments
-from reefknot.lab.recipes.recipe import build_model
+from reefknot.lab.tasks import build_model
 from reefknot.nn.models.language_model import LanguageModel
 
 PAGE = Page("docs/ends.md")

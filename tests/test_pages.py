@@ -11,7 +11,9 @@ import torch
 
 from pages import ROOT, VERBS, Page, experiments
 from reefknot.lab.recipes.catalogue import shipped
-from reefknot.lab.recipes.recipe import Experiment, build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.tasks import build_model
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 
 NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -71,7 +73,7 @@ def test_verbs_and_options_that_are_named_exist(page: Page) -> None:
 def test_settings_that_are_named_exist(page: Page) -> None:
     there = {
         f"{section}.{key}"
-        for kind in (Experiment, SkipGramExperiment)
+        for kind in (LanguageModelExperiment, SkipGramExperiment)
         for section, field in kind.model_fields.items()
         for key in getattr(field.annotation, "model_fields", ())
     }

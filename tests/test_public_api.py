@@ -113,7 +113,7 @@ def test_exit_codes_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["py.typed", "recipes/demo.toml", "recipes/press2017/table6.toml", "reports/page.html"]
+    "name", ["py.typed", "lab/recipes/demo.toml", "lab/recipes/press2017/table6.toml", "lab/reports/page.html"]
 )
 def test_files_beside_the_code_are_shipped(name: str) -> None:
     assert files("reefknot").joinpath(name).is_file()

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from pages import Page, code, experiments
-from reefknot.lab.recipes.recipe import Experiment, build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.tasks import build_model
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.nn.models.translator import Translator
 
 PAGE = Page("docs/translation.md")
@@ -24,7 +26,7 @@ WORDS = 10_124
 """Sub-words of Multi30k with 10,000 merges."""
 
 
-def sizes(experiment: Experiment, words: int = WORDS) -> dict[str, int]:
+def sizes(experiment: LanguageModelExperiment, words: int = WORDS) -> dict[str, int]:
     with torch.device("meta"):
         return build_model(experiment, words).parameter_counts()
 

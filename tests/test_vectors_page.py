@@ -12,7 +12,7 @@ import torch
 from cli.conftest import run_command
 
 from pages import Page, code, experiments
-from reefknot.lab.recipes.recipe import build_model
+from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from skip_gram_recipe import write_judgements, write_recipe
 

@@ -60,8 +60,8 @@ _HOMES = {
     "linear_cross_entropy": "kernels.linear_cross_entropy",
     "load_recipe": "lab.recipes.recipe",
     "open_dataset": "lab.text.dataset",
-    "open_run": "lab.trained_run",
-    "open_vectors": "lab.opened_vectors",
+    "open_run": "lab.tasks",
+    "open_vectors": "lab.tasks.word_vectors",
     "read_vectors": "vectors.files",
     "spell": "nn.inputs.spelling",
     "using": "kernels.choice",
@@ -80,12 +80,12 @@ if TYPE_CHECKING:
     from reefknot.errors import Stopped as Stopped
     from reefknot.kernels.choice import using as using
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from reefknot.lab.opened_vectors import open_vectors as open_vectors
     from reefknot.lab.recipes.recipe import load_recipe as load_recipe
+    from reefknot.lab.tasks import open_run as open_run
+    from reefknot.lab.tasks.word_vectors import open_vectors as open_vectors
     from reefknot.lab.text.corpus import CorpusSettings as CorpusSettings
     from reefknot.lab.text.dataset import open_dataset as open_dataset
     from reefknot.lab.text.vocabulary import VocabularySettings as VocabularySettings
-    from reefknot.lab.trained_run import open_run as open_run
     from reefknot.nn.classifiers.bilinear import Bilinear as Bilinear
     from reefknot.nn.classifiers.drill import Drill as Drill
     from reefknot.nn.classifiers.dual import Dual as Dual

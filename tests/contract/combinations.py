@@ -16,7 +16,7 @@ import torch
 
 from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
 from reefknot.lab.config.registry import Registry, _arguments
-from reefknot.lab.recipes.recipe import build_model, check_experiment
+from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import OutputEnd

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from reefknot.lab.cli.main import main
 from reefknot.lab.recipes.catalogue import FOLDER
-from reefknot.lab.recipes.recipe import Experiment
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
 LINES, SECONDS = 10, 5.0
 
@@ -39,7 +39,7 @@ def keys(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") -> Iter
         yield from keys(schema, child, f"{prefix}{name}.")
 
 
-SCHEMA = Experiment.model_json_schema()
+SCHEMA = LanguageModelExperiment.model_json_schema()
 KEYS = sorted(set(keys(SCHEMA, SCHEMA)))
 SHIPPED = {str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.toml")}
 

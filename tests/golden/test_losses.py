@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from reefknot.lab.recipes.recipe import build_model, check_experiment
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.training.generators import seed_everything
 from reefknot.lab.training.loop import Trainer

@@ -1,30 +1,34 @@
-"""An experiment from its settings to its result: open the text, build, train, judge what was learned, write it down."""
+"""One row of a recipe, from its settings to its result: open the text, build, train, score, write it down.
+
+`train` is the same for every task (see `lab/tasks`). The folder of a run is made only once nothing can be rejected any
+more, so that no folder is left behind by settings that could never be trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import ReefknotError, SettingsError
-from reefknot.lab.recipes.recipe import Experiment, Recipe, Row
+from reefknot.errors import CorpusNotHere, DataError, ReefknotError, SettingsError
+from reefknot.lab.evaluation.similarity import PRESS, Benchmark, find_benchmarks
+from reefknot.lab.evaluation.units import shown
+from reefknot.lab.recipes.recipe import Recipe, Row
+from reefknot.lab.recipes.starts import Start, default_folder, load_start
 from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.sessions import Asked, LanguageModelSession, Session, SkipGramSession
-from reefknot.lab.starts import Start, begin, default_folder
-from reefknot.lab.tasks.initialisation import file_hashes, table_files
-from reefknot.lab.tasks.skip_gram import SkipGramExperiment
-from reefknot.lab.text.dataset import Dataset, open_dataset
-from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.tasks import task_of
+from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
 from reefknot.lab.training.display import Display, Logged
 from reefknot.lab.training.distributed import World
+from reefknot.lab.training.generators import seed_everything
 from reefknot.lab.training.signals import stopping_at_once
+from reefknot.lab.training.state import Progress, load_weights
+from reefknot.lab.training.trackers import tensorboard
 from reefknot.storage.progress import Say, silent
 
-Texts = Dataset | PairDataset
-"""What is trained on and scored with: texts, or pairs of them."""
+RESULT_FORMAT = 1
 
 
 @stopping_at_once("stopped; the same command goes on where it stands")
@@ -40,69 +44,103 @@ def train(
     tell_test: bool = True,
     start: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Train a row in its folder, or go on where it stands. Returns result.json (None but in the first process).
+    """Train a row in its folder, or resume it there. Returns result.json, or None in all processes but the first.
 
-    `start` is the finished run to begin with, where the row begins with one; left out, the other row's, beside `out` or
-    in its default folder.
+    Args:
+        out: the run folder; by default runs/RECIPE/ROW/seedN.
+        data: the folder of the corpora.
+        track: also write TensorBoard events.
+        tell_test: print the test scores when training ends.
+        start: the finished run to start from, for a row with `training.start`; by default the run of the row that it
+            names, next to `out` or in its default folder.
     """
     experiment = recipe.experiments[row.name]
-    asked = Asked(recipe, row, world, data, track, tell_test)
-    out = out or default_folder(recipe, row, asked.seed)
-    first = begin(recipe, row, asked.seed, start, out, data)
-    dataset = open_experiment(experiment, data=data, say=display.say)
+    name = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
+    out = out or default_folder(recipe, row, experiment.seed)
+    started_from = load_start(recipe, row, experiment.seed, start, out, data)
+    dataset = task_of(experiment).open_data(data, say=display.say)
     begun = RunFolder.open(out) if (out / "config.json").is_file() else None
-    config = run_config(recipe, row, experiment, dataset, first, begun)
+    config = run_config(recipe, row, experiment, dataset, started_from, begun)
     if begun:
-        _refuse_changed_files(begun, config)
-        experiment = _without_files(experiment, begun)
-    session = _session(asked, experiment, dataset, first, display.say)
+        _reject_changed_files(begun, config)
+        if "vectors" in config and (begun.result is not None or begun.checkpoints.latest(silent) is not None):
+            experiment = experiment.without_files()
+    task = task_of(experiment)
+    model, notes = _build(task, recipe, row, dataset, started_from, world, display.say)
     with _enter(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
-            display.say(f"{asked.name}  done already: {out}")
+            display.say(f"{name}  done already: {out}")
             return run.result
         if world.first:
             display = Logged(display, run.log)
             run.log(dataset.describe())
-            save_words(run, dataset.words)
+            task.save_words(run, dataset)
             _note_environment(run, display)
-        display.say(f"{asked.name}  {out}  {dataset.summary}")
-        if first and first.run:
-            display.say(f"{asked.name}  begins with the best weights of {first.run.path}")
-        return session.train(run, display)
+        display.say(f"{name}  {out}  {dataset.summary}")
+        if started_from and started_from.run:
+            display.say(f"{name}  begins with the best weights of {started_from.run.path}")
+        for note in notes:
+            display.say(f"{name}  {note}")
+        trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
+        session = Session(run, world, display, name, trackers)
+        benchmarks = _benchmarks(experiment, data, display)
+        fitted = task.fit(model, dataset, session)
+        if fitted is None:
+            return None
+        display.update(f"{name}  scoring the trained model")
+        scores = task.score(fitted.model, dataset, session, fitted.progress, benchmarks)
+        parameters = fitted.model.parameter_counts()
+        result = {
+            **_heading(run, row, recipe.changed[row.name], dataset, experiment, parameters),
+            "training": _training(experiment, session, fitted.progress),
+            **scores,
+        }
+        run.write_result(result)
+        display.say(f"{name}  {headline(result) if tell_test else 'finished'}")
+        return result
 
 
-def _session(
-    asked: Asked, experiment: Experiment | SkipGramExperiment, dataset: Texts, first: Start | None, say: Say
-) -> Session:
-    if isinstance(experiment, Experiment):
-        return LanguageModelSession(asked, experiment, dataset, first, say)
-    assert isinstance(dataset, Dataset)  # skip-gram reads no pairs
-    return SkipGramSession(asked, experiment, dataset)
+def _build(
+    task: Task[Any, Any, Any],
+    recipe: Recipe,
+    row: Row,
+    dataset: Data,
+    start: Start | None,
+    world: World,
+    say: Say,
+) -> tuple[Any, list[str]]:
+    """Build the model that training starts with. Returns it with notes for the display."""
+    task.check(dataset, world)
+    seed = task.experiment.seed
+    seed_everything(seed)
+    with recipe.naming(row):
+        model = task.build_model(dataset.words)
+    total = sum(model.parameter_counts().values())
+    if row.parameters not in (None, total):
+        raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
+    notes = task.prepare(model, dataset, from_files=start is None, say=say)
+    if start and start.run:
+        _load_start(model, start, task, dataset)
+    # Every rank builds the same weights, but drops other units in training.
+    seed_everything(seed, world.rank)
+    return model, notes
 
 
-def open_experiment(
-    experiment: Experiment | SkipGramExperiment, *, data: Path | None = None, say: Say = silent
-) -> Texts:
-    """What an experiment is trained on and scored with."""
-    corpus, vocabulary = experiment.corpus, experiment.vocabulary
-    if corpus.pairs is not None:
-        return open_pairs(corpus, vocabulary, data=data, say=say)
-    return open_dataset(corpus, vocabulary, data=data, say=say)
-
-
-def save_words(run: RunFolder, words: Vocabulary | Sides) -> None:
-    """The vocabulary of a run; where the source of a translator has one of its own, that too."""
-    if isinstance(words, Sides):
-        if not words.joint:
-            run.source_vocabulary_path.parent.mkdir(exist_ok=True)
-            words.vocabularies[0].save(run.source_vocabulary_path)
-        words = words.vocabularies[1]
-    words.save(run.vocabulary_path)
+def _load_start(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Data) -> None:
+    run = start.run
+    assert run is not None
+    known = [vocabulary.fingerprint for vocabulary in task.saved_words(run).vocabularies]
+    if known != [vocabulary.fingerprint for vocabulary in dataset.words.vocabularies]:
+        raise DataError(f"{run.path} has another vocabulary, so its weights mean nothing here; start from another run")
+    try:
+        load_weights(model, start.weights)
+    except DataError as error:
+        raise DataError(f"cannot begin with {run.path}: {error}") from error
 
 
 @contextmanager
 def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
-    """What ends a sitting stands in its log."""
+    """Write the error that ends training to the run's log."""
     try:
         yield
     except ReefknotError as error:
@@ -114,31 +152,33 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
 def run_config(
     recipe: Recipe,
     row: Row,
-    experiment: Experiment | SkipGramExperiment,
-    dataset: Texts,
+    experiment: Experiment,
+    dataset: Data,
     start: Start | None = None,
     begun: RunFolder | None = None,
 ) -> dict[str, Any]:
-    """What config.json holds: equal configs give equal runs, so the text is part of it, and what it begins with.
+    """Return the content of config.json. Equal configs give equal runs, so it holds the hashes of the text and of the
+    weights or files that training starts from.
 
-    Of files that tables start from and that are gone, a run that has `begun` says what they were.
+    Args:
+        begun: the run to resume, which knows the hashes of files that are gone by now.
     """
     config = {
         "recipe": recipe.name,
         "row": row.name,
+        "task": experiment.task,
         "corpus": dataset.fingerprint,
-        # How processes share a model out is not part of what a run is: others may go on with it.
+        # How processes share a model is not part of what a run is: others may resume it.
         "settings": experiment.model_dump(mode="json", exclude={"training": {"shard"}}),
     }
     if start:
         return config | {"start": start.record}
-    recorded = begun.config.get("vectors") if begun else None
-    files = file_hashes(experiment.tables, recorded) if isinstance(experiment, Experiment) else {}
+    files = experiment.file_hashes(begun.config.get("vectors") if begun else None)
     return config | ({"vectors": files} if files else {})
 
 
-def _refuse_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
-    """Vectors that changed under the name of their file, in words: two hashes tell nobody what happened."""
+def _reject_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
+    """Explain that a vector file has changed under its name: two hashes would explain nothing."""
     old, new = begun.config, config
     for name, digest in new.get("vectors", {}).items():
         if old.get("settings") == new["settings"] and old.get("vectors", {}).get(name) != digest:
@@ -148,37 +188,24 @@ def _refuse_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
             )
 
 
-def _without_files(experiment: Experiment | SkipGramExperiment, begun: RunFolder) -> Experiment | SkipGramExperiment:
-    """An experiment to go on with: a run with weights of its own has its tables there, and reads no file again."""
-    if not isinstance(experiment, Experiment):
-        return experiment
-    files = table_files(experiment.tables)
-    if not files or (begun.result is None and begun.checkpoints.latest(silent) is None):
-        return experiment
-    bare = {name: experiment.tables[name].model_copy(update={"vectors": None}) for name in files}
-    return experiment.model_copy(update={"tables": {**experiment.tables, **bare}})
-
-
-def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Texts, start: Path | None = None) -> bool:
-    """Whether `out` holds the result of this row and seed, with these very settings, on this very text, begun with the
-    run that is at `start` now, if one is."""
+def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start: Path | None = None) -> bool:
+    """Whether `out` holds the result of this row and seed, with equal settings, text and starting weights."""
     if not (out / "result.json").exists():
         return False
-    experiment = recipe.experiments[row.name]
-    seeded = experiment.model_copy(update={"training": experiment.training.model_copy(update={"seed": seed})})
-    first = begin(recipe, row, seed, start, out)
+    experiment = recipe.experiments[row.name].with_seed(seed)
+    started_from = load_start(recipe, row, seed, start, out)
     run = RunFolder.open(out)
-    return run.config == run_config(recipe, row, seeded, dataset, first, run)
+    return run.config == run_config(recipe, row, experiment, dataset, started_from, run)
 
 
 def _note_environment(run: RunFolder, display: Display) -> None:
-    """Write down what this sitting runs on, and what earlier ones did where that was something else."""
+    """Record what this process runs on, and keep what earlier ones ran on where that differs."""
     now, before = capture(), run.environment or {}
     earlier = before.pop("earlier", [])
     changed = [key for key in ("source_sha256", "python", "torch", "gpus") if before and before.get(key) != now[key]]
     if changed:
         earlier = [*earlier, before]
-        display.say(f"this run was begun with another environment ({', '.join(changed)}); both are written down")
+        display.say(f"this run was begun with another environment ({', '.join(changed)}); both are recorded")
     run.write_environment(now | ({"earlier": earlier} if earlier else {}))
 
 
@@ -186,3 +213,89 @@ def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
     run = RunFolder.open_for_training(out, config) if world.first else None
     world.wait()
     return run or RunFolder.open(out)
+
+
+def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> dict[str, Benchmark]:
+    """The word-similarity benchmarks that the vectors are judged by; none if not asked for, or not on this machine."""
+    if not experiment.judges_similarity:
+        return {}
+    try:
+        return find_benchmarks(data)
+    except CorpusNotHere as error:
+        display.say(f"evaluation.similarity is left out: {error}")
+        return {}
+
+
+# -- result.json -------------------------------------------------------------------------------------------------------
+
+
+def _heading(
+    run: RunFolder,
+    row: Row,
+    changed: list[str],
+    dataset: Data,
+    experiment: Experiment,
+    parameters: dict[str, int],
+) -> dict[str, Any]:
+    """What the result of every task begins with."""
+    environment = run.environment or {}
+    return {
+        "format": RESULT_FORMAT,
+        **{key: run.config[key] for key in ("recipe", "row")},
+        "seed": experiment.seed,
+        **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
+        "config_hash": run.config_hash,
+        "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
+        "parameters": {"total": sum(parameters.values()), "parts": parameters, "expected": row.parameters},
+        "paper": row.paper,
+        "paper_similarity": row.paper_similarity,
+        "changed": changed,
+    }
+
+
+def _training(experiment: Experiment, session: Session, progress: Progress) -> dict[str, Any]:
+    world, environment = session.world, session.run.environment or {}
+    gpus = environment.get("gpus") or ["GPU"]
+    return {
+        "steps": progress.step,
+        "averaged_from_epoch": progress.averaged_from or None,
+        "stopped": progress.stopped or None,
+        "epochs": experiment.epochs,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "tokens_per_second": progress.tokens / progress.seconds,
+        "peak_memory_bytes": progress.peak_memory_bytes,
+        "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
+        "processes": world.size,
+        **({} if experiment.workers is None else {"workers": experiment.workers}),
+    }
+
+
+def headline(result: dict[str, Any]) -> str:
+    """The scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
+    parts = [", ".join(_scored(result))] if "test" in result else []
+    judged = {end: _correlations(judgements) for end, judgements in result.get("similarity", {}).items()}
+    parts += [f"rho of {end} vectors: {text}" for end, text in judged.items() if text]
+    return "; ".join(parts) or "finished"
+
+
+def _correlations(judgements: Iterable[Mapping[str, Any]]) -> str:
+    """Correlations on the benchmarks of Press & Wolf, each with the number of pairs that it is over."""
+    known = [each for each in judgements if each["name"] in PRESS and each["rho"] is not None]
+    return ", ".join(f"{each['name']} {each['rho']:.2f} ({each['pairs']:,} of {each['of']:,} pairs)" for each in known)
+
+
+def _scored(result: dict[str, Any]) -> list[str]:
+    test = result["test"]
+    streams = f" in {test['streams']} streams" if test["streams"] > 1 else ""
+    parts = [f"test perplexity {shown(test['perplexity'])}{streams}"]
+    if "translation" in result:
+        parts.insert(0, f"test BLEU {result['translation']['test']['bleu']:.2f}")
+    if test["words"] != test["tokens"]:
+        parts.append(f"{shown(test['word_perplexity'])} per word")
+    if "train" in result:
+        parts.append(f"train {shown(result['train']['perplexity'])}")
+    if "protocol" in result:
+        name, valid, test = (result["protocol"][key] for key in ("name", "valid", "test"))
+        parts.append(f"counted as {name}: valid {shown(valid['perplexity'])}, test {shown(test['perplexity'])}")
+    return parts

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reefknot.lab.trained_run import open_run
+from reefknot.lab.tasks import open_run
 from reefknot.vectors.files import FORMATS, read_vectors, write_vectors
 from reefknot.vectors.word_vectors import WordVectors
 

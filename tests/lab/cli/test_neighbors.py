@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.files import write_vectors
 from reefknot.vectors.word_vectors import WordVectors
 

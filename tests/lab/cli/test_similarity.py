@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 
 from reefknot.lab.cli.similarity import similarity
 from reefknot.lab.evaluation.pairwise_similarity import EXACT_BELOW, SAMPLES
-from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.files import write_vectors
 from reefknot.vectors.word_vectors import WordVectors
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from reefknot.lab.evaluation.sentences import score_sentence
+from reefknot.lab.tasks.language_model import TrainedLanguageModel, open_language_model
 from reefknot.lab.text.vocabulary import Vocabulary
-from reefknot.lab.trained_run import TrainedRun, open_run
 
 from .conftest import Outcome
 
@@ -80,11 +80,11 @@ def test_without_kept_spellings_such_a_word_is_unknown(cli: Cli, recipe: Path, t
 
 
 def test_words_that_come_later_do_not_disturb_each_other(spelling: Path) -> None:
-    trained = open_run(spelling)
+    trained = open_language_model(spelling)
     zoo, ark = trained.knowing(["zoo"]), trained.knowing(["ark", "green"])
     both = zoo.knowing(["ark"])
 
-    def following(run: TrainedRun, word: str) -> float:
+    def following(run: TrainedLanguageModel, word: str) -> float:
         return score_sentence(run.model, [word, "stone"], run.vocabulary)[1].log_prob
 
     assert following(zoo, "zoo") == following(both, "zoo") != following(both, "ark") == following(ark, "ark")

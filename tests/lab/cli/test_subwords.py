@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.lookup import Lookup
 

@@ -45,12 +45,12 @@ def test_other_settings_are_refused_with_the_difference(cli: Cli, recipe: Path, 
 
 def test_ls(cli: Cli) -> None:
     found = cli("ls", "--json").json()
-    assert {"recipes", "corpora", "classifier", "outputs"} <= set(found)
-    assert found["classifier"]["plain"] == "Rows of a table, against the hidden state as it is."
+    assert {"recipes", "corpora", "classifiers", "outputs"} <= set(found)
+    assert found["classifiers"]["plain"] == "Rows of a table, against the hidden state as it is."
     assert all(text for entries in found.values() for text in entries.values())
     text = cli("ls").out
     assert "press2017/table6" in text
-    assert set(cli("ls", "classifier", "--json").json()) == {"classifier"}
+    assert set(cli("ls", "classifiers", "--json").json()) == {"classifiers"}
 
 
 def test_ls_knows_every_rule(cli: Cli) -> None:

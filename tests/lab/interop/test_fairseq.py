@@ -17,9 +17,10 @@ from interop.fairseq_models import CUTOFFS, DIM, LAYERS, WORDS, FairseqModel
 from reefknot.errors import DataError
 from reefknot.lab.interop.fairseq import import_checkpoint
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import open_run
+from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Vocabulary
-from reefknot.lab.trained_run import open_run, open_texts
 
 IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # of every band, and the first and last of each
 

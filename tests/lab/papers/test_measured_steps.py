@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from made_results import result, write_run
+from made_results import result, write_run, write_runs
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.reports.results import collect
@@ -169,7 +169,8 @@ def test_a_table_of_seconds_is_answered_by_steps_where_nothing_was_trained() -> 
     assert "s/epoch: of a row that was not trained, our fastest training step" in text
 
 
-def test_seconds_of_runs_and_of_steps_are_not_set_against_each_other(runs: Path) -> None:
+def test_seconds_of_runs_and_of_steps_are_not_set_against_each_other(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
     trained = TableRow("Small", {"seconds": 47.0}, results=tuple(collect([runs / "press2017/table6/small"])))
     measured = TableRow("other", {"seconds": 94.0}, steps=Steps(8.0, 4.7))
     assert trained.pace

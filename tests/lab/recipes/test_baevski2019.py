@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from reefknot.lab.cli.main import app
 from reefknot.lab.config.parts import SCHEDULES
 from reefknot.lab.evaluation.windows import Sliding
-from reefknot.lab.recipes.recipe import Experiment, Recipe, load_recipe
+from reefknot.lab.recipes.recipe import Recipe, load_recipe
 from reefknot.lab.reports.results import collect
 from reefknot.lab.reports.rows import join
 from reefknot.lab.reports.table import from_recipe
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
 FIGURES = Path(__file__).parent / "baevski2019.csv"
 """The figures of the paper's eight tables; a row that a table prints twice, with one figure, is here once."""
@@ -148,7 +149,7 @@ def test_drop_rates_that_a_row_names(name: str) -> None:
             assert found["output"]["softmax_dropout"] == 0.0, row
 
 
-def tokens(experiment: Experiment) -> int:
+def tokens(experiment: LanguageModelExperiment) -> int:
     return experiment.training.batch * experiment.training.steps
 
 

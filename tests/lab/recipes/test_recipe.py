@@ -14,7 +14,9 @@ import torch
 from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import ENCODERS
 from reefknot.lab.recipes.catalogue import FOLDER, find_recipe, shipped
-from reefknot.lab.recipes.recipe import Experiment, Row, check_experiment, load_recipe
+from reefknot.lab.recipes.recipe import Row, load_recipe
+from reefknot.lab.tasks import build_model, check_experiment
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.text.corpus import KNOWN, CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
@@ -383,7 +385,7 @@ def test_every_shipped_recipe_is_sound(name: str) -> None:
     assert recipe.experiments
     for experiment in recipe.experiments.values():
         with torch.device("meta"):
-            assert sum(experiment.build(300_000).parameter_counts().values()) > 0
+            assert sum(build_model(experiment, 300_000).parameter_counts().values()) > 0
     assert f"reefknot table {name}" in text.partition("title")[0]
 
 
@@ -393,7 +395,7 @@ BILLION_WORD = 793_470
 """Types of Billion Word that are seen at least three times, as published: 793,471 with <S>."""
 
 
-def types(experiment: Experiment) -> int | None:
+def types(experiment: LanguageModelExperiment) -> int | None:
     """Types of a row's vocabulary, where they are known without its text."""
     corpus, vocabulary = experiment.corpus, experiment.vocabulary
     if corpus.part is not None:

@@ -11,10 +11,10 @@ import pytest
 
 from made_results import result, write_run
 from reefknot.errors import DataError
-from reefknot.lab.recipes.recipe import any_experiment
 from reefknot.lab.reports.records import Band
 from reefknot.lab.reports.results import ADDED, Spread, collect, differing, distinguishing, flatten, load
-from reefknot.storage.files import read_json
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import check_experiment
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -138,8 +138,8 @@ def test_a_run_from_before_a_setting_existed_repeats_one_where_it_is_off() -> No
 @pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/*")), ids=lambda each: f"{each.parent.name}/{each.name}")
 def test_records_are_repetitions_of_runs_of_today(folder: Path) -> None:
     for path in folder.rglob("config.json"):
-        settings = read_json(path)["settings"]
-        today = any_experiment(settings, str(path)).model_dump(mode="json")
+        settings = RunFolder.open(path.parent).config["settings"]
+        today = check_experiment(settings, str(path)).model_dump(mode="json")
         assert distinguishing(settings) == distinguishing(today), path
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from reefknot.errors import CorpusNotHere, DataError
 from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text import prepared
 from reefknot.lab.text.corpus import PREPARED, CorpusSettings, find_corpus
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.prepared import Preparation, tokenise
 from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.storage import progress
 
 SOURCE = "the cat sat"
 
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_read_leaves_nothing_behind(data: Path, cache: Pat
 
 
 def test_progress_is_said(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "_SECONDS", -1.0)
     write(data)
     said: list[str] = []
     find_corpus(CorpusSettings(name="made"), data=data, cache=cache, say=said.append)

@@ -15,7 +15,8 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab import experiment as experiments
 from reefknot.lab.config.parts import OPTIMISERS
-from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.tasks import build_model
 from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.training.display import Silent
 from reefknot.lab.training.distributed import World

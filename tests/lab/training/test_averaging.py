@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import Stopped
-from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import build_model
 from reefknot.lab.text.streams import Streams
-from reefknot.lab.trained_run import best_weights
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
@@ -151,7 +151,7 @@ def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
     assert trainer.state.averages.count.item() == 2 * windows
     assert (progress.best_nll, progress.best_epoch) == (1.9, 6)
     # What was validated is what is saved as the model; training went on from the iterate.
-    best = best_weights(folder)
+    best = folder.best_weights()
     assert all(torch.equal(best[name], seen[5][name]) for name in best)
     saved = folder.checkpoints.load(folder.checkpoints.path_of(7 * windows))
     assert all(torch.equal(saved.model[name], seen[6][name]) for name in saved.model)

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from reefknot.errors import Stopped
 from reefknot.lab import experiment as experiments
-from reefknot.lab.recipes.recipe import Recipe, build_model, load_recipe
+from reefknot.lab.recipes.recipe import Recipe, load_recipe
+from reefknot.lab.tasks import build_model
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.training.display import Silent

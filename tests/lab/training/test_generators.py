@@ -67,7 +67,7 @@ def test_determinism_levels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_verb_waits_for_the_compiler_to_load() -> None:
     script = (
-        "import sys, reefknot.lab.trained_run\n"
+        "import sys, reefknot.lab.tasks.language_model\n"
         "from reefknot.lab.training.generators import set_determinism\n"
         "set_determinism('exact'); print('torch._dynamo' in sys.modules)"
     )

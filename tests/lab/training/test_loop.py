@@ -12,8 +12,9 @@ import pytest
 from torch import Tensor
 
 from reefknot.errors import Stopped
-from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import build_model
 from reefknot.lab.text.batches import batches_of
 from reefknot.lab.text.samples import TextSamples
 from reefknot.lab.training.loop import Trainer

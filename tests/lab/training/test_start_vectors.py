@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from contract.combinations import WORDS, Case
 from reefknot.errors import DataError, SettingsError, Stopped
 from reefknot.lab.config.parts import CLASSIFIERS, OUTPUTS
-from reefknot.lab.experiment import is_done, open_experiment
-from reefknot.lab.recipes.recipe import build_model, check_experiment, load_recipe
+from reefknot.lab.experiment import is_done
+from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.trained_run import open_run
+from reefknot.lab.tasks import build_model, check_experiment, open_run, task_of
 from reefknot.storage import files as durable
 from reefknot.vectors.files import fingerprint, read_vectors, write_vectors
 from reefknot.vectors.word_vectors import WordVectors
@@ -116,7 +116,7 @@ def test_a_run_with_weights_of_its_own_goes_on_without_the_file(
     train(tmp_path / "stopped", *settings)
     assert heard.lines == [f"tied  done already: {tmp_path / 'stopped'}"]
     recipe = load_recipe(str(tmp_path / "tiny.toml"), settings)
-    dataset = open_experiment(recipe.experiments["tied"])
+    dataset = task_of(recipe.experiments["tied"]).open_data()
     assert is_done(tmp_path / "stopped", recipe, recipe.row("tied"), 0, dataset)
 
 

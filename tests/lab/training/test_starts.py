@@ -13,14 +13,13 @@ import torch
 
 from reefknot.errors import DataError, ReefknotError, SettingsError, Stopped
 from reefknot.lab import experiment as experiments
-from reefknot.lab import sessions
 from reefknot.lab.cli.jobs import Job, JobFailed, _report_failures, _run_in_order
 from reefknot.lab.experiment import is_done
 from reefknot.lab.recipes.recipe import Recipe, load_recipe
+from reefknot.lab.recipes.starts import default_folder, find_start, start_folder
 from reefknot.lab.runs.folder import RunFolder, config_hash
-from reefknot.lab.starts import default_folder, find_start, start_folder
+from reefknot.lab.tasks import sequence_model
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.trained_run import best_weights
 from reefknot.lab.training.display import Silent
 from reefknot.lab.training.distributed import World
 
@@ -73,15 +72,15 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
     assert train(recipe, "tied")["start"] is None
     first = RunFolder.open(Path("runs/tiny/tied/seed0"))
     begun: list[dict[str, torch.Tensor]] = []
-    make = sessions.Trainer
+    make = sequence_model.Trainer
 
     def watched(model: Any, *args: Any, **options: Any) -> Any:
         begun.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return make(model, *args, **options)
 
-    monkeypatch.setattr(sessions, "Trainer", watched)
+    monkeypatch.setattr(sequence_model, "Trainer", watched)
     result = train(load_recipe(name, row="finetune"), "finetune")
-    best = best_weights(first)
+    best = first.best_weights()
     assert all(torch.equal(best[name], begun[0][name]) for name in best)
     second = RunFolder.open(Path("runs/tiny/finetune/seed0"))
     assert second.config["start"].keys() == {"config_hash", "weights_sha256"}
@@ -186,7 +185,7 @@ def test_a_start_must_be_asked_for_and_fit(
     path = other / "train.txt"
     path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
     train(load_recipe(recipe.asked, [f"corpus.name={other}"]), "tied", tmp_path / "words")
-    with pytest.raises(DataError, match=r"words knows other words"):
+    with pytest.raises(DataError, match=r"words has another vocabulary"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
     assert not (tmp_path / "run").exists()
 

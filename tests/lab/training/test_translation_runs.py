@@ -17,8 +17,8 @@ from reefknot.errors import SettingsError, Stopped
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.tasks import open_run
 from reefknot.lab.text.pair_batches import PairBatches
-from reefknot.lab.trained_run import open_run
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.translator import Translator
 

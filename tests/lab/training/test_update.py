@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
 from reefknot.lab.text.batches import batches_of
 from reefknot.lab.text.streams import Streams

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.lab.experiment import run_config
-from reefknot.lab.findings import score_split
-from reefknot.lab.recipes.recipe import Recipe, Row, build_model, load_recipe
+from reefknot.lab.recipes.recipe import Recipe, Row, load_recipe
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import build_model, task_of
 from reefknot.lab.text.batches import batches_of
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.training.distributed import World, join_world
@@ -43,7 +43,7 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
         Trainer(
             model,
             batches.slice(world.rank, world.size),
-            lambda: score_split(model, dataset, experiment, "valid").mean,
+            lambda: task_of(experiment).score_split(model, dataset, "valid").mean,
             experiment.training,
             opened,
             world=world,

@@ -7,7 +7,8 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import IGNORE
-from reefknot.lab.recipes.recipe import build_model, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain

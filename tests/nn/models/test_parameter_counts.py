@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from reefknot.lab.recipes.recipe import Experiment, build_model, check_experiment, load_recipe
+from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.tasks import build_model, check_experiment
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
 Row = dict[str, Any]
 
@@ -113,7 +115,7 @@ def whole(row: Row, encoder: Row) -> int:
     return _count(experiment, row["vocabulary"])
 
 
-def _count(experiment: Experiment, vocabulary: int) -> int:
+def _count(experiment: LanguageModelExperiment, vocabulary: int) -> int:
     with torch.device("meta"):
         model = build_model(experiment, vocabulary)
     return sum(parameter.numel() for parameter in model.parameters())

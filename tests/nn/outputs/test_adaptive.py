@@ -390,7 +390,7 @@ def test_refusals() -> None:
         AdaptiveSoftmax(bands, BandProjections(BandedTable(V, D, sizes=[7], factor=2), D))
     with pytest.raises(SettingsError, match=r"for a model 12 wide but the hidden state has 16 .* project_to = 12"):
         AdaptiveSoftmax(bands, fitting, context_dim=16)
-    with pytest.raises(SettingsError, match="classifiers of band 1 read 12 numbers but 16 reach them"):
+    with pytest.raises(SettingsError, match="classifier of band 1 reads 12 numbers but 16 reach it"):
         AdaptiveSoftmax(bands, BandProjections(bands, 16, head=False))
     with pytest.raises(SettingsError, match="'shared' needs projections with a matrix for the first band"):
         AdaptiveSoftmax(bands, fitting, head_projection="shared")

@@ -266,7 +266,7 @@ def test_impossible_settings_are_refused(settings: Any, sentence: str) -> None:
 
 def test_a_table_that_does_not_fit_is_refused() -> None:
     classifier = Plain(WordTable(WORDS, CONTEXT))
-    with pytest.raises(SettingsError, match="12 words but the classifiers have 11 classes"):
+    with pytest.raises(SettingsError, match="12 words but the classifier has 11 classes"):
         Augmented(classifier, WordTable(12, CONTEXT), gamma=0.5)
     with pytest.raises(SettingsError, match="BandedTable is no word table"):
         Augmented(classifier, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]

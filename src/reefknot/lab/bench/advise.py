@@ -21,8 +21,10 @@ import torch
 
 from reefknot.lab.bench.measure import reason, work_times
 from reefknot.lab.bench.steps import CAPTURED, EAGER, Course, Job, Text
-from reefknot.lab.recipes.recipe import Experiment, build_model, check_experiment
+from reefknot.lab.config.settings import check
 from reefknot.lab.runs.environment import peak_memory_bytes
+from reefknot.lab.tasks import build_model
+from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
 from reefknot.nn.inputs.char_cnn import PAPER_FILTERS
@@ -125,7 +127,7 @@ def choose_bands(words: Vocabulary) -> tuple[tuple[int, ...], str]:
 
 def experiment(
     end: str, corpus: str, body: Body, vocabulary: VocabularySettings, sizes: Sequence[int], device: str
-) -> Experiment:
+) -> LanguageModelExperiment:
     """An end on a body, as a recipe would say it."""
     settings = _ends(end, body.dim, sizes) | {
         "corpus": {"name": corpus},
@@ -143,7 +145,7 @@ def experiment(
             "determinism": "fast",
         },
     }
-    return check_experiment(settings, f"advise, {end}")
+    return check(LanguageModelExperiment, settings, f"advise, {end}")
 
 
 def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:
@@ -188,7 +190,7 @@ def _char_cnn(dim: int) -> dict[str, Any]:
     return {"kind": "char_cnn", "dim": dim, "filters": filters}
 
 
-def count(row: Row, found: Experiment, tokens: int) -> Row:
+def count(row: Row, found: LanguageModelExperiment, tokens: int) -> Row:
     """The row with its parameters, counted without building the model in memory."""
     with torch.device("meta"):
         model = build_model(found, tokens)
@@ -196,7 +198,7 @@ def count(row: Row, found: Experiment, tokens: int) -> Row:
     return replace(row, ends_parameters=counts["input"] + counts["output"], parameters=sum(counts.values()))
 
 
-def measure(row: Row, found: Experiment, dataset: Dataset, device: str, seconds: float) -> Row:
+def measure(row: Row, found: LanguageModelExperiment, dataset: Dataset, device: str, seconds: float) -> Row:
     """The row with its speed, over some training steps, and the most memory that this process has held by then."""
     train = dataset.splits["train"]
     # What is left over would make smaller updates than the others.

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import CorpusNotHere, SettingsError
+from reefknot.errors import CorpusNotHere
 from reefknot.lab.bench.measure import Absent, give_back, reason, work_times
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_anew
 from reefknot.lab.bench.steps import CAPTURED, EAGER, prepare_update
@@ -38,6 +38,7 @@ from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.recipes.recipe import Recipe
 from reefknot.lab.recipes.recipe import Row as RecipeRow
 from reefknot.lab.runs.environment import peak_memory_bytes
+from reefknot.lab.tasks.translation import TranslationExperiment
 from reefknot.lab.text.pair_batches import PairBatches
 from reefknot.lab.text.pair_dataset import Lines, open_pairs
 from reefknot.lab.text.vocabulary import Sides
@@ -109,9 +110,9 @@ class Row:
 
 def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
     """A row with its pairs, or, where a published corpus is not here, with random ones of as many sub-words."""
-    experiment = loaded.language_model(row)
-    if experiment.corpus.pairs is None:
-        raise SettingsError(f'{loaded.asked}, row "{row.name}": a language model; use reefknot bench steps')
+    experiment = cast(
+        TranslationExperiment, loaded.experiment(row, "translation", "use reefknot bench steps for language models")
+    )
     settings = experiment.training
     try:
         dataset = open_pairs(experiment.corpus, experiment.vocabulary, data=data)
@@ -126,9 +127,7 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
         train = dataset.splits["train"]
         words, eos, lines, told = dataset.words, dataset.vocabulary.eos, (train.source, train.target), dataset.summary
     batches = PairBatches(*lines, settings.batch, settings.steps, eos=eos, seed=settings.seed)
-    wanted = (experiment.evaluation.search or SearchSettings()).model_copy(
-        update={"longest": 1.0, "beyond": 0, "early_stop": True}
-    )
+    wanted = experiment.search.model_copy(update={"longest": 1.0, "beyond": 0, "early_stop": True})
 
     def build() -> Translator:
         return cast(Translator, loaded.build(row, words))

@@ -48,7 +48,7 @@ def advise(
     from reefknot.lab.bench.advise import BODIES, ENDS, advice, choose_bands
     from reefknot.lab.runs.environment import capture
     from reefknot.lab.text.vocabulary import VocabularySettings
-    from reefknot.lab.trained_run import choose_device
+    from reefknot.lab.training.distributed import choose_device
 
     for name in end or []:
         if name not in ENDS:

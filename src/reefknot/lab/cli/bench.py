@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,7 +15,8 @@ from reefknot.lab.cli.options import Data, Device, Overrides
 
 if TYPE_CHECKING:
     from reefknot.lab.bench import encoders, heads, steps, translation
-    from reefknot.lab.recipes.recipe import Experiment, Recipe, Row
+    from reefknot.lab.recipes.recipe import Recipe, Row
+    from reefknot.lab.tasks.language_model import LanguageModelExperiment
     from reefknot.lab.text.vocabulary import Vocabulary
 
 EXAMPLES = """\b
@@ -65,7 +66,7 @@ def bench(
 ) -> None:
     """Measure parts, steps, translators or skip-gram; options can be repeated."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.trained_run import choose_device
+    from reefknot.lab.training.distributed import choose_device
 
     _check_names("bench", [what], list(TAKES))
     given: dict[str, object] = {"end": end, "shape": shape, "competitor": competitor, "vocabulary": vocabulary}
@@ -317,20 +318,17 @@ def _matrix_rates(place: str, precisions: Iterable[str]) -> dict[str, float]:
 def _job(loaded: Recipe, row: Row, data: Path | None) -> steps.Job:
     from functools import partial
 
-    from reefknot.errors import SettingsError
     from reefknot.lab.bench.steps import Job
-    from reefknot.lab.config.parts import ENCODERS
-    from reefknot.lab.recipes.recipe import build_model
+    from reefknot.lab.tasks import build_model
+    from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
-    experiment = loaded.language_model(row)
-    if experiment.corpus.pairs is not None:
-        raise SettingsError(f'{loaded.asked}, row "{row.name}": a translator; use reefknot bench translation')
+    advice = "use reefknot bench translation for translators and bench skip-gram for skip-gram"
+    experiment = cast(LanguageModelExperiment, loaded.experiment(row, "language_model", advice))
     text, words = _text(experiment, data)
-    carries = ENCODERS.load(experiment.encoder.kind).carries  # type: ignore[attr-defined]
-    return Job(row.name, experiment.training, partial(build_model, experiment, words), text, carries)
+    return Job(row.name, experiment.training, partial(build_model, experiment, words), text, experiment.carries)
 
 
-def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabulary | int]:
+def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[steps.Text, Vocabulary | int]:
     """The corpus and its words, or, where a published one is not here, random words, as many as it has.
 
     What the model makes of the letters of a word (pieces, spellings) the corpus alone can tell.
@@ -348,7 +346,6 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
         if INPUTS.asks_for(experiment.input, "spellings"):
             raise
         words = vocabulary_size(experiment, data)
-        assert isinstance(words, int)  # one text has one vocabulary
         return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
     train = dataset.splits["train"]
     text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)

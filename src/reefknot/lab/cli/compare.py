@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reefknot.lab.cli.compare_translations import compare_translators
-from reefknot.lab.cli.options import AsJson, Data, emit, given, translates
+from reefknot.lab.cli.options import AsJson, Data, emit, given
 from reefknot.lab.cli.systems import System, open_system
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def compare(
     systems = [open_system(path) for path in runs]
     if len(systems) < 2:
         raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
-    if _translate(systems):
+    if _shared_task(systems) == "translation":
         for name, option in given(invocation):
             if name not in FOR_TRANSLATORS:
                 raise SettingsError(f"{option} is for language models, and these runs translate; leave it out")
@@ -85,7 +85,7 @@ def _compare_losses(
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation import comparison
     from reefknot.lab.evaluation.frequency import Pair
-    from reefknot.lab.trained_run import open_texts
+    from reefknot.lab.tasks.language_model import open_texts
 
     _check_contexts(systems, split)
     of, (scores_a, *scores_b) = _pair(systems, split, data)
@@ -121,17 +121,19 @@ def _compare_losses(
     emit(told, "\n".join(lines), as_json)
 
 
-def _translate(systems: list[System]) -> bool:
-    """Whether the systems are translators; what is better, a translator or a language model, is no question."""
+def _shared_task(systems: list[System]) -> str:
+    """The task of all systems: a translator and a language model cannot be compared."""
     from reefknot.errors import SettingsError
+    from reefknot.lab.tasks import load_task, task_of_run
 
-    kinds = {translates(system.runs[0].path): system.path for system in systems}
-    if len(kinds) > 1:
-        raise SettingsError(
-            f"{kinds[True]} translates and {kinds[False]} is a language model: no fair comparison; "
-            "compare runs of one kind"
-        )
-    return True in kinds
+    tasks = {system.runs[0].task: system.path for system in systems}
+    for system in systems:
+        if not load_task(system.runs[0].task).scores_text:
+            task_of_run(system.runs[0], "language_model")
+    if len(tasks) > 1:
+        kinds = " and ".join(f"{path} is {load_task(task).noun}" for task, path in tasks.items())
+        raise SettingsError(f"{kinds}: no fair comparison; compare runs of one kind")
+    return next(iter(tasks))
 
 
 def _check_contexts(systems: list[System], split: str) -> None:
@@ -157,7 +159,7 @@ def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, li
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.fairness import same_tokens, why_unfair
     from reefknot.lab.evaluation.perplexity import word_losses
-    from reefknot.lab.trained_run import open_texts
+    from reefknot.lab.tasks.language_model import open_texts
 
     scores = [_scores(system, split) for system in systems]
     runs = [run for system in systems for run in system.runs]
@@ -268,7 +270,7 @@ def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> An
     from reefknot.errors import DataError
     from reefknot.lab.evaluation.comparison import FEWEST_UNITS
     from reefknot.lab.evaluation.documents import document_boundaries
-    from reefknot.lab.trained_run import open_texts
+    from reefknot.lab.tasks.language_model import open_texts
 
     dataset = open_texts(run, data)
     if tokens != dataset.splits[split].tokens:

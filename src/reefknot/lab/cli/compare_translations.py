@@ -73,21 +73,13 @@ def _shared_task(systems: Sequence[System], split: str, data: Path | None) -> _T
 
 
 def _task(run: RunFolder, split: str, data: Path | None) -> _Task:
-    from reefknot.lab.evaluation.bleu import BleuSettings
-    from reefknot.lab.recipes.recipe import check_experiment
-    from reefknot.lab.trained_run import open_run_pairs
+    from reefknot.lab.tasks import task_of_run
+    from reefknot.lab.tasks.translation import open_parallel_texts
 
-    dataset = open_run_pairs(run, data)
-    pairs = dataset.corpus_settings.pairs
-    assert pairs is not None  # a dataset of pairs
-    text = dataset.splits[split]
-    settings = check_experiment(run.config.get("settings", {}), f"{run.path}/config.json")
-    return _Task(
-        f"{pairs.source} to {pairs.target}",
-        text.text("source"),
-        text.text("target"),
-        settings.evaluation.bleu or BleuSettings(),
-    )
+    experiment = task_of_run(run, "translation").experiment
+    text = open_parallel_texts(run, data).splits[split]
+    languages = f"{experiment.pairs.source} to {experiment.pairs.target}"
+    return _Task(languages, text.text("source"), text.text("target"), experiment.bleu)
 
 
 def _note_other_searches(systems: Sequence[System], split: str) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from reefknot.lab.cli.evaluate_translation import evaluate_translator, refuse_without_meaning
-from reefknot.lab.cli.options import AsJson, Data, Device, emit, open_trained, translates
+from reefknot.lab.cli.evaluate_translation import evaluate_translator
+from reefknot.lab.cli.options import AsJson, Data, Device, emit, given, open_language_model
 from reefknot.lab.cli.progress import live_progress
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.perplexity import Score
     from reefknot.lab.evaluation.protocols import ProtocolName
     from reefknot.lab.evaluation.windows import Windows
+    from reefknot.lab.tasks.language_model import TrainedLanguageModel
     from reefknot.lab.text.dataset import Dataset, Split
-    from reefknot.lab.trained_run import TrainedRun
 
 EXAMPLES = """\b
 Examples:
@@ -32,6 +32,10 @@ Examples:
 Given = Mapping[str, Any]
 """Options of one way to score, by their names; None where left out."""
 
+ALWAYS = ("run", "split", "limit", "save", "data", "device", "as_json")
+"""Arguments that have a meaning for every run."""
+TRANSLATION = ("beam", "length_penalty")
+"""Options for translators; all others are for language models."""
 SEARCHED = {"--dynamic": ("eta", "lambda"), "--cache": ("weight", "theta", "window")}
 
 
@@ -73,24 +77,25 @@ def evaluate(
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.grid import beginning
     from reefknot.lab.evaluation.saved import save as keep
+    from reefknot.lab.runs.folder import RunFolder
 
-    translator = translates(run)
-    refuse_without_meaning(invocation, run, translator)
-    if translator:
+    task = RunFolder.open(run).task
+    _check_options(invocation, run, task)
+    if task == "translation":
         evaluate_translator(run, split, limit, beam, length_penalty, save, data, device, as_json)
         return
-    given: dict[str, Given] = {
+    options: dict[str, Given] = {
         "--dynamic": {"eta": eta, "lambda": decay, "epsilon": epsilon, "scale": scale, "segment": segment},
         "--cache": {"weight": weight, "theta": theta, "window": window, "fill": fill},
         "--mc": {"seed": seed},
     }
     cut: Given = {"context": context, "stride": stride, "windows": windows}
-    ways = [way for way, asked in zip(given, (dynamic, cache, mc is not None), strict=True) if asked]
-    _check(ways, given, streams=streams, search=search, search_tokens=search_tokens)
+    ways = [way for way, asked in zip(options, (dynamic, cache, mc is not None), strict=True) if asked]
+    _check(ways, options, streams=streams, search=search, search_tokens=search_tokens)
     _check_windows(cut, ways, streams)
     if protocol is not None:
         _check_protocol(protocol, ways, split, limit)
-    trained = open_trained(run, device)
+    trained = open_language_model(run, device)
     if save:
         _check_save(ways or [*_said(cut)], split, limit, trained)
     dataset = trained.dataset(data)
@@ -103,7 +108,7 @@ def evaluate(
     with live_progress() as progress:
         scoring = _Scoring(trained, dataset, searched, progress, _chosen(trained, cut, streams))
         if dynamic or cache:
-            way = scoring.dynamic(given["--dynamic"]) if dynamic else scoring.cache(given["--cache"])
+            way = scoring.dynamic(options["--dynamic"]) if dynamic else scoring.cache(options["--cache"])
         else:
             way = scoring.plain(streams or 1) if mc is None else scoring.monte_carlo(mc, seed or 0)
         scores = {name: way.score(text) for name, text in texts.items()}
@@ -115,6 +120,18 @@ def evaluate(
     if save:
         typer.echo(keep(trained.run, way.kind, way.settings, way.grid, scores), err=True)
     _tell(str(run), way, told, as_json)
+
+
+def _check_options(invocation: typer.Context, run: Path, task: str) -> None:
+    """Reject options that have no meaning for a run of this task."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.tasks import load_task
+
+    for name, option in given(invocation):
+        of = "translation" if name in TRANSLATION else "language_model"
+        if name not in ALWAYS and of != task:
+            nouns = load_task(of).noun, load_task(task).noun
+            raise SettingsError(f"{option} is for {nouns[0]}, and {run} is {nouns[1]}; leave {option} out")
 
 
 Told = tuple[dict[str, Any], list[str]]
@@ -152,7 +169,9 @@ def _figures(scoring: _Scoring, split: str, text: Split, score: Score) -> Told:
     return figures, lines
 
 
-def _as_the_paper_counts(trained: TrainedRun, dataset: Dataset, split: str, asked: ProtocolName | None) -> Told:
+def _as_the_paper_counts(
+    trained: TrainedLanguageModel, dataset: Dataset, split: str, asked: ProtocolName | None
+) -> Told:
     """The figure as a paper's program counts it, where the run's settings or the user name one."""
     from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
     from reefknot.lab.evaluation.units import shown
@@ -256,7 +275,7 @@ def _check_protocol(name: str, ways: Sequence[str], split: str | None, limit: in
         )
 
 
-def _check_save(ways: Sequence[str], split: str | None, limit: int | None, trained: TrainedRun) -> None:
+def _check_save(ways: Sequence[str], split: str | None, limit: int | None, trained: TrainedLanguageModel) -> None:
     from reefknot.errors import SettingsError
 
     if not ways:
@@ -287,7 +306,7 @@ class _Way:
 class _Scoring:
     """A model to score texts with, in one of several ways."""
 
-    trained: TrainedRun
+    trained: TrainedLanguageModel
     dataset: Dataset
     searched: Split | None
     """What to tune settings on, if they are to be tuned."""
@@ -357,7 +376,7 @@ class _Scoring:
         return {"precision": self.precision, "progress": self.progress}
 
 
-def _chosen(trained: TrainedRun, given: Given, streams: int | None) -> Windows | None:
+def _chosen(trained: TrainedLanguageModel, given: Given, streams: int | None) -> Windows | None:
     """The windows that the options name, with what they leave out as the run has it; or else the run's own, but for
     streams that were asked for."""
     from reefknot.errors import SettingsError

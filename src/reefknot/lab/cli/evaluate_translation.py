@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from reefknot.lab.cli.options import emit, given, open_trained
+from reefknot.lab.cli.options import emit, open_translator
 from reefknot.lab.cli.progress import live_progress
 from reefknot.lab.cli.translate import search_settings
 
@@ -17,25 +17,8 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.evaluation.perplexity import Score
     from reefknot.lab.evaluation.translation import Evaluated
+    from reefknot.lab.tasks.translation import TrainedTranslator
     from reefknot.lab.text.pair_dataset import PairDataset
-    from reefknot.lab.trained_run import TrainedRun
-    from reefknot.nn.models.translator import Translator
-
-ALWAYS = ("run", "split", "limit", "save", "data", "device", "as_json")
-"""Arguments of the verb that have a meaning for every run."""
-TRANSLATION = ("beam", "length_penalty")
-"""Those of translation alone; the others are for language models."""
-
-
-def refuse_without_meaning(invocation: typer.Context, run: Path, translator: bool) -> None:
-    """Refuse options on the command line that are for runs of the other kind."""
-    from reefknot.errors import SettingsError
-
-    for name, option in given(invocation):
-        if name in ALWAYS or (name in TRANSLATION) is translator:
-            continue
-        kind, other = ("translation", "a language model") if translator else ("a language model", "translation")
-        raise SettingsError(f"{option} is for runs of {other}, and {run} is one of {kind}; leave {option} out")
 
 
 def evaluate_translator(
@@ -54,11 +37,11 @@ def evaluate_translator(
 
     if save:
         _check_save(split, limit, changed=beam is not None or length_penalty is not None)
-    trained = open_trained(run, device, translator=True)
+    trained = open_translator(run, device)
     if save and trained.run.result is None:
         raise SettingsError("--save keeps figures beside those of a run's training; train this one to its end first")
     search = search_settings(trained, beam, length_penalty)
-    dataset = trained.pairs(data)
+    dataset = trained.dataset(data)
     if split is not None and split not in dataset.splits:
         raise SettingsError(f"--split {split}: must be one of {', '.join(dataset.splits)}")
     names = [split] if split else ["valid", "test"] if save else ["test"]
@@ -76,19 +59,17 @@ def evaluate_translator(
 
 
 def _evaluated(
-    trained: TrainedRun,
+    trained: TrainedTranslator,
     dataset: PairDataset,
     split: str,
     search: SearchSettings,
     limit: int | None,
     progress: Progress,
 ) -> tuple[Evaluated, Score]:
-    from reefknot.lab.evaluation.bleu import BleuSettings
     from reefknot.lab.evaluation.pairs import score_pairs
     from reefknot.lab.evaluation.translation import beginning, evaluate_translations
 
-    model, settings = cast("Translator", trained.model), trained.experiment
-    bleu, precision = settings.evaluation.bleu or BleuSettings(), settings.training.precision
+    model, bleu, precision = trained.model, trained.experiment.bleu, trained.experiment.training.precision
     dataset = beginning(dataset, split, limit)
     evaluated = evaluate_translations(
         model, dataset, split, search, bleu, precision=precision, say=partial(typer.echo, err=True), progress=progress

@@ -37,7 +37,7 @@ def export(
     format cannot hold is refused; safetensors holds any.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.opened_vectors import open_vectors
+    from reefknot.lab.tasks.word_vectors import open_vectors
     from reefknot.vectors.files import write_vectors
 
     say = partial(typer.echo, err=True)

@@ -46,7 +46,7 @@ def figure(
     from reefknot.lab.papers.figures import open_figure
     from reefknot.lab.papers.figures.record import record_of
     from reefknot.lab.papers.figures.runs import choose
-    from reefknot.lab.trained_run import choose_device
+    from reefknot.lab.training.distributed import choose_device
 
     found = open_figure(name)
     chosen = choose(found, runs or [])

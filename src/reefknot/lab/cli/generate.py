@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_trained, tell_unknown
+from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_language_model, tell_unknown
 
 EXAMPLES = """\b
 Examples:
@@ -33,7 +33,7 @@ def generate(
     from reefknot.storage.lines import words_in
 
     words = words_in(prompt, "the prompt")
-    trained = open_trained(run, device).knowing(words)
+    trained = open_language_model(run, device).knowing(words)
     vocabulary = trained.vocabulary
     ids = prompt_ids(words, vocabulary)
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)

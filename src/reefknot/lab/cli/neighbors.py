@@ -59,12 +59,11 @@ def listed(near: Near) -> str:
 
 
 def _has_model(source: Path) -> bool:
-    """Whether there is more to a word than its vector: a model may cut it into pieces, or spell it."""
-    from reefknot.lab.recipes.recipe import Experiment
+    """Whether a model reads the words, which it may cut into sub-words or spell, rather than look their vectors up."""
     from reefknot.lab.runs.folder import RunFolder
-    from reefknot.lab.trained_run import settings_of
+    from reefknot.lab.tasks import load_task
 
-    return is_run(source) and isinstance(settings_of(RunFolder.open(source)), Experiment)
+    return is_run(source) and load_task(RunFolder.open(source).task).scores_text
 
 
 def _of_vectors(source: Path, words: list[str], k: int) -> Found:

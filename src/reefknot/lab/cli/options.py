@@ -13,9 +13,11 @@ import typer
 
 if TYPE_CHECKING:
     from reefknot.lab.runs.folder import RunFolder
+    from reefknot.lab.tasks.contract import TrainedRun
+    from reefknot.lab.tasks.language_model import TrainedLanguageModel
+    from reefknot.lab.tasks.translation import TrainedTranslator
     from reefknot.lab.text.corpus import CorpusSettings
     from reefknot.lab.text.vocabulary import Vocabulary
-    from reefknot.lab.trained_run import TrainedRun
     from reefknot.vectors.word_vectors import WordVectors
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
@@ -32,29 +34,32 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def translates(run: Path) -> bool:
-    """Whether a run is one of translation, not of a language model; one of skip-gram is refused."""
-    from reefknot.lab.runs.folder import RunFolder
-    from reefknot.lab.trained_run import model_settings
+def open_trained(run: Path, device: str = "cpu") -> TrainedRun[Any, Any, Any]:
+    """Open a run of any task; says so if its training is not finished."""
+    from reefknot.lab.tasks import open_run
 
-    return model_settings(RunFolder.open(run)).corpus.pairs is not None
+    trained = open_run(run, device)
+    _tell_unfinished(trained.run)
+    return trained
 
 
-def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) -> TrainedRun:
-    """A run's model, computing as it did in training; says so when training has not come to its end. Verbs are for
-    language models or for translators, and refuse a run of the others."""
-    from reefknot.errors import SettingsError
-    from reefknot.lab.trained_run import open_run
+def open_language_model(run: Path, device: str = "cpu") -> TrainedLanguageModel:
+    """Open the run of a language model; says so if its training is not finished."""
+    from reefknot.lab.tasks.language_model import open_language_model
     from reefknot.lab.training.generators import set_determinism
 
-    if translates(run) is not translator:
-        raise SettingsError(
-            f"{run} is a run of a language model, which translates nothing; use `reefknot evaluate`, `generate` or "
-            "`score` with it"
-            if translator
-            else f"{run} is a run of translation; use `reefknot translate` or `reefknot evaluate` with it"
-        )
-    trained = open_run(run, device)
+    trained = open_language_model(run, device)
+    set_determinism(trained.experiment.training.determinism)
+    _tell_unfinished(trained.run)
+    return trained
+
+
+def open_translator(run: Path, device: str = "cpu") -> TrainedTranslator:
+    """Open the run of a translator; says so if its training is not finished."""
+    from reefknot.lab.tasks.translation import open_translator
+    from reefknot.lab.training.generators import set_determinism
+
+    trained = open_translator(run, device)
     set_determinism(trained.experiment.training.determinism)
     _tell_unfinished(trained.run)
     return trained
@@ -63,8 +68,8 @@ def open_trained(run: Path, device: str = "cpu", *, translator: bool = False) ->
 def open_tables(source: Path) -> dict[str, WordVectors]:
     """The word vectors of a run or of a file by the names of its tables; says so when a run is not finished, and what
     is odd about a file."""
-    from reefknot.lab.opened_vectors import open_vectors
     from reefknot.lab.runs.folder import RunFolder
+    from reefknot.lab.tasks.word_vectors import open_vectors
 
     tables = open_vectors(source, say=partial(typer.echo, err=True))
     if is_run(source):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, given, open_trained, tell_unknown
+from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, given, open_language_model, tell_unknown
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.predictions import Tendency
@@ -44,7 +44,7 @@ def predict(
     from reefknot.storage.lines import words_in
 
     _check(invocation, phrases or [], split)
-    trained = open_trained(run, device)
+    trained = open_language_model(run, device)
     cut = [words_in(phrase, "the phrase") for phrase in phrases or []]
     found: dict[str, Any] = {"run": str(run), "phrases": []}
     told: list[str] = []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, open_trained
+from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, open_language_model
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.rank import Spectrum
@@ -35,7 +35,7 @@ def rank(
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.rank import AUTHORS, bound, memory, spectrum
 
-    trained = open_trained(run, device)
+    trained = open_language_model(run, device)
     texts = trained.dataset(data).splits
     if split not in texts:
         raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")

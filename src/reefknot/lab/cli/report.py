@@ -96,11 +96,11 @@ def _showing(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
 
 def _look(result: Result, words: Sequence[str]) -> Mapping[str, Any]:
     """Neighbours and a picture of the words, by the weights of a run."""
-    from reefknot.lab.findings import look_at_words
-    from reefknot.lab.trained_run import open_any
+    from reefknot.lab.tasks import open_run
+    from reefknot.lab.tasks.word_vectors import look_at_words
     from reefknot.vectors.lookup import Lookup
 
-    trained = open_any(result.folder)
+    trained = open_run(result.folder)
     tables = trained.vectors()
     known = min(tables.values(), key=len)  # an input end may spell words that the output has not
     tokens = [known.words[row] for row in Lookup(known).require(words, str(result.folder))]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_trained, standard_input
+from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_language_model, standard_input
 
 EXAMPLES = """\b
 Examples:
@@ -30,7 +30,7 @@ def score(
     from reefknot.lab.evaluation.sentences import score_sentence
     from reefknot.storage.lines import read_stream, words_in
 
-    trained = open_trained(run, device)
+    trained = open_language_model(run, device)
     lines = sentences or [" ".join(line.words) for line in read_stream(standard_input(), "standard input")]
     cut = [words_in(line, "the sentence") for line in lines]
     trained = trained.knowing(chain.from_iterable(cut))

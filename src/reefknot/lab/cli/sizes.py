@@ -5,27 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import typer
 
 from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
-from reefknot.lab.experiment import Texts, open_experiment
-from reefknot.lab.recipes.recipe import Experiment, Recipe, Row
-from reefknot.lab.tasks.skip_gram import SkipGramExperiment
+from reefknot.lab.recipes.recipe import Recipe, Row
+from reefknot.lab.tasks import build_model, task_of
+from reefknot.lab.tasks.contract import Data, Experiment
 from reefknot.lab.text.corpus import KNOWN
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings, fairseq_size
-from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.skip_gram import SkipGram
+from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-def for_each_row(
-    name: str, recipe: Recipe, find: Callable[[Row, Experiment | SkipGramExperiment], Found]
-) -> dict[str, Found]:
+def for_each_row(name: str, recipe: Recipe, find: Callable[[Row, Experiment], Found]) -> dict[str, Found]:
     """What `find` gives for each row that can be trained; `name` is what the user calls the recipe."""
     trained = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
     return for_each(name, "row", trained, lambda row: find(row, recipe.experiments[row.name]))
@@ -50,20 +46,20 @@ def for_each(name: str, kind: str, items: Mapping[str, Item], find: Callable[[It
     return found
 
 
-def open_checked(row: Row, experiment: Experiment | SkipGramExperiment, data: Path | None) -> Texts:
+def open_checked(row: Row, experiment: Experiment, data: Path | None) -> Data:
     """The text of a row that can be trained: what cannot is told before others are trained for hours."""
-    dataset = open_experiment(experiment, data=data, say=typer.echo)
+    dataset: Data = task_of(experiment).open_data(data, say=typer.echo)
     checked_size(row, experiment, data)
     return dataset
 
 
-def checked_size(row: Row, experiment: Experiment | SkipGramExperiment, data: Path | None) -> int | None:
+def checked_size(row: Row, experiment: Experiment, data: Path | None) -> int | None:
     """Parameters of a row that can be built; None where only the text of a known corpus could tell and it is not here.
 
     A number that is not the paper's is an error.
     """
     try:
-        total = sum(unbuilt_model(experiment, data).parameter_counts().values())
+        total: int = sum(unbuilt_model(experiment, data).parameter_counts().values())
     except CorpusNotHere:
         return None
     if row.parameters not in (None, total):
@@ -71,13 +67,13 @@ def checked_size(row: Row, experiment: Experiment | SkipGramExperiment, data: Pa
     return total
 
 
-def unbuilt_model(experiment: Experiment | SkipGramExperiment, data: Path | None) -> LanguageModel | SkipGram:
+def unbuilt_model(experiment: Experiment, data: Path | None) -> Any:
     """The model with shapes but without numbers, for counting its parameters."""
     with torch.device("meta"):
-        return experiment.build(vocabulary_size(experiment, data))
+        return build_model(experiment, vocabulary_size(experiment, data))
 
 
-def vocabulary_size(experiment: Experiment | SkipGramExperiment, data: Path | None) -> int | Sides:
+def vocabulary_size(experiment: Experiment, data: Path | None) -> Any:
     """Types of the corpus, of each side where there are two: as published where nothing was cut, else by reading the
     text."""
     corpus, vocabulary = experiment.corpus, experiment.vocabulary
@@ -86,5 +82,4 @@ def vocabulary_size(experiment: Experiment | SkipGramExperiment, data: Path | No
     if whole and corpus.name in KNOWN:
         types = KNOWN[corpus.name].types
         return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
-    found = open_experiment(experiment, data=data).words
-    return len(found) if isinstance(found, Vocabulary) else found
+    return task_of(experiment).open_data(data).words

@@ -49,18 +49,24 @@ def sweep(
     Settings are chosen on the validation text. Test perplexities are not shown, since a text that has helped to choose
     cannot test the choice. Run again, it goes on where it stopped; with more values, it adds theirs.
     """
+    from reefknot.errors import SettingsError
     from reefknot.lab.cli.combinations import combine, parse
     from reefknot.lab.cli.jobs import Job, run_missing
     from reefknot.lab.cli.sizes import for_each, open_checked
     from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.recipes.starts import start_folder
     from reefknot.lab.reports.sweep import Trial
-    from reefknot.lab.starts import start_folder
+    from reefknot.lab.tasks import load_task
 
     fixed, varied = parse(settings)
     plain = load_recipe(recipe, row=row)
     chosen = plain.row(row)
-    plain.language_model(chosen)  # settings are chosen by the perplexity of a text
+    if not load_task(plain.experiments[chosen.name].task).scores_text:
+        raise SettingsError(
+            f'{recipe}, row "{chosen.name}" gives no text a probability, so there is no validation score to choose '
+            "settings by; train it with reefknot train"
+        )
     root = out or Path("runs") / "sweeps" / plain.name / chosen.slug
     combinations = {each.name: each for each in combine(varied)}
     typer.echo(f"{plain.title}\n{chosen.name}: {len(combinations)} combinations of settings")
@@ -95,7 +101,7 @@ def sweep(
 def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
     """Refuse a sweep of a second stage without its first, once. Only what all combinations share is said of that."""
     from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.starts import find_start
+    from reefknot.lab.recipes.starts import find_start
 
     for job in jobs:
         if job.start:

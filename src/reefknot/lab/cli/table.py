@@ -11,10 +11,10 @@ import typer
 from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
 
 if TYPE_CHECKING:
-    from reefknot.lab.experiment import Texts
-    from reefknot.lab.recipes.recipe import Experiment, Row
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
-    from reefknot.lab.tasks.skip_gram import SkipGramExperiment
+    from reefknot.lab.recipes.recipe import Row
+    from reefknot.lab.tasks.contract import Data as OpenedData
+    from reefknot.lab.tasks.contract import Experiment
 
 EXAMPLES = """\b
 Examples:
@@ -45,7 +45,7 @@ def table(
     from reefknot.lab.cli.jobs import Job, run_missing
     from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.starts import default_folder, start_folder
+    from reefknot.lab.recipes.starts import default_folder, start_folder
 
     loaded = load_recipe(recipe, overrides or [], row)
     root = out or Path("runs") / loaded.name
@@ -78,7 +78,7 @@ def table(
         _show(loaded, [job.out for job in planned if (job.out / "config.json").exists()], root)
 
 
-def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, Texts]:
+def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, OpenedData]:
     """The texts of all rows that can be trained here; says which cannot.
 
     A recipe may hold rows over a corpus that one does not have: that is no failure of the others, so the table shows
@@ -89,7 +89,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
 
     absent: dict[str, list[str]] = {}
 
-    def open_text(row: Row, experiment: Experiment | SkipGramExperiment) -> Texts | None:
+    def open_text(row: Row, experiment: Experiment) -> OpenedData | None:
         try:
             return open_checked(row, experiment, data)
         except CorpusNotHere as error:

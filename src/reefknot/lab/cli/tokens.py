@@ -97,7 +97,7 @@ def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
     texts: Texts = {}
     for each, experiment in recipe.experiments.items():
         text = experiment.corpus, experiment.vocabulary.model_copy(update={"sides": "joint"})
-        if experiment.corpus.pairs is not None and text not in texts.values():
+        if experiment.task == "translation" and text not in texts.values():
             texts[each] = text
     if not texts:
         raise SettingsError(f"{name} trains on no parallel text; name a recipe of translation, or a corpus of pairs")

@@ -46,10 +46,9 @@ def train(
     from reefknot.lab.cli.sizes import checked_size, for_each_row
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.starts import default_folder
-    from reefknot.lab.trained_run import choose_device
+    from reefknot.lab.recipes.starts import default_folder
     from reefknot.lab.training.display import Silent, open_display
-    from reefknot.lab.training.distributed import join_world
+    from reefknot.lab.training.distributed import choose_device, join_world
 
     loaded = load_recipe(recipe, overrides or [], row)
     chosen = loaded.row(row)

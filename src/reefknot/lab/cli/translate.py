@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, open_trained, standard_input, translates
+from reefknot.lab.cli.options import AsJson, Device, Run, open_language_model, open_translator, standard_input
 from reefknot.lab.cli.progress import LineCount
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.beam import SearchSettings
     from reefknot.lab.evaluation.translation import Decode, LineTranslator, Translation
-    from reefknot.lab.trained_run import TrainedRun
-    from reefknot.nn.models.translator import Translator
+    from reefknot.lab.tasks.language_model import TrainedLanguageModel
+    from reefknot.lab.tasks.translation import TrainedTranslator
     from reefknot.storage.lines import Line
 
 EXAMPLES = """\b
@@ -66,7 +66,7 @@ def translate(
     searched = {"n-best": n_best, "beam": beam, "length-penalty": length_penalty, "rescore": rescore}
     drawn = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
     _check(greedy, sample, searched, drawn, weight)
-    trained = open_trained(run, device, translator=True)
+    trained = open_translator(run, device)
     search = search_settings(trained, beam, length_penalty)
     _check_number(n_best, search)
     ranking = None if rescore is None else _Ranking.open(rescore, device, cast(float, weight), search)
@@ -90,13 +90,13 @@ def translate(
         ranking.tell_unknown()
 
 
-def search_settings(trained: TrainedRun, beam: int | None, length_penalty: float | None) -> SearchSettings:
+def search_settings(trained: TrainedTranslator, beam: int | None, length_penalty: float | None) -> SearchSettings:
     """How the run searches for a translation, with what the user has said."""
     from reefknot.lab.config.settings import check
     from reefknot.lab.evaluation.beam import SearchSettings
 
     said = {"beam": beam, "length_penalty": length_penalty}
-    own = trained.experiment.evaluation.search or SearchSettings()
+    own = trained.experiment.search
     changed = {name: value for name, value in said.items() if value is not None}
     return check(SearchSettings, own.model_dump() | changed, "how to search")
 
@@ -132,7 +132,7 @@ def _check_number(n_best: int | None, search: SearchSettings) -> None:
         )
 
 
-def _one_each(trained: TrainedRun, search: SearchSettings, drawn: Mapping[str, Any] | None) -> Decode:
+def _one_each(trained: TrainedTranslator, search: SearchSettings, drawn: Mapping[str, Any] | None) -> Decode:
     """One translation of each source, word by word: the best each time, or drawn."""
     from reefknot.lab.evaluation.beam import greedy, sample
     from reefknot.lab.evaluation.translation import end_of_line, unwritten
@@ -145,28 +145,26 @@ def _one_each(trained: TrainedRun, search: SearchSettings, drawn: Mapping[str, A
     return lambda decoder, source_BS: [[each] for each in sample(decoder, source_BS, eos, search, never=never, **how)]
 
 
-def _translator(trained: TrainedRun, decode: Decode, batch_tokens: int | None) -> LineTranslator:
+def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | None) -> LineTranslator:
     from reefknot.lab.evaluation.translation import BATCH_TOKENS, LineTranslator
 
     experiment = trained.experiment
     return LineTranslator(
-        cast("Translator", trained.model),
+        trained.model,
         trained.words,
         decode,
         experiment.training.precision,
         batch_tokens or BATCH_TOKENS,
-        experiment.corpus.pairs.longest if experiment.corpus.pairs else None,
+        experiment.pairs.longest,
         say=partial(typer.echo, err=True),
     )
 
 
-def _detokenized(trained: TrainedRun) -> Callable[[Sequence[Translation]], list[Translation]]:
+def _detokenized(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
     """Translations as a person writes them; after any language model has read their tokens."""
     from reefknot.lab.text.detokenization import detokenizer
 
-    pairs = trained.experiment.corpus.pairs
-    assert pairs is not None  # a translator has them
-    joined = detokenizer(pairs.target)
+    joined = detokenizer(trained.experiment.pairs.target)
     return lambda found: [replace(each, text=joined(each.text)) for each in found]
 
 
@@ -184,7 +182,7 @@ def _some_at_a_time(file: Path | None) -> Iterator[list[Line]]:
 class _Ranking:
     """The language model that has a say in which translations are best."""
 
-    trained: TrainedRun
+    trained: TrainedLanguageModel
     weight: float
     search: SearchSettings
     path: Path
@@ -195,11 +193,7 @@ class _Ranking:
         """That of a run, which must know where lines end."""
         from reefknot.errors import SettingsError
 
-        if translates(path):
-            raise SettingsError(
-                f"--rescore {path}: is a run of translation; name one of a language model of the target"
-            )
-        trained = open_trained(path, device)
+        trained = open_language_model(path, device)
         if trained.vocabulary.eos is None:
             raise SettingsError(f"--rescore {path}: it was trained without ends of lines; use a run that has them")
         return cls(trained, weight, search, path)

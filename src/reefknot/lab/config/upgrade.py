@@ -30,6 +30,16 @@ def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "output": renamed}
 
 
+def task_of_settings(settings: Mapping[str, Any]) -> str:
+    """Return the task that settings describe: config.json has named it only since it has a field `task`."""
+    if "skip_gram" in settings:
+        return "skip_gram"
+    corpus, training = settings.get("corpus"), settings.get("training")
+    pairs = isinstance(corpus, Mapping) and corpus.get("pairs") is not None
+    batches_pairs = isinstance(training, Mapping) and training.get("batching") == "pairs"
+    return "translation" if pairs or batches_pairs or settings.get("source") is not None else "language_model"
+
+
 def upgrade_key(key: str) -> str:
     """Return a dotted setting with today's name."""
     return f"output.classifier{key.removeprefix('output.labels')}" if _is_old(key) else key

@@ -19,9 +19,9 @@ from torch import Tensor
 from reefknot.errors import DataError
 from reefknot.lab.interop.fairseq_files import FairseqCheckpoint, read_checkpoint, read_dictionary
 from reefknot.lab.interop.fairseq_layout import HEAD, LAST_NORM, LAYERS, TAIL, VERSION, WORDS, Layout, Options
-from reefknot.lab.recipes.recipe import build_model, check_experiment
 from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder, config_hash
+from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.training.state import weights

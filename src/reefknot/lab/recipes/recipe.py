@@ -23,19 +23,13 @@ import torch
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.overrides import merge, override
-from reefknot.lab.config.settings import Mistake, check, complaint, not_too_deep, validate
+from reefknot.lab.config.settings import Mistake, complaint, not_too_deep
 from reefknot.lab.recipes.catalogue import find_recipe
 from reefknot.lab.recipes.file import RecipeFile, read_file, setting
 from reefknot.lab.recipes.file import Row as Row
 from reefknot.lab.runs.folder import differences
-from reefknot.lab.tasks.language_model import EvaluationSettings as EvaluationSettings
-from reefknot.lab.tasks.language_model import Experiment as Experiment
-from reefknot.lab.tasks.language_model import build_model as build_model
-from reefknot.lab.tasks.language_model import check_experiment as check_experiment
-from reefknot.lab.tasks.skip_gram import SkipGramExperiment
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
-from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.skip_gram import SkipGram
+from reefknot.lab.tasks import build_model, load_task, validate_experiment
+from reefknot.lab.tasks.contract import Experiment
 
 MODEL = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output", "skip_gram")
 """Sections of an experiment that decide how many parameters there are."""
@@ -56,26 +50,24 @@ class Recipe:
     title: str
     paper: str | None
     rows: tuple[Row, ...]
-    experiments: Mapping[str, Experiment | SkipGramExperiment]
+    experiments: Mapping[str, Experiment]
     """One per row that can be trained."""
     overrides: tuple[str, ...]
     changed: Mapping[str, list[str]]
     """What the overrides changed in each row, but for settings without effect on its figures."""
 
-    def build(self, row: Row, vocabulary: Vocabulary | int | Sides) -> LanguageModel | SkipGram:
-        """The model of a row."""
+    def build(self, row: Row, words: Any) -> Any:
+        """Build the model of a row; see `tasks.build_model`."""
         with self.naming(row):
-            return self.experiments[row.name].build(vocabulary)
+            return build_model(self.experiments[row.name], words)
 
-    def language_model(self, row: Row) -> Experiment:
-        """The experiment of a row that is one of a language model or a translator; skip-gram is refused."""
-        found = self.experiments[row.name]
-        if not isinstance(found, Experiment):
-            raise SettingsError(
-                f'{self.asked}, row "{row.name}": skip-gram, which gives no text a probability; train it with '
-                "`reefknot train` or `table`"
-            )
-        return found
+    def experiment(self, row: Row, task: str, advice: str) -> Experiment:
+        """Return the experiment of a row, or raise an error with advice if it belongs to another task."""
+        experiment = self.experiments[row.name]
+        if experiment.task != task:
+            noun = load_task(experiment.task).noun
+            raise SettingsError(f'{self.asked}, row "{row.name}" trains {noun}; {advice}')
+        return experiment
 
     @contextmanager
     def naming(self, row: Row) -> Iterator[None]:
@@ -108,7 +100,7 @@ def load_recipe(
     else:
         rows = _fitting(parsed.rows, row, name, trained=alone)
         rows = rows if alone else _with_needed(parsed, rows, changes)
-    experiments: dict[str, Experiment | SkipGramExperiment] = {}
+    experiments: dict[str, Experiment] = {}
     changed: dict[str, list[str]] = {}
     mistakes: list[Mistake] = []
     for number, each in enumerate(rows):
@@ -118,7 +110,7 @@ def load_recipe(
         with not_too_deep(where):
             plain = merge(parsed.base, each.set)
             wanted = override(plain, changes)
-            found = validate(kind_of(wanted), wanted, where)
+            found = validate_experiment(wanted, where)
             if isinstance(found, list):
                 mistakes += found
                 continue
@@ -134,17 +126,7 @@ def load_recipe(
     return Recipe(belongs_to, name, parsed.title, parsed.paper, tuple(rows), experiments, changes, changed)
 
 
-def kind_of(settings: Mapping[str, Any]) -> type[Experiment | SkipGramExperiment]:
-    """What settings are those of: of skip-gram where they have a section of that name."""
-    return SkipGramExperiment if "skip_gram" in settings else Experiment
-
-
-def any_experiment(settings: Mapping[str, Any], where: str) -> Experiment | SkipGramExperiment:
-    """Settings as an experiment of either kind, or one error that lists everything wrong with them."""
-    return check(kind_of(settings), settings, where)
-
-
-def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment | SkipGramExperiment], where: str) -> None:
+def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where: str) -> None:
     """A row begins with the weights of another one that can be trained, by a way that has an end, with its shapes."""
     starts = {
         row.name: setting(merge(file.base, row.set), "training", "start", "row") for row in file.rows if row.trained
@@ -170,20 +152,20 @@ def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment | SkipG
         raise SettingsError("\n".join(wrong))
 
 
-def _misfits(one: Experiment | SkipGramExperiment, other: Experiment | SkipGramExperiment) -> list[str]:
+def _misfits(one: Experiment, other: Experiment) -> list[str]:
     """Parameters that two models do not share, with as many words as a large text; none where one cannot be built."""
     try:
         with torch.device("meta"):
-            first, second = (dict(each.build(300_000).named_parameters()) for each in (one, other))
+            first, second = (dict(build_model(each, 300_000).named_parameters()) for each in (one, other))
     except SettingsError:
         return []  # told where the model is built for its own words
     odd = [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
     return sorted([*odd, *(first.keys() ^ second.keys())])
 
 
-def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment | SkipGramExperiment) -> list[str]:
+def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[str]:
     """What overrides have changed: of the experiment, or, where there is none without them, of what the recipe says."""
-    before = validate(kind_of(plain), plain, "")
+    before = validate_experiment(plain, "")
     if not isinstance(before, list):
         found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     else:

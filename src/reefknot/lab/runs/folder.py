@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
-from reefknot.lab.config.upgrade import upgrade_settings
+from reefknot.lab.config.upgrade import task_of_settings, upgrade_settings
 from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
 from reefknot.storage import files as durable
 from reefknot.storage.lines import read_plain
@@ -106,10 +106,17 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of config.json, with today's names of settings."""
+        """The content of config.json, with today's names of settings and the name of its task."""
         config = _object(self.path / "config.json")
         settings = config.get("settings")
-        return config | {"settings": upgrade_settings(settings)} if isinstance(settings, dict) else config
+        if not isinstance(settings, dict):
+            return config
+        return config | {"task": config.get("task", task_of_settings(settings)), "settings": upgrade_settings(settings)}
+
+    @property
+    def task(self) -> str:
+        """The kind of experiment, such as `language_model`; see `lab/tasks`."""
+        return str(self.config.get("task", "language_model"))
 
     @property
     def config_hash(self) -> str:
@@ -124,6 +131,26 @@ class RunFolder:
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path)
+
+    def best_checkpoint(self) -> Path:
+        """The folder of the checkpoint that did best on the validation text."""
+        if self.result is not None and not (self.path / "best").exists():
+            if not self.vocabulary_path.exists():
+                raise DataError(
+                    f"{self.path} is the record of a run, without weights; name the folder it was trained in"
+                )
+            raise DataError(
+                f"{self.path} is finished, but its weights are gone: `best` points to a missing checkpoint; restore "
+                "best and checkpoints, or train it again with another --out"
+            )
+        best = self.checkpoints.best()
+        if best is None:
+            raise DataError(f"{self.path} has no trained weights yet: finish its training first (reefknot train)")
+        return best
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """The weights that did best on the validation text."""
+        return self.checkpoints.load(self.best_checkpoint()).model
 
     @property
     def vocabulary_path(self) -> Path:
@@ -238,8 +265,12 @@ def folder_name(row: str) -> str:
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """SHA-256 of the settings as canonical JSON; the order of keys does not matter."""
-    return hashlib.sha256(_canonical(config).encode()).hexdigest()
+    """SHA-256 of the settings as canonical JSON; the order of keys does not matter.
+
+    The field `task` is left out: it follows from the settings, and older runs do not have it.
+    """
+    hashed = {key: value for key, value in config.items() if key != "task"}
+    return hashlib.sha256(_canonical(hashed).encode()).hexdigest()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

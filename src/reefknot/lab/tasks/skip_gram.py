@@ -1,20 +1,36 @@
-"""An experiment of skip-gram with negative sampling: everything that its run depends on (Press & Wolf 2017, section 3).
+"""Skip-gram with negative sampling (Press & Wolf 2017, section 3).
 
-There is no encoder and no text to score: what is trained are the two tables, or the one that both ends share, and what
-they are judged by is how near they put words that people find alike.
+There is no encoder and no text to score. Two tables are trained, or one that both ends share, and they are judged by
+how near they put words that people find similar.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
+import torch
 from pydantic import Field, model_validator
 
+from reefknot.errors import SettingsError
+from reefknot.kernels.skip_gram_draws import Draws, learned
 from reefknot.lab.config.settings import Settings
+from reefknot.lab.evaluation.similarity import Benchmark
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
+from reefknot.lab.tasks.word_vectors import judged_words, named_vectors
 from reefknot.lab.text.corpus import CorpusSettings
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
-from reefknot.lab.training.skip_gram import SkipGramTraining
+from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.training.distributed import World
+from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
+from reefknot.lab.training.state import Progress
 from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
+from reefknot.storage.progress import Say, silent
+from reefknot.vectors.word_vectors import WordVectors
 
 
 class VectorEvaluation(Settings):
@@ -25,17 +41,17 @@ class VectorEvaluation(Settings):
     ] = False
 
 
-class SkipGramExperiment(Settings):
+class SkipGramExperiment(Experiment):
     """Everything a run of skip-gram depends on."""
 
-    corpus: CorpusSettings
-    vocabulary: VocabularySettings = VocabularySettings()
+    task: ClassVar[str] = "skip_gram"
+
     skip_gram: SkipGramSettings
     training: SkipGramTraining = SkipGramTraining()
     evaluation: VectorEvaluation = VectorEvaluation()
 
     @model_validator(mode="after")
-    def _check_text(self) -> SkipGramExperiment:
+    def _check_text(self) -> Self:
         if self.corpus.pairs is not None or self.vocabulary.sides != "joint":
             raise ValueError("skip-gram reads one text: leave out corpus.pairs and vocabulary.sides")
         if self.vocabulary.keep_spellings:
@@ -43,11 +59,92 @@ class SkipGramExperiment(Settings):
         return self
 
     @property
-    def start(self) -> None:
-        """No run of skip-gram begins with the weights of another."""
-        return None
+    def seed(self) -> int:
+        return self.training.seed
 
-    def build(self, vocabulary: Vocabulary | int | Sides) -> SkipGram:
-        """The tables that are trained, drawn from torch's generator as it stands."""
-        words = vocabulary.target if isinstance(vocabulary, Sides) else vocabulary
-        return SkipGram.of(self.skip_gram, words if isinstance(words, int) else len(words))
+    @property
+    def epochs(self) -> int | None:
+        return self.training.epochs
+
+    @property
+    def workers(self) -> int | None:
+        return self.training.workers
+
+    @property
+    def judges_similarity(self) -> bool:
+        return self.evaluation.similarity
+
+
+@dataclass(frozen=True)
+class TrainedVectors(TrainedRun[SkipGramExperiment, Dataset, SkipGram]):
+    """A run of skip-gram, opened for use."""
+
+
+class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
+    """Train skip-gram and judge its word vectors. The last weights are used: there is no text to choose an epoch by."""
+
+    Settings: ClassVar[type[SkipGramExperiment]] = SkipGramExperiment
+    noun: ClassVar[str] = "a run of skip-gram"
+    scores_text: ClassVar[bool] = False
+    verbs: ClassVar[str] = "`reefknot neighbors`, `similarity`, `analogy`, `export` or `report`"
+
+    def open_data(
+        self,
+        data: Path | None = None,
+        *,
+        corpus: CorpusSettings | None = None,
+        words: Vocabulary | None = None,
+        say: Say = silent,
+    ) -> Dataset:
+        return open_dataset(
+            corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, words=words, say=say
+        )
+
+    def build_model(self, words: Vocabulary | Sides | int) -> SkipGram:
+        target = words.target if isinstance(words, Sides) else words
+        return SkipGram.of(self.experiment.skip_gram, target if isinstance(target, int) else len(target))
+
+    def check(self, data: Dataset, world: World) -> None:
+        if world.size > 1:
+            raise SettingsError("skip-gram is trained by one process; leave torchrun out, and use training.workers")
+        self._draws(data)
+
+    def _draws(self, data: Dataset) -> Draws:
+        words, experiment = data.vocabulary, self.experiment
+        return experiment.skip_gram.draws(words.counts, eos=words.eos, unknown=words.unk, seed=experiment.seed)
+
+    def fit(self, model: SkipGram, data: Dataset, session: Session) -> Fitted[SkipGram]:
+        trainer = SkipGramTrainer(
+            model,
+            data.splits["train"].ids,
+            self._draws(data),
+            self.experiment.training,
+            session.run,
+            display=session.display,
+            device=session.world.device,
+            name=session.name,
+            trackers=session.trackers,
+        )
+        return Fitted(model, trainer.train())
+
+    def score(
+        self,
+        model: SkipGram,
+        data: Dataset,
+        session: Session,
+        progress: Progress,
+        benchmarks: Mapping[str, Benchmark],
+    ) -> dict[str, Any]:
+        words = data.vocabulary
+        return judged_words(self.vectors(model, words), words, benchmarks, tied=model.tied)
+
+    def vectors(self, model: SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+        """The words that were learned; <eos> and <unk> have rows, but these stay as they began."""
+        with torch.no_grad():
+            tensors = {"input": model.input.vectors(), "output": model.output.vectors()}
+        learned_V = learned(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
+        tables = named_vectors(tensors, vocabulary, tied=model.tied)
+        return {end: table.select(compress(table.words, learned_V)) for end, table in tables.items()}
+
+    def _trained(self, run: RunFolder, words: Sides, model: SkipGram) -> TrainedVectors:
+        return TrainedVectors(run, self.experiment, words, model)

@@ -11,7 +11,7 @@ from typing import Any
 
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 from reefknot.lab.text.encoding import FORMAT, Split, read_encoded, write_encoded
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.storage.cache import cache_folder, mended
 from reefknot.storage.progress import Say, silent
 
@@ -34,9 +34,9 @@ class Dataset:
     vocabulary_settings: VocabularySettings
 
     @property
-    def words(self) -> Vocabulary:
-        """What a model of this text is built for."""
-        return self.vocabulary
+    def words(self) -> Sides:
+        """What a model of this text is built for: one vocabulary for what goes in and what comes out."""
+        return Sides(self.vocabulary, self.vocabulary)
 
     @property
     def summary(self) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from reefknot.errors import SettingsError
 from reefknot.nn.encoders.contract import State, join_streams
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import Plan
@@ -171,6 +172,17 @@ class World:
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+
+def choose_device(name: str) -> str:
+    """Return `cpu` or `cuda`; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("--device cuda: torch sees no GPU here; use --device cpu")
+    if name not in ("cpu", "cuda"):
+        raise SettingsError(f"--device {name}: must be auto, cpu or cuda")
+    return name
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     dataset = SimpleNamespace(
         vocabulary=SimpleNamespace(words=WORDS, eos=0), splits={"test": SimpleNamespace(ids=text)}
     )
-    monkeypatch.setattr(predictions, "open_run", opened)
+    monkeypatch.setattr(predictions, "open_language_model", opened)
     monkeypatch.setattr(predictions, "predict", guess)
     monkeypatch.setattr(predictions, "open_texts", lambda run, data: dataset)
     return given

@@ -142,5 +142,5 @@ def test_other_windows_leave_other_context(scored: Score) -> None:
 
 def test_what_a_baseline_must_be_is_said(scored: Score) -> None:
     runs = [scored("DRILL", "drill"), scored("untied", "plain", table="classes")]
-    with pytest.raises(DataError, match=r"plain classifiers that are tied to the input's table, bilinear or dual ones"):
+    with pytest.raises(DataError, match=r"a plain classifier tied to the input's table, a bilinear or a dual one"):
         RelativeLoss().measure(runs)

@@ -50,7 +50,7 @@ def opened(folder: Path) -> SimpleNamespace:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    monkeypatch.setattr(module, "open_run", lambda folder, device: opened(folder))
+    monkeypatch.setattr(module, "open_language_model", lambda folder, device: opened(folder))
     words = tuple(f"w{number}" for number in range(WORDS))
 
     def vectors(folder: Path, device: str) -> dict[str, WordVectors]:

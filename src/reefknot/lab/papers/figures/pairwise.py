@@ -12,13 +12,13 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.pairwise_similarity import pairwise_correlation
-from reefknot.lab.opened_vectors import open_vectors
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import over_correlations, over_seeds, told, verdict
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.papers.figures.runs import refuse_mixtures
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.word_vectors import WordVectors
 
 PAIRS = (("input", "output"), ("input", "tied"), ("output", "tied"))

@@ -21,8 +21,8 @@ from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
 from reefknot.lab.reports.scoring import cuts_words
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks.language_model import open_language_model, open_texts
 from reefknot.lab.text.dataset import Dataset
-from reefknot.lab.trained_run import open_run, open_texts
 
 TOP = 10
 
@@ -99,7 +99,7 @@ class NextWords(Figure):
         systems = group(runs)
         for name, results in systems.items():
             for result in results:
-                trained = open_run(result.folder, device)
+                trained = open_language_model(result.folder, device)
                 words = [
                     line or context.end.split() for line, context in zip(lines[result.folder], CONTEXTS, strict=True)
                 ]

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.similarity import BENCHMARKS, PRESS, find_benchmarks, judge
-from reefknot.lab.opened_vectors import open_vectors
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import Estimate, apart, over_correlations, over_seeds, told, verdict
 from reefknot.lab.papers.figures.pictures import Panel, bars
@@ -24,6 +23,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.records import Judgement
 from reefknot.lab.reports.results import Result
+from reefknot.lab.tasks.word_vectors import open_vectors
 
 ENDS = ("input", "output", "tied")
 STANDS_IN = {"enwiki-sample": "text8"}

@@ -31,8 +31,8 @@ from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.text.dataset import Dataset
-from reefknot.lab.trained_run import open_texts
 
 PAPER = {
     "weight tying": (-17.546, -2.804, -0.108, -0.759, 0.512, -0.222, -0.680, 0.188),
@@ -56,7 +56,7 @@ LINEAR_TO = 10.0
 Found = dict[str, Any]
 """An estimate, or the estimates of a band."""
 BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}
-"""By the kind of a row's labels."""
+"""By the kind of a row's classifier."""
 
 
 class RelativeLoss(Figure):
@@ -78,15 +78,15 @@ class RelativeLoss(Figure):
         Baselines that were scored on other tokens than DRILL, or in other streams or windows, are named and left out.
         """
         systems = group(runs)
-        ours = [name for name, results in systems.items() if _labels(results[0]) == "drill"]
+        ours = [name for name, results in systems.items() if _classifier(results[0]) == "drill"]
         if not ours:
-            raise DataError("none of these runs has DRILL's labels; name one beside its baselines")
+            raise DataError("none of these runs has the classifier DRILL; name one with its baselines")
         drill = max(ours, key=lambda name: _depth(systems[name][0]))
-        baselines = {name: results for name, results in systems.items() if _labels(results[0]) in BASELINES}
+        baselines = {name: results for name, results in systems.items() if _classifier(results[0]) in BASELINES}
         if not baselines:
             raise DataError(
-                "no baseline is among these runs (plain labels that are tied to the input's table, bilinear or dual "
-                "ones); name one beside DRILL's"
+                "these runs have no baseline (a plain classifier tied to the input's table, a bilinear or a dual one); "
+                "name one with DRILL's"
             )
         first, *seeds = systems[drill]
         texts = open_texts(RunFolder.open(first.folder), data)
@@ -107,7 +107,7 @@ class RelativeLoss(Figure):
             compared.append(
                 {
                     "row": name,
-                    "baseline": BASELINES[str(_labels(results[0]))],
+                    "baseline": BASELINES[str(_classifier(results[0]))],
                     "seeds": [result.seed for result in results],
                     "bands": [described(band) for band in bands],
                 }
@@ -209,7 +209,7 @@ def drawn(
     return bars(name, panels, along="times seen in training", caption=caption)
 
 
-def _labels(result: Result) -> str | None:
+def _classifier(result: Result) -> str | None:
     kind = flatten(result.settings).get("output.classifier.kind")
     settings = flatten(result.settings)
     untied = kind == "plain" and settings.get("output.classifier.table") != settings.get("input.table")

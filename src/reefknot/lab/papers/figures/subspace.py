@@ -12,12 +12,12 @@ from matplotlib.figure import Figure as Canvas
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.subspace import between_ends
-from reefknot.lab.opened_vectors import open_vectors
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import over_bounded, told, verdict
 from reefknot.lab.papers.figures.runs import refuse_mixtures
 from reefknot.lab.reports.drawing import Drawing, style_of
 from reefknot.lab.reports.results import Result, differing, distinguishing, flatten
+from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.storage.files import read_json
 
 TAU = 10.0

@@ -16,14 +16,14 @@ import numpy as np
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.updates import by_frequency, update_rule
-from reefknot.lab.opened_vectors import open_vectors
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import over_seeds, told
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
-from reefknot.lab.trained_run import open_run
+from reefknot.lab.tasks.language_model import open_language_model
+from reefknot.lab.tasks.word_vectors import open_vectors
 
 SIDES = {"input": "by way of the input", "output": "by way of the output"}
 
@@ -110,10 +110,8 @@ def over_runs(found: Sequence[Any]) -> Any:
 
 
 def _rule(result: Result, data: Path | None, device: str) -> dict[str, Any]:
-    run = open_run(result.folder, device)
+    run = open_language_model(result.folder, device)
     training = run.experiment.training
-    if run.experiment.corpus.pairs is not None:
-        raise DataError(f"{result.folder} is a translator; what a step changes is measured in language models")
     text = run.dataset(data).splits["train"].ids
     return update_rule(run.model, text, run.vocabulary.counts, streams=training.batch, steps=training.steps)
 

@@ -14,8 +14,9 @@ from cli.conftest import run_command
 from reefknot.lab.evaluation.perplexity import score
 from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
 from reefknot.lab.evaluation.subspace import subspace_distance
-from reefknot.lab.findings import headline, word_vectors
-from reefknot.lab.trained_run import open_run
+from reefknot.lab.experiment import headline
+from reefknot.lab.tasks import open_run
+from reefknot.lab.tasks.word_vectors import end_vectors
 
 
 def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]:
@@ -62,7 +63,7 @@ def test_how_far_the_ends_are_apart(tiny_recipe: Callable[..., Path], tmp_path: 
     asked = ("--row", row, "--out", run, "--device", "cpu", "evaluation.subspace=true")
     assert run_command("train", tiny_recipe(), *asked).code == 0
     found = json.loads((run / "result.json").read_text(encoding="utf-8"))["subspace"]
-    vectors = [each.detach().double().numpy() for each in word_vectors(open_run(run).model).values()]
+    vectors = [each.detach().double().numpy() for each in end_vectors(open_run(run).model).values()]
     assert found["distance"] == pytest.approx(subspace_distance(*vectors))
     assert (found["words"], found["dim"]) == vectors[0].shape
     assert (found["distance"] < 1e-6) == (row == "tied")

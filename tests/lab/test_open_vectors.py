@@ -11,9 +11,10 @@ import pytest
 from cli.conftest import run_command
 
 from reefknot.errors import DataError
-from reefknot.lab.opened_vectors import open_vectors
+from reefknot.lab.tasks import open_run
+from reefknot.lab.tasks.skip_gram import TrainedVectors
+from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.lab.text.vocabulary import Vocabulary
-from reefknot.lab.trained_run import TrainedVectors, open_any, open_run
 from reefknot.vectors.files import write_vectors
 from skip_gram_recipe import write_recipe
 
@@ -54,7 +55,7 @@ def test_skip_gram_and_a_file_of_its_vectors(tmp_path: Path, made_text: Callable
     assert set(open_vectors(tied)) == {"tied"}
     found = open_vectors(untied)
     assert set(found) == {"input", "output"}
-    opened = open_any(untied)
+    opened = open_run(untied)
     assert isinstance(opened, TrainedVectors)
     # A line's end and what stands for unknown words have rows that are never trained.
     words = opened.vocabulary

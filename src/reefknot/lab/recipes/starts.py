@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of another one: where it lies, what it is, and how a model is given its weights."""
+"""Rows that start from the weights of another row's run: where that run is, and what it is."""
 
 from __future__ import annotations
 
@@ -9,59 +9,42 @@ from pathlib import Path
 
 import torch
 
-from reefknot.errors import DataError, SettingsError
+from reefknot.errors import SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
-from reefknot.lab.trained_run import best_weights
-from reefknot.lab.training.state import load_weights
-from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import encode_tensors
+from reefknot.storage.progress import silent
 
 
 def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
-    """Where a row's run lies unless the user says otherwise; `root` is the folder of all runs of the recipe."""
+    """The default folder of a row's run; `root` is the folder of all runs of the recipe."""
     return (root or Path("runs") / recipe.name) / row.slug / f"seed{seed}"
 
 
 def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path | None:
-    """Where the run lies whose weights a row begins with, unless the user says otherwise; None: it begins with none."""
+    """The default folder of the run that a row starts from; None if it starts from random weights."""
     start = recipe.experiments[row.name].start
     return default_folder(recipe, Row(name=start), seed, root) if start else None
 
 
 @dataclass(frozen=True)
 class Start:
-    """The finished run that another one begins with."""
+    """The finished run whose weights training starts from."""
 
     record: dict[str, str]
-    """What it is, wherever it lies."""
+    """Its hashes, wherever it is."""
     run: RunFolder | None = None
-    """None: it is gone, but the other one has weights of its own by now."""
+    """None: it is gone, and the run that started from it has weights of its own by now."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def begin(self, model: LanguageModel, words: Vocabulary | Sides) -> None:
-        """Give a model the weights, if they are there."""
-        if self.run is None:
-            return
-        known = [Vocabulary.load(self.run.vocabulary_path).fingerprint]
-        if isinstance(words, Sides) and not words.joint:
-            known.insert(0, Vocabulary.load(self.run.source_vocabulary_path).fingerprint)
-        wanted = words.vocabularies if isinstance(words, Sides) else (words,)
-        if known != [each.fingerprint for each in wanted][-len(known) :]:
-            raise DataError(f"{self.run.path} knows other words, so its weights mean nothing here; begin with another")
-        try:
-            load_weights(model, self.weights)
-        except DataError as error:
-            raise DataError(f"cannot begin with {self.run.path}: {error}") from error
 
 
 def find_start(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Path | None:
-    """The finished run that a row begins with: in `folder`, or else beside `out`, or else where it lies by default.
+    """Find the finished run that a row starts from: `folder`, or next to `out`, or its default folder.
 
-    None: it begins with none, or the run in `out` has begun and needs it no more. Refuses to begin without.
+    Returns None if the row starts from random weights, or if the run in `out` has weights already. Raises
+    `SettingsError` if the run is missing.
     """
     wanted = recipe.experiments[row.name].start
     if wanted is None:
@@ -76,7 +59,7 @@ def find_start(
     for place in (folder,) if folder else (beside, usual):
         if (place / "result.json").exists() and (folder or ours.items() <= RunFolder.open(place).config.items()):
             return place
-    if _begun_with(out):
+    if _recorded_start(out):
         return None
     place = folder or (usual if out == default_folder(recipe, row, seed) else beside)
     words = ["reefknot", "train", recipe.asked, "--row", first.name]
@@ -97,24 +80,25 @@ def find_start(
     )
 
 
-def begin(
+def load_start(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Start | None:
-    """What a row begins with, or, where that is gone, what the run in `out` says it began with."""
+    """Load the run that a row starts from; if it is gone, what the run in `out` recorded about it. None: the row starts
+    from random weights."""
     place = find_start(recipe, row, seed, folder, out, data)
     if place is None:
-        record = _begun_with(out) if recipe.experiments[row.name].start else None
+        record = _recorded_start(out) if recipe.experiments[row.name].start else None
         return Start(record) if record else None
     run = RunFolder.open(place)
-    weights = best_weights(run)
+    weights = run.best_weights()
     digest = hashlib.sha256(encode_tensors(weights)).hexdigest()
     return Start({"config_hash": run.config_hash, "weights_sha256": digest}, run, weights)
 
 
-def _begun_with(out: Path) -> dict[str, str] | None:
-    """What a run says it began with; None where there is none, or none yet that has weights of its own."""
+def _recorded_start(out: Path) -> dict[str, str] | None:
+    """What a run recorded about the weights it started from; None for a run without weights of its own yet."""
     if not (out / "config.json").exists():
         return None
     run = RunFolder.open(out)
-    begun = run.result is not None or run.checkpoints.latest(lambda _: None) is not None
-    return run.config.get("start") if begun else None
+    has_weights = run.result is not None or run.checkpoints.latest(silent) is not None
+    return run.config.get("start") if has_weights else None

@@ -1,0 +1,270 @@
+"""What a task provides: one kind of experiment, from its settings to its scores.
+
+    Settings -> open_data -> build_model -> prepare -> fit -> score
+
+`lab/experiment.py` calls these in this order, in a run folder, for any task. A task is given its settings, a seed and
+perhaps weights to start from; it knows nothing of recipes and rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import torch
+
+from reefknot.errors import DataError
+from reefknot.lab.config.settings import Settings
+from reefknot.lab.evaluation.similarity import Benchmark
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.text.corpus import BUILT_IN, KNOWN, PAIRED, PREPARED, CorpusSettings
+from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
+from reefknot.lab.training.display import Display
+from reefknot.lab.training.distributed import World, choose_device
+from reefknot.lab.training.state import Progress, load_weights
+from reefknot.storage.progress import Say, silent
+from reefknot.vectors.word_vectors import WordVectors
+
+
+class Experiment(Settings):
+    """Everything a run depends on. Each task has a subclass with the sections of its recipes."""
+
+    task: ClassVar[str]
+    """The task's name in `tasks.TASKS`."""
+
+    corpus: CorpusSettings
+    vocabulary: VocabularySettings = VocabularySettings()
+
+    @property
+    def seed(self) -> int:
+        """The seed of every random number."""
+        raise NotImplementedError
+
+    def with_seed(self, seed: int) -> Self:
+        """Return the same experiment with another seed."""
+        training = self.training  # type: ignore[attr-defined]
+        return self.model_copy(update={"training": training.model_copy(update={"seed": seed})})
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes over the training text; None if training ends after a number of updates."""
+        raise NotImplementedError
+
+    @property
+    def start(self) -> str | None:
+        """The row whose best weights training starts from; None: it starts from its own random weights."""
+        return None
+
+    @property
+    def workers(self) -> int | None:
+        """Threads that training uses; None where the setting does not exist."""
+        return None
+
+    @property
+    def judges_similarity(self) -> bool:
+        """Whether the word vectors are compared with human judgements after training."""
+        raise NotImplementedError
+
+    def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+        """SHA-256 of every file that a table starts from, by table name; the recorded hash if the file is gone."""
+        return {}
+
+    def without_files(self) -> Self:
+        """Return the same experiment with tables that start from no file: a run that has weights needs none."""
+        return self
+
+
+class Data(Protocol):
+    """What is trained on and scored with: texts, or pairs of texts."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the texts, the vocabulary and their settings."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that are predicted."""
+
+    @property
+    def words(self) -> Sides:
+        """The words that go in as a source and the words that are predicted; one vocabulary where they are the same."""
+
+    @property
+    def summary(self) -> str:
+        """One line: which text this is and how large."""
+
+    def describe(self) -> str:
+        """The texts and how they are read, in a few lines for people."""
+
+
+E = TypeVar("E", bound=Experiment)
+D = TypeVar("D", bound=Data)
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where and with whom a model is trained: its run folder, its processes, its display."""
+
+    run: RunFolder
+    world: World
+    display: Display
+    name: str
+    """What the lines on the display start with."""
+    trackers: Sequence[Callable[[dict[str, Any]], None]] = ()
+    """Called with every line of metrics."""
+
+
+@dataclass(frozen=True)
+class Fitted(Generic[M]):
+    """A trained model with the weights that are scored, and how training went."""
+
+    model: M
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class TrainedRun(Generic[E, D, M]):
+    """A run folder, opened for use."""
+
+    run: RunFolder
+    experiment: E
+    words: Sides
+    model: M
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that are predicted."""
+        return self.words.vocabularies[1]
+
+    def dataset(self, data: Path | None) -> D:
+        """Open the text that the run was trained on and scored with."""
+        from reefknot.lab.tasks import task_of
+
+        opened: D = task_of(self.experiment).open_run_data(self.run, data)
+        return opened
+
+    def vectors(self) -> dict[str, WordVectors]:
+        """The word vectors of the input and the output, or of the one table that both hold, as `tied`."""
+        from reefknot.lab.tasks import task_of
+
+        return task_of(self.experiment).vectors(self.model, self.vocabulary)
+
+    def knowing(self, words: Iterable[str]) -> Self:
+        """Return this run with an input end that also spells these words, if it was trained to read spellings."""
+        return self
+
+
+class Task(ABC, Generic[E, D, M]):
+    """One kind of experiment. A task object holds the settings of one experiment."""
+
+    Settings: ClassVar[type[Experiment]]
+    noun: ClassVar[str]
+    """What a trained run of this task is called in messages, such as "a language model"."""
+    scores_text: ClassVar[bool] = True
+    """Whether the model gives a text a probability, by which settings can be chosen."""
+    verbs: ClassVar[str]
+    """The verbs that read such a run, for messages."""
+
+    def __init__(self, experiment: E) -> None:
+        self.experiment = experiment
+
+    @abstractmethod
+    def open_data(
+        self,
+        data: Path | None = None,
+        *,
+        corpus: CorpusSettings | None = None,
+        words: Vocabulary | None = None,
+        say: Say = silent,
+    ) -> D:
+        """Open the texts to train on and score with.
+
+        Args:
+            data: the folder of the corpora.
+            corpus: where the corpus is now, if it has moved; the experiment's by default.
+            words: the vocabulary of another program's model; by default it is counted in the training text.
+        """
+
+    @abstractmethod
+    def build_model(self, words: Vocabulary | Sides | int) -> M:
+        """Build the model, drawn from torch's generator as it stands. A number of words is enough to count
+        parameters."""
+
+    def check(self, data: D, world: World) -> None:
+        """Reject, before training, what could not be trained or scored."""
+
+    def prepare(self, model: M, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
+        """Get a new model ready for training. Returns sentences for the display.
+
+        Args:
+            from_files: fill tables from the vector files that the settings name. Not needed for a model that starts
+                from another run's weights.
+        """
+        return []
+
+    @abstractmethod
+    def fit(self, model: M, data: D, session: Session) -> Fitted[M] | None:
+        """Train to the end from wherever the run folder stands. Returns None in all processes but the first."""
+
+    @abstractmethod
+    def score(
+        self, model: M, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
+    ) -> dict[str, Any]:
+        """Score a trained model: the part of result.json that depends on the task."""
+
+    @abstractmethod
+    def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+        """The word vectors of the input and the output, or of the one table that both hold, as `tied`."""
+
+    # -- run folders ---------------------------------------------------------------------------------------------------
+
+    def save_words(self, run: RunFolder, data: D) -> None:
+        """Write the vocabulary to the run folder."""
+        data.vocabulary.save(run.vocabulary_path)
+
+    def saved_words(self, run: RunFolder) -> Sides:
+        """Read the vocabulary from the run folder."""
+        vocabulary = Vocabulary.load(run.vocabulary_path)
+        return Sides(vocabulary, vocabulary)
+
+    def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[E, D, M]:
+        """Open a run folder with its best weights."""
+        checkpoint = run.best_checkpoint()  # first, because a record of a run has no vocabulary either
+        words = self.saved_words(run)
+        model = self.build_model(words)
+        load_weights(model, run.checkpoints.load(checkpoint).model)
+        return self._trained(run, words, model.to(choose_device(device)).eval())
+
+    def _trained(self, run: RunFolder, words: Sides, model: M) -> TrainedRun[E, D, M]:
+        return TrainedRun(run, self.experiment, words, model)
+
+    def open_run_data(self, run: RunFolder, data: Path | None) -> D:
+        """Open the texts of a run; raise `DataError` if they have changed since it was trained.
+
+        Args:
+            data: the folder of the corpora, or the text's new folder if it has moved.
+        """
+        if run.imported and run.config.get("corpus") is None:
+            raise DataError(f"{run.path} was imported without a text; import it again with --corpus NAME to score one")
+        words = Vocabulary.load(run.vocabulary_path) if run.imported else None
+        opened = self.open_data(data, corpus=self._moved_corpus(run, data), words=words)
+        if opened.fingerprint != run.config.get("corpus"):
+            raise DataError(f"the text that {run.path} was trained on has changed; restore it to score this run")
+        return opened
+
+    def _moved_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
+        corpus = self.experiment.corpus
+        if corpus.name in (BUILT_IN, *KNOWN, *PREPARED, *PAIRED) or Path(corpus.name).expanduser().is_dir():
+            return corpus
+        if data is None:
+            raise DataError(
+                f"{run.path}: its text was in {corpus.name}, which does not exist here; "
+                "pass the folder that holds the train, valid and test text with --data"
+            )
+        return corpus.model_copy(update={"name": str(data)})

@@ -1,0 +1,376 @@
+"""What language models and translators share: settings, building a model from parts, and training it.
+
+Settings come from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run; they are checked against
+each other here, before anything is read or built.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from reefknot.errors import SettingsError, shortened
+from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS
+from reefknot.lab.config.settings import Count, OneLine, Settings
+from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.protocols import ProtocolName
+from reefknot.lab.evaluation.similarity import Benchmark
+from reefknot.lab.evaluation.windows import NO_LINES
+from reefknot.lab.tasks.contract import D, Experiment, Fitted, Session, Task
+from reefknot.lab.tasks.initialisation import (
+    InitialisationSettings,
+    file_hashes,
+    initialise,
+    start_tables,
+    table_files,
+)
+from reefknot.lab.tasks.word_vectors import end_vectors, judged_words, named_vectors, subspace
+from reefknot.lab.text.batches import Batches
+from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.training.distributed import World
+from reefknot.lab.training.generators import set_determinism
+from reefknot.lab.training.loop import Trainer
+from reefknot.lab.training.settings import TrainingSettings
+from reefknot.lab.training.state import Progress, load_weights
+from reefknot.nn.inputs.spelling import spell
+from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.models.regularisation import RegularisationSettings
+from reefknot.storage.progress import Say, silent
+from reefknot.vectors.word_vectors import WordVectors
+
+if TYPE_CHECKING:
+    TableSettings = Settings
+    ProjectionSettings = Settings
+    InputSettings = Settings
+    EncoderSettings = Settings
+    OutputSettings = Settings
+    WindowsSettings = Settings
+else:
+    TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
+    EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
+    WindowsSettings = WINDOWS.settings()
+
+SCORED = ("valid", "test")
+"""The splits that every finished model is scored on."""
+
+
+class EvaluationSettings(Settings):
+    """How a finished model is scored."""
+
+    streams: Annotated[
+        Count,
+        Field(description="parts of a text scored side by side, each from an empty state; 1 loses no context"),
+    ] = 1
+    windows: Annotated[
+        WindowsSettings | None,
+        Field(
+            description="pieces of a text scored afresh; left out, whole texts, or blocks of `steps` tokens where "
+            "the encoder carries no state"
+        ),
+    ] = None
+    train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
+    protocol: Annotated[
+        ProtocolName,
+        Field(description="count as a paper's program does too, for its figures; definition: ours alone"),
+    ] = "definition"
+    search: Annotated[Any, Field(description="only in translation")] = None
+    bleu: Annotated[Any, Field(description="only in translation")] = None
+    average: Annotated[
+        Count | None, Field(description="score the mean of the last so many checkpoints, not the best one")
+    ] = None
+    similarity: Annotated[
+        bool,
+        Field(description="hold the vectors of both ends against people's judgements of word pairs, if they are here"),
+    ] = False
+    subspace: Annotated[
+        bool, Field(description="measure how far the space of the output vectors is from that of the input vectors")
+    ] = False
+
+    @field_validator("search", "bleu", mode="before")
+    @classmethod
+    def _check_translation(cls, settings: Any) -> Any:
+        if settings is not None:
+            raise ValueError("is for translation; this is a language model, leave it out")
+        return settings
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> Self:
+        if self.windows is not None and self.streams > 1:
+            raise ValueError(f"streams = {self.streams}: windows are computed afresh, side by side; leave streams out")
+        return self
+
+
+class SequenceExperiment(Experiment):
+    """Everything a run of a language model or a translator depends on."""
+
+    tables: Annotated[
+        dict[OneLine, TableSettings], Field(description="what is learned per word; ends refer to it by name")
+    ]
+    projections: Annotated[
+        dict[OneLine, ProjectionSettings],
+        Field(description="matrices between the bands of a table and the model; ends refer to them by name"),
+    ] = Field(default={})
+    input: InputSettings
+    encoder: EncoderSettings
+    output: OutputSettings
+    source: Annotated[InputSettings | None, Field(description="how the words of a source go in, in translation")] = None
+    init: InitialisationSettings = InitialisationSettings()
+    regularisation: RegularisationSettings = RegularisationSettings()
+    training: TrainingSettings
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for group, entries in (("tables", self.tables), ("projections", self.projections)):
+            held = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
+            held |= set(self.source_references(group))
+            # A table that only projections are made for is held by no end.
+            named = held.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
+            missing, unused = sorted(named - set(entries)), sorted(set(entries) - held)
+            if missing:
+                one = group.removesuffix("s")
+                known = ", ".join(entries) or "none"
+                raise ValueError(f"no {one} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
+            if unused:
+                raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
+        return self
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        needed = {
+            "corpus.pairs": self.corpus.pairs is not None,
+            "[source]": self.source is not None,
+            "an encoder such as encoder_decoder": self._reads_source,
+            'training.batching = "pairs"': self.training.batching == "pairs",
+        }
+        present, missing = ([name for name, there in needed.items() if there is wanted] for wanted in (True, False))
+        if present and missing:
+            raise ValueError(f"{present[0]} is for translation, which needs {', '.join(missing)} too")
+        self._check_task()
+        return self
+
+    def _check_task(self) -> None:
+        """Reject settings that have no meaning in the task."""
+
+    def source_references(self, group: str) -> list[str]:
+        """The shared objects of a group that the source's end holds, by name."""
+        return list(INPUTS.references(self.source, group)) if self.source is not None else []
+
+    @model_validator(mode="after")
+    def _check_average(self) -> Self:
+        average = self.evaluation.average
+        if average is not None and average > self.training.keep:
+            raise ValueError(
+                f"evaluation.average = {average} checkpoints, but training.keep = {self.training.keep}; keep as many"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_spellings(self) -> Self:
+        spelled = INPUTS.asks_for(self.input, "spellings")
+        kind = self.input.kind  # type: ignore[attr-defined]
+        if self.vocabulary.keep_spellings and not spelled:
+            raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} reads no spellings; use char_cnn")
+        if self.vocabulary.bpe and spelled:
+            raise ValueError(f"vocabulary.bpe: an input of kind {kind} reads the spelling of whole words; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> Self:
+        windows, evaluation = self.evaluation.windows, self.evaluation
+        if windows is not None and not self.vocabulary.end_of_line and WINDOWS.build(windows, {}).by_lines:
+            raise ValueError(f"evaluation.windows: {NO_LINES}")
+        if not self.carries:
+            what = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
+            if evaluation.streams > 1:
+                raise ValueError(f"evaluation.streams: {what}, so that streams have no meaning; leave it out")
+            if evaluation.protocol != "definition":
+                raise ValueError(f"evaluation.protocol: {what}, as {evaluation.protocol} needs it; leave it out")
+        return self
+
+    @property
+    def seed(self) -> int:
+        return self.training.seed
+
+    @property
+    def epochs(self) -> int | None:
+        return self.training.epochs
+
+    @property
+    def start(self) -> str | None:
+        return self.training.start.row if self.training.start else None
+
+    @property
+    def judges_similarity(self) -> bool:
+        return self.evaluation.similarity
+
+    def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+        return file_hashes(self.tables, recorded)
+
+    def without_files(self) -> Self:
+        bare = {name: self.tables[name].model_copy(update={"vectors": None}) for name in table_files(self.tables)}
+        return self.model_copy(update={"tables": {**self.tables, **bare}}) if bare else self
+
+    @property
+    def carries(self) -> bool:
+        """Whether the encoder carries its state from one window to the next."""
+        carries: bool = ENCODERS.load(self.encoder.kind).carries  # type: ignore[attr-defined]
+        return carries
+
+    @property
+    def _reads_source(self) -> bool:
+        reads: bool = ENCODERS.load(self.encoder.kind).reads_source  # type: ignore[attr-defined]
+        return reads
+
+
+S = TypeVar("S", bound=SequenceExperiment)
+L = TypeVar("L", bound=LanguageModel)
+
+
+class SequenceTask(Task[S, D, L]):
+    """Training of a language model or a translator: the weights that do best on the validation text are scored."""
+
+    Settings: ClassVar[type[SequenceExperiment]]
+
+    def build_model(self, words: Vocabulary | Sides | int) -> L:
+        """Build the model from its parts, and draw its parameters.
+
+        A number of words is enough to count parameters: an input end that spells then spells nothing. A translator
+        that is given one vocabulary has it on both sides.
+        """
+        experiment = self.experiment
+        sides = words if isinstance(words, Sides) else Sides(words, words)
+        given: dict[str, Any] = {"tables": {}, "projections": {}}
+        for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
+            of_source = experiment.source_references(registry.family)
+            for name, settings in entries.items():
+                size = _size(sides.source if name in of_source else sides.target)
+                with naming_section(f"{registry.family}.{name}"):
+                    given[registry.family][name] = registry.build(settings, given | {"vocab_size": size})
+        model = self._join(given, sides)
+        initialise(model, experiment.init)
+        return model
+
+    @abstractmethod
+    def _join(self, given: dict[str, Any], sides: Sides) -> L:
+        """Build the ends and the encoder over the shared tables, and join them to a model."""
+
+    @abstractmethod
+    def score_split(self, model: L, data: D, split: str) -> Score:
+        """Score one split by our definition of perplexity, in the precision of training."""
+
+    @abstractmethod
+    def batches(self, data: D) -> Batches:
+        """The training text in the windows that the settings describe."""
+
+    def check(self, data: D, world: World) -> None:
+        self.batches(data).slice(world.rank, world.size)
+
+    def prepare(self, model: L, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
+        set_determinism(self.experiment.training.determinism)
+        if self.experiment.evaluation.subspace:
+            subspace(model, data.vocabulary)  # fails now, rather than after training, where the tables span no space
+        return start_tables(model, data.words, say) if from_files else []
+
+    def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
+        settings, run, world = self.experiment.training, session.run, session.world
+        if settings.shard and world.size == 1:
+            session.display.say("training.shard: a process alone holds the whole model; torchrun starts several")
+        trainer = Trainer(
+            model,
+            self.batches(data).slice(world.rank, world.size),
+            lambda: self.score_split(model, data, "valid").mean,
+            settings,
+            run,
+            world=world,
+            display=session.display,
+            name=session.name,
+            pieces=data.vocabulary.bpe is not None,
+            trackers=session.trackers,
+        )
+        progress = trainer.train()
+        if not world.first:
+            return None
+        self._average_checkpoints(session)
+        # With sharding, each process holds a part of the model, so the first one scores a whole model of its own.
+        sharded = settings.shard and world.size > 1
+        scored = self.build_model(data.words).to(world.device) if sharded else model
+        load_weights(scored, run.best_weights())
+        return Fitted(scored, progress)
+
+    def _average_checkpoints(self, session: Session) -> None:
+        number = self.experiment.evaluation.average
+        if number is None:
+            return
+        checkpoints = session.run.checkpoints
+        checkpoints.average(number)
+        if (averaged := len(checkpoints.averaged())) < number:
+            session.display.say(
+                f"{session.name}  evaluation.average = {number}, but training has left {averaged} "
+                f"checkpoint{'s' * (averaged > 1)}: the mean is of {averaged}; a smaller training.save_every or "
+                "training.validate_every leaves more"
+            )
+
+    def score(
+        self, model: L, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
+    ) -> dict[str, Any]:
+        import torch
+
+        run, experiment = session.run, self.experiment
+        scores = {split: self.score_split(model, data, split) for split in SCORED}
+        run.write_scores({split: torch.from_numpy(score.nll) for split, score in scores.items()})
+        averaged = run.checkpoints.averaged()
+        return {
+            **{split: score.summary() for split, score in scores.items()},
+            "best": {"step": progress.best_step, "epoch": progress.best_epoch},
+            **({"averaged": averaged} if averaged else {}),
+            "start": run.config.get("start"),
+            **self._findings(model, data, run, scores),
+            **judged_words(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
+            **({"subspace": subspace(model, data.vocabulary)} if experiment.evaluation.subspace else {}),
+        }
+
+    @abstractmethod
+    def _findings(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
+        """What result.json holds beyond the perplexities."""
+
+    def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+        return named_vectors(end_vectors(model), vocabulary, tied=model.tied)
+
+    def _input_end(self, given: dict[str, Any], words: Vocabulary | int) -> Any:
+        with naming_section("input"):
+            return INPUTS.build(self.experiment.input, given | spelled(self.experiment.input, words))
+
+    def _encoder(self, given: dict[str, Any], dimensions: dict[str, int]) -> Any:
+        with naming_section("encoder"):
+            return ENCODERS.build(self.experiment.encoder, given | dimensions)
+
+    def _output_end(self, given: dict[str, Any], context_dim: int) -> Any:
+        with naming_section("output"):
+            return OUTPUTS.build(self.experiment.output, given | {"context_dim": context_dim})
+
+
+def _size(words: Vocabulary | int) -> int:
+    return words if isinstance(words, int) else len(words)
+
+
+def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
+    """The spellings that an input end is given, if it reads them."""
+    if not INPUTS.asks_for(settings, "spellings"):
+        return {}
+    if isinstance(words, int):
+        return {"spellings": spell([""]).expand(words, -1)}
+    return {"spellings": spell([*words.words, *words.spelled])}
+
+
+@contextmanager
+def naming_section(section: str) -> Iterator[None]:
+    """Put the recipe's section in front of a part's error: a part knows what is wrong, but not where it stands."""
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"{section}: {error}") from error

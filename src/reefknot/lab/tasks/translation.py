@@ -1,0 +1,183 @@
+"""Translation: a model reads a source and writes a target; it is scored by perplexity and by BLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Field, field_validator
+
+from reefknot.lab.config.parts import INPUTS, OUTPUTS
+from reefknot.lab.evaluation import translation
+from reefknot.lab.evaluation.beam import SearchSettings
+from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.pairs import score_pairs
+from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks.contract import TrainedRun
+from reefknot.lab.tasks.sequence_model import (
+    SCORED,
+    EvaluationSettings,
+    SequenceExperiment,
+    SequenceTask,
+    naming_section,
+    spelled,
+)
+from reefknot.lab.text.batches import Batches
+from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
+from reefknot.lab.text.pair_batches import PairBatches
+from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
+from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.training.distributed import World
+from reefknot.nn.models.translator import Translator
+from reefknot.storage.progress import Say, silent
+
+EXAMPLES = 5
+"""Translations that a result shows, with their attention."""
+
+
+class TranslationEvaluation(EvaluationSettings):
+    """How a finished translator is scored."""
+
+    search: Annotated[
+        SearchSettings | None, Field(description="how a translation is searched for; left out, a beam of 5")
+    ] = None
+    bleu: Annotated[
+        BleuSettings | None, Field(description="how translations are counted; left out, as sacrebleu does by itself")
+    ] = None
+
+    @field_validator("search", "bleu", mode="before")
+    @classmethod
+    def _check_translation(cls, settings: Any) -> Any:
+        return settings
+
+
+class TranslationExperiment(SequenceExperiment):
+    """Everything a run of translation depends on."""
+
+    task: ClassVar[str] = "translation"
+
+    evaluation: TranslationEvaluation = TranslationEvaluation()
+
+    def _check_task(self) -> None:
+        shared = set(self.source_references("tables")) & {
+            *INPUTS.references(self.input, "tables"),
+            *OUTPUTS.references(self.output, "tables"),
+        }
+        if shared and self.vocabulary.sides != "joint":
+            raise ValueError(
+                f"tables.{min(shared)} is held by the source and by the target, whose words are not the same: use "
+                'vocabulary.sides = "joint", or a table for each side'
+            )
+        if self.evaluation.windows is not None or self.evaluation.train or not self.vocabulary.end_of_line:
+            raise ValueError(
+                "translation scores pair by pair, each with its <eos>: leave out evaluation.windows and train, and "
+                "vocabulary.end_of_line"
+            )
+
+    @property
+    def pairs(self) -> PairsSettings:
+        """The two languages, and which pairs are left out."""
+        pairs = self.corpus.pairs
+        assert pairs is not None  # checked when the settings were read
+        return pairs
+
+    @property
+    def search(self) -> SearchSettings:
+        """How translations are searched for."""
+        return self.evaluation.search or SearchSettings()
+
+    @property
+    def bleu(self) -> BleuSettings:
+        """How translations are counted."""
+        return self.evaluation.bleu or BleuSettings()
+
+
+@dataclass(frozen=True)
+class TrainedTranslator(TrainedRun[TranslationExperiment, PairDataset, Translator]):
+    """A run of translation, opened for use."""
+
+
+class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translator]):
+    """Train and score translators."""
+
+    Settings: ClassVar[type[TranslationExperiment]] = TranslationExperiment
+    noun: ClassVar[str] = "a translator"
+    verbs: ClassVar[str] = "`reefknot translate` or `evaluate`"
+
+    def open_data(
+        self,
+        data: Path | None = None,
+        *,
+        corpus: CorpusSettings | None = None,
+        words: Vocabulary | None = None,
+        say: Say = silent,
+    ) -> PairDataset:
+        return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, say=say)
+
+    def _join(self, given: dict[str, Any], sides: Sides) -> Translator:
+        source_settings = self.experiment.source
+        assert source_settings is not None  # checked when the settings were read
+        with naming_section("source"):
+            source_end = INPUTS.build(source_settings, given | spelled(source_settings, sides.source))
+        input_end = self._input_end(given, sides.target)
+        encoder = self._encoder(given, {"input_dim": input_end.dim, "source_dim": source_end.dim})
+        output_end = self._output_end(given, encoder.dim)
+        return Translator(source_end, input_end, encoder, output_end, self.experiment.regularisation)
+
+    def batches(self, data: PairDataset) -> Batches:
+        training, pairs, eos = self.experiment.training, data.splits["train"], data.vocabulary.eos
+        assert eos is not None  # every line of a pair ends with <eos>
+        return PairBatches(pairs.source, pairs.target, training.batch, training.steps, eos=eos, seed=training.seed)
+
+    def check(self, data: PairDataset, world: World) -> None:
+        super().check(data, world)
+        open_metrics(self.experiment.bleu)  # raises where the metric needs something that is not installed
+
+    def score_split(self, model: Translator, data: PairDataset, split: str) -> Score:
+        return score_pairs(model, data.splits[split], data.vocabulary, precision=self.experiment.training.precision)
+
+    def _findings(
+        self, model: Translator, data: PairDataset, run: RunFolder, scores: Mapping[str, Score]
+    ) -> dict[str, Any]:
+        search, precision = self.experiment.search, self.experiment.training.precision
+        findings: dict[str, Any] = {}
+        for split in SCORED:
+            evaluated = translation.evaluate_translations(
+                model, data, split, search, self.experiment.bleu, precision=precision
+            )
+            findings[split] = evaluated.figures
+            run.write_translations(split, evaluated.lines)
+        findings["examples"] = translation.examples(model, data, "test", EXAMPLES, search, precision=precision)
+        tied = "three-way" if model.three_way else "decoder" if model.tied else "none"
+        return {"translation": findings, "tied": tied}
+
+    def save_words(self, run: RunFolder, data: PairDataset) -> None:
+        if not data.words.joint:
+            run.source_vocabulary_path.parent.mkdir(exist_ok=True)
+            data.words.vocabularies[0].save(run.source_vocabulary_path)
+        super().save_words(run, data)
+
+    def saved_words(self, run: RunFolder) -> Sides:
+        target = Vocabulary.load(run.vocabulary_path)
+        joint = self.experiment.vocabulary.sides == "joint"
+        return Sides(target if joint else Vocabulary.load(run.source_vocabulary_path), target)
+
+    def _trained(self, run: RunFolder, words: Sides, model: Translator) -> TrainedTranslator:
+        return TrainedTranslator(run, self.experiment, words, model)
+
+
+def open_translator(path: Path | str, device: str = "cpu") -> TrainedTranslator:
+    """Open the run of a translator; see `tasks.open_run`."""
+    from reefknot.lab.tasks import open_run
+
+    return cast(TrainedTranslator, open_run(path, device, task="translation"))
+
+
+def open_parallel_texts(run: RunFolder, data: Path | None) -> PairDataset:
+    """Open the pairs of a translator's run; see `Task.open_run_data`."""
+    from reefknot.lab.tasks import open_data
+
+    return cast(PairDataset, open_data(run, data, task="translation"))

@@ -1,0 +1,110 @@
+"""The word vectors of trained models of every task: taken out of the ends, looked at, and opened from a path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from reefknot.lab.evaluation.neighbors import examples, nearest_words
+from reefknot.lab.evaluation.pca import EXAMPLES, embedding
+from reefknot.lab.evaluation.similarity import Benchmark, judge
+from reefknot.lab.evaluation.subspace import between_ends
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.models.language_model import LanguageModel, evaluating
+from reefknot.storage.progress import Say, silent
+from reefknot.vectors.files import read_vectors
+from reefknot.vectors.projector import VECTORS
+from reefknot.vectors.word_vectors import WordVectors
+
+NEIGHBORS = 5
+"""Neighbours of a word that a result lists."""
+
+
+def end_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
+    """One vector per token at the input and at the output. An input end that spells words may have more."""
+    with evaluating(model):
+        return {"input": model.input.vectors(), "output": model.output.vectors()}
+
+
+def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *, tied: bool) -> dict[str, WordVectors]:
+    """Join vectors with the words and training counts of a vocabulary; equal ones of tied ends become one, `tied`."""
+    arrays = {end: tensor.detach().float().cpu() for end, tensor in tensors.items()}
+    if tied and torch.equal(arrays["input"][: len(vocabulary)], arrays["output"]):
+        arrays = {"tied": arrays["input"]}
+    words = (*vocabulary.words, *vocabulary.spelled)
+    counts = (*vocabulary.counts, *(0 for _ in vocabulary.spelled))
+    return {
+        end: WordVectors(
+            words[: len(array)],
+            array.numpy(),
+            np.asarray(counts[: len(array)]),
+            pieces=vocabulary.bpe is not None,
+        )
+        for end, array in arrays.items()
+    }
+
+
+def judged_words(
+    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark], *, tied: bool
+) -> dict[str, Any]:
+    """What the ends have learned: neighbours, a picture, and the correlation with every benchmark at hand."""
+    looked = look_at_words(vectors, vocabulary, tied=tied)
+    if benchmarks:
+        looked["similarity"] = {
+            end: [asdict(judge(table, benchmark)) for benchmark in benchmarks.values()]
+            for end, table in vectors.items()
+        }
+    return looked
+
+
+def look_at_words(
+    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str] | None = None, *, tied: bool
+) -> dict[str, Any]:
+    """Neighbours and a picture of some tokens that all ends have, or of the vocabulary's examples."""
+    words = examples(vocabulary, EXAMPLES) if words is None else words
+    near = _neighbors(vectors, vocabulary, words) | {"tied": tied}
+    return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
+
+
+def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str]) -> dict[str, Any]:
+    """Neighbours by end. Words that are only spelled are left out: they have neighbours but are nobody's."""
+    if vocabulary.spelled:
+        vectors = {end: table.select(table.words[: len(vocabulary)]) for end, table in vectors.items()}
+    near = {end: nearest_words(table, list(words), NEIGHBORS) for end, table in vectors.items()}
+    input_end, output_end = ("tied", "tied") if "tied" in near else ("input", "output")
+    return {"input": near[input_end], "labels": near[output_end]}
+
+
+def subspace(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The subspace distance of Inan et al. between the ends, over the words that both know."""
+    tensors = end_vectors(model)
+    input_VD, output_VD = (
+        tensors[end][: len(vocabulary)].detach().float().cpu().numpy() for end in ("input", "output")
+    )
+    return between_ends(input_VD, output_VD)
+
+
+def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) -> dict[str, WordVectors]:
+    """Open the word vectors of a run folder of any task, or of a file in any format.
+
+    A run gives `input` and `output`, or `tied` where both ends have the same vectors. Its words are those of its
+    vocabulary, with symbols such as <eos> and sub-words as they are; skip-gram gives the words that it has learned.
+    Vectors of the output are what the classifier computes for a word, which need not be rows of a table. A file gives
+    `vectors`.
+
+    Args:
+        path: a run folder, a file of vectors, or a folder of the TensorBoard projector.
+        device: where a run's model is opened.
+        say: called with notes about irregular files.
+    """
+    from reefknot.lab.tasks import open_run
+
+    path = Path(path)
+    if path.is_dir() and not (path / VECTORS).exists():
+        return open_run(path, device).vectors()
+    return {"vectors": read_vectors(path, say=say)}

@@ -9,16 +9,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from reefknot.lab.cli.main import app
+from reefknot.lab.cli.main import VERBS, load_verb
 from reefknot.lab.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
-VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {verb: load_verb(verb) for verb in VERBS}
 OPTIONS = {
     "--help",
-    *(each for verb in VERBS.values() for parameter in verb.params for each in parameter.opts),
+    *(each for verb in COMMANDS.values() for parameter in verb.params for each in parameter.opts),
     *re.findall(r'addoption\(\s*"(--\w+)"', (ROOT / "tests/conftest.py").read_text(encoding="utf-8")),
 }
 """Of all verbs, and of our tests."""

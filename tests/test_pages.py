@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pages import ROOT, VERBS, Page, experiments
+from pages import COMMANDS, ROOT, Page, experiments
 from reefknot.lab.recipes.catalogue import shipped
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
@@ -48,7 +48,7 @@ def test_links_paths_and_anchors_lead_somewhere(page: Page) -> None:
 @every_page
 def test_every_command_is_understood(page: Page) -> None:
     for verb, *words in page.commands():
-        VERBS[verb].make_context(verb, words)  # a word that the verb does not know raises here
+        COMMANDS[verb].make_context(verb, words)  # a word that the verb does not know raises here
 
 
 @every_page

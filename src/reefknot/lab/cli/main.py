@@ -11,37 +11,16 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, TextIO
+from functools import cache, wraps
+from importlib import import_module
+from keyword import iskeyword
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
+from reefknot import __version__
 from reefknot.errors import DataError, ReefknotError, ResourceError
-from reefknot.lab.cli import (
-    advise,
-    analogy,
-    bench,
-    compare,
-    evaluate,
-    export,
-    figure,
-    generate,
-    import_,
-    ls,
-    neighbors,
-    params,
-    predict,
-    rank,
-    report,
-    score,
-    similarity,
-    sweep,
-    table,
-    tokens,
-    train,
-    translate,
-    validate,
-)
 
 EXAMPLES = """\b
 Examples:
@@ -50,16 +29,83 @@ Examples:
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
 """
 
+VERBS = (
+    "train",
+    "table",
+    "sweep",
+    "evaluate",
+    "compare",
+    "report",
+    "figure",
+    "generate",
+    "translate",
+    "score",
+    "predict",
+    "neighbors",
+    "analogy",
+    "similarity",
+    "rank",
+    "params",
+    "tokens",
+    "validate",
+    "ls",
+    "advise",
+    "bench",
+    "import",
+    "export",
+)
+"""Every verb, in the order of the help page. The verb `x` is the function `x` in `lab/cli/x.py`, with an underscore
+after a word that Python reserves; `EXAMPLES` of that module ends its help page."""
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyVerbs(TyperGroup):
+    """A command group that imports the module of a verb when the verb is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load_verb(cmd_name) if cmd_name in VERBS else None
+
+
+@cache
+def load_verb(name: str) -> Any:
+    """Return the command of a verb."""
+    attribute = f"{name}_" if iskeyword(name) else name
+    module = import_module(f"reefknot.lab.cli.{attribute}")
+    verb = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=HELP_OPTIONS)
+    verb.command(name, epilog=module.EXAMPLES)(_guarded(getattr(module, attribute)))
+    return typer.main.get_command(verb)
+
+
 app = typer.Typer(
     name="reefknot",
+    cls=LazyVerbs,
     help="The two ends of a language model: how words go in, how words come out, and how to tie them.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"reefknot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that come before the verb."""
 
 
 def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
@@ -81,35 +127,6 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
         raise typer.Exit(code)
 
     return run
-
-
-for verb in (
-    train,
-    table,
-    sweep,
-    evaluate,
-    compare,
-    report,
-    figure,
-    generate,
-    translate,
-    score,
-    predict,
-    neighbors,
-    analogy,
-    similarity,
-    rank,
-    params,
-    tokens,
-    validate,
-    ls,
-    advise,
-    bench,
-    import_,
-    export,
-):
-    name = verb.__name__.rpartition(".")[2]
-    app.command(name.rstrip("_"), epilog=verb.EXAMPLES)(_guarded(getattr(verb, name)))
 
 
 def main() -> None:

@@ -335,7 +335,7 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[steps
     """
     from reefknot.errors import CorpusNotHere
     from reefknot.lab.bench.steps import Text
-    from reefknot.lab.cli.sizes import vocabulary_size
+    from reefknot.lab.cli.sizes import Texts
     from reefknot.lab.config.parts import INPUTS
     from reefknot.lab.text.corpus import KNOWN
     from reefknot.lab.text.dataset import open_dataset
@@ -345,7 +345,7 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[steps
     except CorpusNotHere:
         if INPUTS.asks_for(experiment.input, "spellings"):
             raise
-        words = vocabulary_size(experiment, data)
+        words = Texts(data).vocabulary_size(experiment)
         return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
     train = dataset.splits["train"]
     text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)

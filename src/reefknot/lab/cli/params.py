@@ -24,11 +24,12 @@ def params(
     as_json: AsJson = False,
 ) -> None:
     """Count parameters by part, without building the model in memory. A shared table counts once, at the input."""
-    from reefknot.lab.cli.sizes import for_each_row, unbuilt_model
+    from reefknot.lab.cli.sizes import Texts, for_each_row
     from reefknot.lab.recipes.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], row)
-    models = for_each_row(recipe, loaded, lambda row, experiment: unbuilt_model(experiment, data))
+    texts = Texts(data)
+    models = for_each_row(recipe, loaded, lambda row, experiment: texts.unbuilt_model(experiment))
     sizes = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
     found = {name: sizes[name] | {"parts": model.parameter_parts()} for name, model in models.items()}
     width = max(map(len, sizes))

@@ -1,5 +1,4 @@
-"""What is found out about an experiment before it is trained: its text, and how large its model is without building it
-in memory; so for every row of a recipe."""
+"""What is known about the rows of a recipe before they are trained: their texts, and the sizes of their models."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import typer
 
 from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row
@@ -16,6 +14,7 @@ from reefknot.lab.tasks import build_model, task_of
 from reefknot.lab.tasks.contract import Data, Experiment
 from reefknot.lab.text.corpus import KNOWN
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
+from reefknot.storage.progress import Say, silent
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -46,40 +45,55 @@ def for_each(name: str, kind: str, items: Mapping[str, Item], find: Callable[[It
     return found
 
 
-def open_checked(row: Row, experiment: Experiment, data: Path | None) -> Data:
-    """The text of a row that can be trained: what cannot is told before others are trained for hours."""
-    dataset: Data = task_of(experiment).open_data(data, say=typer.echo)
-    checked_size(row, experiment, data)
-    return dataset
+class Texts:
+    """The texts of a recipe's rows. Rows that read the same text share it, so that it is opened once."""
+
+    def __init__(self, data: Path | None, say: Say = silent) -> None:
+        self._data, self._say = data, say
+        self._opened: dict[tuple[str, str, str], Data] = {}
+
+    def open(self, experiment: Experiment) -> Data:
+        """The text of an experiment."""
+        key = (experiment.task, experiment.corpus.model_dump_json(), experiment.vocabulary.model_dump_json())
+        if key not in self._opened:
+            self._opened[key] = task_of(experiment).open_data(self._data, say=self._say)
+        return self._opened[key]
+
+    def open_checked(self, row: Row, experiment: Experiment) -> Data:
+        """The text of a row whose model has the size that the recipe states: a mistake is reported before any row is
+        trained."""
+        dataset = self.open(experiment)
+        _check_size(row, experiment, dataset.words)
+        return dataset
+
+    def checked_size(self, row: Row, experiment: Experiment) -> int | None:
+        """The number of parameters of a row, which must be the recipe's; None if it depends on a text that is not on
+        this machine."""
+        try:
+            return _check_size(row, experiment, self.vocabulary_size(experiment))
+        except CorpusNotHere:
+            return None
+
+    def unbuilt_model(self, experiment: Experiment) -> Any:
+        """A model with shapes but without numbers, for counting its parameters."""
+        with torch.device("meta"):
+            return build_model(experiment, self.vocabulary_size(experiment))
+
+    def vocabulary_size(self, experiment: Experiment) -> Any:
+        """The number of words of a corpus as published, if nothing was cut; otherwise the words of the text itself."""
+        corpus, vocabulary = experiment.corpus, experiment.vocabulary
+        words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
+        whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
+        if whole and corpus.name in KNOWN:
+            types = KNOWN[corpus.name].types
+            return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
+        return self.open(experiment).words
 
 
-def checked_size(row: Row, experiment: Experiment, data: Path | None) -> int | None:
-    """Parameters of a row that can be built; None where only the text of a known corpus could tell and it is not here.
-
-    A number that is not the paper's is an error.
-    """
-    try:
-        total: int = sum(unbuilt_model(experiment, data).parameter_counts().values())
-    except CorpusNotHere:
-        return None
+def _check_size(row: Row, experiment: Experiment, words: Any) -> int:
+    with torch.device("meta"):
+        model = build_model(experiment, words)
+    total: int = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
         raise SettingsError(f"{total:,} parameters, not {row.parameters:,}")
     return total
-
-
-def unbuilt_model(experiment: Experiment, data: Path | None) -> Any:
-    """The model with shapes but without numbers, for counting its parameters."""
-    with torch.device("meta"):
-        return build_model(experiment, vocabulary_size(experiment, data))
-
-
-def vocabulary_size(experiment: Experiment, data: Path | None) -> Any:
-    """Types of the corpus, of each side where there are two: as published where nothing was cut, else by reading the
-    text."""
-    corpus, vocabulary = experiment.corpus, experiment.vocabulary
-    words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
-    whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
-    if whole and corpus.name in KNOWN:
-        types = KNOWN[corpus.name].types
-        return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
-    return task_of(experiment).open_data(data).words

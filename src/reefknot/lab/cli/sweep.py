@@ -52,7 +52,7 @@ def sweep(
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.combinations import combine, parse
     from reefknot.lab.cli.jobs import Job, run_missing
-    from reefknot.lab.cli.sizes import for_each, open_checked
+    from reefknot.lab.cli.sizes import Texts, for_each
     from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import start_folder
@@ -71,12 +71,14 @@ def sweep(
     combinations = {each.name: each for each in combine(varied)}
     typer.echo(f"{plain.title}\n{chosen.name}: {len(combinations)} combinations of settings")
 
+    texts = Texts(data, typer.echo)
+
     def plan(each: Combination) -> list[tuple[Job, bool]]:
         """A run for each seed, and whether it is done. What cannot be trained is told here, before others are."""
         overrides = (*fixed, *each.overrides)
         loaded = load_recipe(recipe, overrides, chosen.name)
         own = loaded.row(chosen.name)
-        dataset = open_checked(own, loaded.experiments[own.name], data)
+        dataset = texts.open_checked(own, loaded.experiments[own.name])
         found = []
         for seed in range(seeds):
             folder = root / each.folder / f"seed{seed}"

@@ -85,13 +85,14 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     them as not run. It is an error of a row that was asked for by name, and where nothing is left to train.
     """
     from reefknot.errors import CorpusNotHere
-    from reefknot.lab.cli.sizes import for_each_row, open_checked
+    from reefknot.lab.cli.sizes import Texts, for_each_row
 
+    texts = Texts(data, typer.echo)
     absent: dict[str, list[str]] = {}
 
     def open_text(row: Row, experiment: Experiment) -> OpenedData | None:
         try:
-            return open_checked(row, experiment, data)
+            return texts.open_checked(row, experiment)
         except CorpusNotHere as error:
             if row.name in named:
                 raise

@@ -43,7 +43,7 @@ def train(
 ) -> None:
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
     from reefknot.lab.cli.jobs import Job, run_jobs
-    from reefknot.lab.cli.sizes import checked_size, for_each_row
+    from reefknot.lab.cli.sizes import Texts, for_each_row
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import default_folder
@@ -57,7 +57,7 @@ def train(
         folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]
         starts = [(start / f"seed{seed}" if start else None) for seed in range(seeds)]
         same = (tuple(overrides or []), data, device, tensorboard)
-        for_each_row(recipe, loaded, lambda row, experiment: checked_size(row, experiment, data))
+        for_each_row(recipe, loaded, Texts(data).checked_size)
         jobs = [
             Job(recipe, chosen.name, seed, folders[seed], *same, starts[seed], withhold_test) for seed in range(seeds)
         ]

@@ -25,15 +25,16 @@ def validate(
 ) -> None:
     """Check every setting of every row and that each model has as many parameters as its recipe says."""
     from reefknot.errors import ReefknotError
-    from reefknot.lab.cli.sizes import checked_size, for_each_row
+    from reefknot.lab.cli.sizes import Texts, for_each_row
     from reefknot.lab.recipes.recipe import load_recipe
 
     checked, lines = [], []
+    texts = Texts(data)
     problems: list[ReefknotError] = []
     for name in recipes:
         try:
             loaded = load_recipe(name)
-            sizes = for_each_row(name, loaded, lambda row, experiment: checked_size(row, experiment, data))
+            sizes = for_each_row(name, loaded, texts.checked_size)
         except ReefknotError as error:
             problems.append(error)
         else:

@@ -21,6 +21,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from reefknot.kernels.capture import capture, side_stream
+
 REPEATS, FEWEST, WARM_UP = 30, 3, 3
 SUSTAINED = 0.5
 """Seconds after which a GPU's clock has fallen to what its power limit allows: shorter work is repeated so long."""
@@ -152,17 +154,13 @@ def times(steps: Sequence[Step], device: str, seconds: float) -> list[list[float
 
 def graph_times(step: Step, seconds: float) -> list[float]:
     """The same for a captured CUDA graph of the step, in which the host takes no part."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    device = torch.device("cuda")
+    with side_stream(device):
         for _ in range(WARM_UP):
             step.clear()
             step.run()
-    torch.cuda.current_stream().wait_stream(side)
-    step.clear()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step.run()
+        step.clear()
+        graph = capture(step.run, device=device)
     (spent,) = work_times("cuda", [(graph.replay, lambda: None)], seconds)
     step.clear()
     return spent

@@ -29,6 +29,7 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.kernels.scores import IGNORE
+from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import TrainState
@@ -274,7 +275,7 @@ class Update:
                     join()
                 # Copies of a model exchange gradients once per update, with the last piece.
                 with nullcontext() if last else self.parallel.quiet():
-                    with self._autocast():
+                    with autocast(self.world.device, self.settings.precision):
                         before = select_streams(hidden, own) if self.carries else None
                         loss_sum, parts, state, penalties = self.parallel.window(
                             piece.x, piece.y, before, piece.plan, piece.places
@@ -288,10 +289,6 @@ class Update:
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
                 states.append(state)
         return sums, penalties, join_streams(states) if self.carries else {}
-
-    def _autocast(self) -> torch.autocast:
-        dtype = PRODUCTS[self.settings.precision]
-        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 class CapturedUpdates:

@@ -24,6 +24,7 @@ import torch
 import typer.main
 from hypothesis import HealthCheck, settings
 
+from recorded_graph import recorded  # noqa: F401  (a fixture)
 from tiny import MODEL, UNTIED
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

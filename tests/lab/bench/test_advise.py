@@ -22,7 +22,7 @@ from reefknot.lab.bench.advise import (
     measure,
     vocabulary_of,
 )
-from reefknot.lab.bench.steps import Course
+from reefknot.lab.bench.steps import Workload
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
@@ -73,7 +73,7 @@ def test_bands() -> None:
     )
     sizes, told = choose_bands(_vocabulary(*[100] * 9, *[10] * 8, *[1] * 20))
     assert sizes == (9, 8)
-    assert told == "bands of 9 / 8 / 20 words (90.0% and 98.0% of the text by the end of each but the last)"
+    assert told == "bands of 9 / 8 / 20 words (cumulatively 90.0%, 98.0% and 100% of the text)"
     assert choose_bands(_vocabulary(1, 1, 1)) == ((), "bands of 3 words (too few words for several)")
     assert sum(choose_bands(_vocabulary(*range(1000, 0, -1)))[0]) < 1000
 
@@ -112,12 +112,12 @@ def test_all_updates_are_as_large_as_told(dataset: Dataset, monkeypatch: pytest.
     monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
     counts: list[int] = []
 
-    class Told(Course):
+    class Told(Workload):
         def run(self) -> None:
             counts.extend(count for *_, count in self.windows)
             super().run()
 
-    monkeypatch.setattr(advise, "Course", Told)
+    monkeypatch.setattr(advise, "Workload", Told)
     body = replace(TINY, tokens=150)  # of 220, so that 70 are left over
     found = experiment("SM", "text", body, VocabularySettings(), (9,), "cpu")
     assert measure(Row("SM"), found, dataset, "cpu", 0.0).note == ""
@@ -146,7 +146,7 @@ def test_an_end_that_does_not_fit_says_so(dataset: Dataset, monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 58 GiB")
 
-    monkeypatch.setattr(advise, "Course", refuse)
+    monkeypatch.setattr(advise, "Workload", refuse)
     found = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
     row = measure(Row("SM", parameters=7), found, dataset, "cpu", 0.0)
     assert (row.note, row.parameters, row.memory_bytes) == ("out of memory", 7, None)
@@ -165,14 +165,14 @@ def test_sentences_follow_from_figures() -> None:
 
     slow, quick = row("SM", 50, 90, 10.0), row("BPE-T", 30, 20, 100.0)
     assert advice([slow, quick, row("ADP-T", 20, 30, 95.0)]) == (
-        "BPE-T reads most words a second, BPE-T needs least memory, ADP-T has fewest parameters. "
-        "Take ADP-T: it did best in the paper, and has 95% of the greatest speed here."
+        "BPE-T reads the most words per second, BPE-T needs the least memory, ADP-T has the fewest parameters. "
+        "Use ADP-T: it did best in the paper, and reaches 95% of the highest speed here."
     )
     assert advice([slow, quick, row("ADP-T", 20, 30, 50.0)]).endswith(
-        "ADP-T did best in the paper and has 50% of the greatest speed here: "
-        "take BPE-T where speed decides, ADP-T where perplexity does."
+        "ADP-T did best in the paper and reaches 50% of the highest speed here: "
+        "use BPE-T if speed decides, ADP-T if perplexity does."
     )
     assert advice([slow, quick, Row("ADP-T", note="out of memory")]).endswith("the paper's best, was not measured.")
-    alone = "SM alone was measured: there is nothing to compare it with."
+    alone = "Only SM was measured: there is nothing to compare it with."
     assert advice([slow]) == advice([slow, Row("ADP-T", note="out of memory")]) == alone
     assert advice([Row("SM", note="out of memory")]).startswith("No end could be measured")

@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reefknot.lab.bench import ours
+from reefknot.lab.bench.competitors import Absent, Peer, our_step, peers
 from reefknot.lab.bench.measure import relative_errors
-from reefknot.lab.bench.naive import LOSSES, reference
-from reefknot.lab.bench.peers import Absent, Peer, peers
+from reefknot.lab.bench.plain_ends import LOSSES, exact_gradients
 from reefknot.lab.bench.problems import ENDS, Problem, Shape, make_problem
 
 SHAPE = Shape(16, 8, 50)
@@ -21,19 +20,19 @@ def _problem(end: str) -> Problem:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_the_reference_does_not_depend_on_the_rows_at_once(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = reference(_problem(end))
-    monkeypatch.setattr("reefknot.lab.bench.naive._AT_ONCE", {"cpu": 3 * SHAPE.words})
-    assert all(error < 1e-12 for error in relative_errors(reference(_problem(end)), whole).values())
+    whole = exact_gradients(_problem(end))
+    monkeypatch.setattr("reefknot.lab.bench.plain_ends._SCORES_AT_ONCE", {"cpu": 3 * SHAPE.words})
+    assert all(error < 1e-12 for error in relative_errors(exact_gradients(_problem(end)), whole).values())
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_our_end_is_the_end_that_people_write(end: str) -> None:
     problem = _problem(end)
-    step = ours.make_step(problem, torch.float64)
+    step = our_step(problem, torch.float64)
     loss = step.run()
     naive = LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.rows
     assert float(loss) == pytest.approx(float(naive), rel=1e-10)
-    errors = relative_errors(step.gradients(), reference(problem))
+    errors = relative_errors(step.gradients(), exact_gradients(problem))
     assert errors.keys() == {"hidden", *problem.weights}
     assert max(errors.values()) < 1e-10
 
@@ -49,7 +48,7 @@ def test_a_peer_computes_the_same(end: str, peer: Peer) -> None:
     problem = _problem(end)
     step = peer.make_step(problem, torch.float64)
     step.run()
-    assert max(relative_errors(step.gradients(), reference(problem)).values()) < 1e-10
+    assert max(relative_errors(step.gradients(), exact_gradients(problem)).values()) < 1e-10
 
 
 def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -59,13 +58,13 @@ def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction:
 @pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill"])
 def test_a_fused_loss_is_composed_into_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in, because the packages that have one need a GPU."""
-    monkeypatch.setattr("reefknot.lab.bench.peers._package", lambda family, module: _Package())
+    monkeypatch.setattr("reefknot.lab.bench.competitors._package", lambda family, module: _Package())
     for peer in peers(end):
         if peer.family in ("liger", "cce"):
             problem = _problem(end)
             step = peer.make_step(problem, torch.float64)
             step.run()
-            assert max(relative_errors(step.gradients(), reference(problem)).values()) < 1e-10, peer.label
+            assert max(relative_errors(step.gradients(), exact_gradients(problem)).values()) < 1e-10, peer.label
 
 
 class _Package:
@@ -94,11 +93,11 @@ def test_a_package_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch
 
 def test_weights_wider_than_the_hidden_state_run_under_autocast() -> None:
     problem = make_problem("plain", SHAPE, "cpu", torch.bfloat16)
-    step = ours.make_step(problem, torch.float32)
+    step = our_step(problem, torch.float32)
     step.run()
     gradients = step.gradients()
     assert gradients["table"] is not None
     assert gradients["table"].dtype == torch.float32
     assert gradients["hidden"] is not None
     assert gradients["hidden"].dtype == torch.bfloat16
-    assert max(relative_errors(gradients, reference(problem)).values()) < 0.05
+    assert max(relative_errors(gradients, exact_gradients(problem)).values()) < 0.05

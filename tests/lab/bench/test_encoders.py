@@ -103,7 +103,7 @@ def test_gradients_that_are_not_finite_are_told(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("tf32", [True, False])
 def test_tf32_is_put_back(tf32: bool) -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    with encoders._products(tf32):
+    with encoders._matrix_products(tf32):
         assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is tf32
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
 

@@ -10,7 +10,6 @@ import torch
 
 from reefknot.errors import ResourceError
 from reefknot.lab.bench import heads
-from reefknot.lab.bench.floors import floor
 from reefknot.lab.bench.heads import Bench, Row, cases, measure_all
 from reefknot.lab.bench.problems import DEPTH, ENDS, EXPERTS, Shape, make_problem
 
@@ -57,7 +56,7 @@ def test_a_competitor_that_fails_is_a_row(error: Exception, reason: str, monkeyp
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("reefknot.lab.bench.peers.LOSSES", {"plain": refuse})
+    monkeypatch.setattr("reefknot.lab.bench.competitors.LOSSES", {"plain": refuse})
     ours, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
     assert ours.ms is not None
     assert eager.ms is None
@@ -65,7 +64,7 @@ def test_a_competitor_that_fails_is_a_row(error: Exception, reason: str, monkeyp
 
 
 def test_gradients_that_are_not_finite_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "relative_errors", lambda found, exact: {"hidden": float("nan")})
+    monkeypatch.setattr(heads, "relative_errors", lambda gradients, exact: {"hidden": float("nan")})
     (row,) = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
     assert row.errors is None
     assert row.note == "gradients are not finite"
@@ -76,15 +75,15 @@ def test_floors() -> None:
     n, d, v = SHAPE
     problems = {end: make_problem(end, SHAPE, "cpu", torch.float32) for end in ENDS}
     distinct = len(set(problems["plain"].targets.tolist()))
-    assert floor(problems["plain"]) == 6 * n * d * v
-    assert floor(problems["augmented-detached"]) == 6 * n * d * v + 6 * distinct * d * v
-    assert floor(problems["augmented"]) == 6 * n * d * v + 10 * distinct * d * v
-    assert floor(problems["mixture"]) == EXPERTS * (6 * n * d * v + 6 * n * d * d)
-    assert floor(problems["drill"]) == 6 * n * d * v + DEPTH * 6 * v * d * d
+    assert problems["plain"].floor == 6 * n * d * v
+    assert problems["augmented-detached"].floor == 6 * n * d * v + 6 * distinct * d * v
+    assert problems["augmented"].floor == 6 * n * d * v + 10 * distinct * d * v
+    assert problems["mixture"].floor == EXPERTS * (6 * n * d * v + 6 * n * d * d)
+    assert problems["drill"].floor == 6 * n * d * v + DEPTH * 6 * v * d * d
     y = problems["adaptive"].targets
     first, second = int(((y >= 5) & (y < 25)).sum()), int((y >= 25).sum())
     tails = 6 * first * 4 * (20 + d) + 6 * second * 2 * (25 + d)
-    assert floor(problems["adaptive"]) == 6 * n * d * 7 + tails
+    assert problems["adaptive"].floor == 6 * n * d * 7 + tails
 
 
 def test_cases() -> None:
@@ -100,8 +99,8 @@ def test_a_shape_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     def refuse(_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(heads, "reference", refuse)
-    with pytest.raises(ResourceError, match="plain, N = 16, D = 8, V = 50: the reference does not fit"):
+    monkeypatch.setattr(heads, "exact_gradients", refuse)
+    with pytest.raises(ResourceError, match="plain, N = 16, D = 8, V = 50: the float64 reference does not fit"):
         list(measure_all(QUICK, 1e9, [("plain", SHAPE)], lambda line: None))
 
 
@@ -109,4 +108,4 @@ def test_an_end_that_nobody_asked_for_has_is_passed_over() -> None:
     said: list[str] = []
     chosen = [("drill", SHAPE)]
     assert list(measure_all(replace(QUICK, families=("compile",)), 1e9, chosen, said.append)) == []
-    assert said[1:] == ["  none of the competitors asked for has this end"]
+    assert said[1:] == ["  none of the chosen competitors has this end"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from reefknot.errors import SettingsError
-from reefknot.lab.bench.naive import LOSSES
-from reefknot.lab.bench.problems import ENDS, Shape, band_widths, make_problem
+from reefknot.lab.bench.plain_ends import LOSSES
+from reefknot.lab.bench.problems import ENDS, Shape, band_dims, make_problem
 
 SHAPE = Shape(400, 64, 1000)
 
@@ -51,18 +51,18 @@ def test_logits_hold_the_unigram_and_the_boost() -> None:
 
 
 def test_bands_are_narrower_and_narrower() -> None:
-    assert band_widths(1024) == (1024, 256, 64)
-    assert band_widths(8) == (8, 4, 2)
+    assert band_dims(1024) == (1024, 256, 64)
+    assert band_dims(8) == (8, 4, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("64,16", "must be rows,width,classes"),
-        ("a,b,c", "must be rows,width,classes"),
-        ("1,2,3,4", "must be rows,width,classes"),
+        ("64,16", "must be rows,dim,classes"),
+        ("a,b,c", "must be rows,dim,classes"),
+        ("1,2,3,4", "must be rows,dim,classes"),
         ("0,16,500", "at least 1 row"),
-        ("64,16,10", "at least 1 row, a width of 8 and 50 classes"),
+        ("64,16,10", "at least 1 row, 8 dimensions and 50 classes"),
     ],
 )
 def test_a_wrong_shape_is_refused(text: str, message: str) -> None:

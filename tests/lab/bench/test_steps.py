@@ -13,8 +13,8 @@ import torch
 from reefknot.kernels.choice import current
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.bench import steps
-from reefknot.lab.bench.steps import CAPTURED, EAGER, LOOP, STORED, Course, Job, Looped, Row, Text, measure_all
-from reefknot.lab.bench.stored import MaskedLookup, StoredAdaptive
+from reefknot.lab.bench.plain_ends import MaskedLookup, StoredAdaptive
+from reefknot.lab.bench.steps import CAPTURED, EAGER, LOOP, STORED, Job, Looped, Row, Text, Workload, measure_all
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.transformer import Transformer
@@ -73,7 +73,7 @@ def test_every_column_is_there() -> None:
         assert row.ms is not None
         assert row.tokens_per_second == pytest.approx(4 * 6 / (1e-3 * row.ms))
         assert row.epoch_seconds == pytest.approx(2_000 / (4 * 6 / (1e-3 * row.ms)))
-        assert row.flops == pytest.approx(_operations(Course(_job(), EAGER, "cpu")) / (1e-3 * row.ms))
+        assert row.flops == pytest.approx(_operations(Workload(_job(), EAGER, "cpu")) / (1e-3 * row.ms))
         assert row.matrix_share == pytest.approx(row.flops / 1e12)
         assert all(record[f"{part}_share"] > 0 for part in ("input", "encoder", "output"))
         assert record["ends_share"] == pytest.approx(record["input_share"] + record["output_share"])
@@ -90,9 +90,9 @@ def test_a_row_is_compared_with_the_first_of_its_corpus() -> None:
     assert two.over_first == pytest.approx(two.epoch_seconds / one.epoch_seconds)  # type: ignore[operator]
 
 
-def _operations(course: Course) -> float:
+def _operations(workload: Workload) -> float:
     """Of a step, the mean."""
-    return sum(operations(course.model, x_BT, y_BT) for x_BT, y_BT, _ in course.windows) / len(course.windows)
+    return sum(operations(workload.model, x_BT, y_BT) for x_BT, y_BT, _ in workload.windows) / len(workload.windows)
 
 
 def test_self_attention_is_compared_with_stored_logits() -> None:
@@ -103,19 +103,19 @@ def test_self_attention_is_compared_with_stored_logits() -> None:
     assert (stored.mode, stored.note, eager.mode, eager.note) == (STORED, "", EAGER, "")
     assert (stored.batching, stored.accumulate) == ("blocks", 2)
     assert eager.over_baseline == pytest.approx(eager.epoch_seconds / stored.epoch_seconds)  # type: ignore[operator]
-    course = Course(job, STORED, "cpu")
-    assert isinstance(course.model.input, MaskedLookup)
-    assert isinstance(course.model.output, StoredAdaptive)
-    assert course.operations == Course(job, EAGER, "cpu").operations, "what is needed at least, whoever computes it"
+    workload = Workload(job, STORED, "cpu")
+    assert isinstance(workload.model.input, MaskedLookup)
+    assert isinstance(workload.model.output, StoredAdaptive)
+    assert workload.operations == Workload(job, EAGER, "cpu").operations, "what is needed at least, whoever computes it"
 
 
 def test_stored_logits_train_alike() -> None:
     found = []
     for mode in (STORED, EAGER):
-        course = Course(_job("adaptive", _attention, batching="sentences", accumulate=2), mode, "cpu")
+        workload = Workload(_job("adaptive", _attention, batching="sentences", accumulate=2), mode, "cpu")
         torch.manual_seed(3)
-        course.run()
-        found.append(course.update.tally.report())
+        workload.run()
+        found.append(workload.update.tally.report())
     assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
     assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_captured_says_so() -> None:
     row = steps._measure(_job(), CAPTURED, "cpu", None, 0.0, lambda line: None)
     assert (row.ms, row.note) == (
         None,
-        "a part of the model asks the device for a number, so there is nothing to capture",
+        "a part of the model reads a number back from the device, so a step cannot be captured",
     )
 
 
@@ -140,7 +140,7 @@ def test_a_row_that_fails_says_so_and_the_others_go_on() -> None:
 
 
 def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Course, "parts", lambda self: 1 / 0)
+    monkeypatch.setattr(Workload, "parts", lambda self: 1 / 0)
     row, *_ = _run(_job())
     assert row.ms is not None
     assert row.encoder_share is None
@@ -148,32 +148,32 @@ def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pyt
 
 
 def test_a_pass_trains_on_each_window_as_training_does() -> None:
-    course = Course(_job(averaging={"start": "at_once"}), EAGER, "cpu")
-    before = [parameter.clone() for parameter in course.model.parameters()]
-    course.run()
-    assert course.model.training
-    assert course.tokens == len(course.windows) * 4 * 6
-    report = course.update.tally.report()
+    workload = Workload(_job(averaging={"start": "at_once"}), EAGER, "cpu")
+    before = [parameter.clone() for parameter in workload.model.parameters()]
+    workload.run()
+    assert workload.model.training
+    assert workload.tokens == len(workload.windows) * 4 * 6
+    report = workload.update.tally.report()
     assert report.sums["nll"] > 0
     assert report.gradient_norm > 0
-    averages = course.update.state.averages
+    averages = workload.update.state.averages
     assert averages is not None
-    assert int(averages.count) == len(course.windows)
-    assert all(torch.equal(one, other) for one, other in zip(before, course.model.parameters(), strict=True))
+    assert int(averages.count) == len(workload.windows)
+    assert all(torch.equal(one, other) for one, other in zip(before, workload.model.parameters(), strict=True))
 
 
 def test_windows_have_random_lengths_where_the_row_has() -> None:
-    course = Course(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
-    lengths = {x_BT.shape[1] for x_BT, *_ in course.windows}
+    workload = Workload(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
+    lengths = {x_BT.shape[1] for x_BT, *_ in workload.windows}
     assert len(lengths) > 1
-    assert course.tokens == sum(4 * x_BT.shape[1] for x_BT, *_ in course.windows)
+    assert workload.tokens == sum(4 * x_BT.shape[1] for x_BT, *_ in workload.windows)
 
 
 def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
-    course = Course(_job(accumulate=2), EAGER, "cpu")
-    assert course.piece.x.shape == (2, 6)
-    source, encoder, end = course.parts()
-    assert source.leaves == list(course.model.input.parameters())
+    workload = Workload(_job(accumulate=2), EAGER, "cpu")
+    assert workload.piece.x.shape == (2, 6)
+    source, encoder, end = workload.parts()
+    assert source.leaves == list(workload.model.input.parameters())
     assert encoder.leaves[0].shape == (2, 6, 8)
     assert end.leaves[0].shape == (12, 8)
     for part in (source, encoder, end):
@@ -184,20 +184,20 @@ def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
 
 @pytest.mark.parametrize("batching", ["blocks", "sentences"])
 def test_samples_count_for_the_targets_they_have(batching: str) -> None:
-    course = Course(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
-    course.run()
-    targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in course.windows]
-    assert course.tokens == course.update.tally.report().tokens == sum(targets)
-    *_, end = course.parts()
-    reached = course.piece.y.numel() if course.piece.places is None else len(course.piece.places)
+    workload = Workload(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
+    workload.run()
+    targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
+    assert workload.tokens == workload.update.tally.report().tokens == sum(targets)
+    *_, end = workload.parts()
+    reached = workload.piece.y.numel() if workload.piece.places is None else len(workload.piece.places)
     assert end.leaves[0].shape == (reached, 8)
-    assert 0 < course.piece.plan.count <= reached < targets[0]
+    assert 0 < workload.piece.plan.count <= reached < targets[0]
     (row,) = _run(_job(batching=batching, steps=90))[1:]
     assert (row.note, row.ends_share is None) == ("", False)
 
 
 def test_the_loop_is_the_encoder_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Course(_job(), LOOP, "cpu").model
+    model = Workload(_job(), LOOP, "cpu").model
     assert isinstance(model.encoder, Looped)
     seen: list[str] = []
 
@@ -215,18 +215,18 @@ def test_the_loop_is_the_encoder_s_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_loop_computes_the_same() -> None:
-    courses = [Course(_job(), mode, "cpu") for mode in (LOOP, EAGER)]
+    workloads = [Workload(_job(), mode, "cpu") for mode in (LOOP, EAGER)]
     found = []
-    for course in courses:
+    for workload in workloads:
         torch.manual_seed(3)
-        course.run()
-        found.append(course.update.tally.report())
+        workload.run()
+        found.append(workload.update.tally.report())
     assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
     assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
 
 
 def test_random_text_is_zipf_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TEXT.told == "ptb is not here: random text of its 30 words; an epoch is its 2,000 tokens"
+    assert TEXT.description == "ptb not found: random text with its 30 words; an epoch has its 2,000 tokens"
     counts = np.bincount(TEXT.ids, minlength=30)
     assert len(TEXT.ids) == TEXT.tokens == 2_000
     assert counts[0] > counts[3] > counts[25] > 0

@@ -131,7 +131,7 @@ def test_steps_of_a_corpus_that_is_not_here(cli: Cli, monkeypatch: pytest.Monkey
         "bench", "steps", "press2017/table6", *small, "--row", "small + wt", "--seconds", "0", "--device", "cpu"
     )
     assert outcome.code == 0, outcome.err
-    assert "ptb is not here: random text of its 10,000 words; an epoch is its 929,589 tokens" in outcome.out
+    assert "ptb not found: random text with its 10,000 words; an epoch has its 929,589 tokens" in outcome.out
     assert "Small + WT: 2 streams of 2 steps" in outcome.out
 
 
@@ -232,7 +232,7 @@ def test_translation(cli: Cli, tmp_path: Path) -> None:
         (("encoders", "--end", "plain"), "bench encoders takes no --end; leave it out"),
         (("encoders", "--shape", "20,35"), "--shape 20,35: must be streams,steps,widths"),
         (("encoders", "--weights", "bfloat16", "--device", "cpu"), "--weights bfloat16 needs a GPU"),
-        (("heads", "--shape", "16,8"), "--shape 16,8: must be rows,width,classes, such as 700,200,10000"),
+        (("heads", "--shape", "16,8"), "--shape 16,8: must be rows,dim,classes, such as 700,200,10000"),
         (("heads", "--end", "planar"), "--end planar: must be plain or adaptive"),
         (("heads", "--competitor", "tiger"), "--competitor tiger: must be reefknot or eager"),
         (("heads", "--weights", "float8"), "--weights float8: must be float32 or bfloat16"),

@@ -1,6 +1,6 @@
 """Rows and memories that keep their size, and steps that are replayed, against steps that run as they are.
 
-A GPU replays what it has captured; where there is none, a stand-in computes what a graph would.
+A GPU replays what it has captured; where there is none, the operators of a step are recorded and run again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from recorded_graph import RecordedGraph
 from reefknot.errors import ArgumentError
+from reefknot.kernels import capture
+from reefknot.kernels.capture import GraphCache
 from reefknot.lab.evaluation import decoding as module
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search, greedy, sample
-from reefknot.lab.evaluation.decoding import Decoder, FixedRows, Graph, Graphs, Rows, Step, _filled, decoding
+from reefknot.lab.evaluation.decoding import Decoder, FixedRows, Rows, _filled, decoding
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
@@ -32,40 +35,6 @@ HOW = SearchSettings(longest=1.5, beyond=2)
 
 def searched(decoder: Decoder, source_BS: Tensor, width: int, n_best: int = 1) -> list[list[Hypothesis]]:
     return beam_search(decoder, source_BS, EOS, HOW.model_copy(update={"beam": width}), n_best=n_best)
-
-
-class Again:
-    """In the place of a CUDA graph: the same step, from the same tensors into the same tensors."""
-
-    def __init__(self, step: Step, state: State, same: set[str], rows: int) -> None:
-        self.given = torch.zeros(2, rows, dtype=torch.int64, device=next(iter(state.values())).device)
-        self._call = lambda: step(state, self.given[0], self.given[1], same)
-        self._state, self._same = state, same
-        self.best, _, _ = self._call()
-
-    def replay(self) -> None:
-        best, after, _ = self._call()
-        for into, found in zip(self.best, best, strict=True):
-            into.copy_(found)
-        for name in after.keys() - self._same:
-            self._state[name].copy_(after[name])
-
-
-class StandIns(Graphs):
-    def __init__(self) -> None:
-        self._kept = {}
-        self.made = 0
-
-    def _captured(self, step: Step, state: State, same: set[str]) -> Graph:
-        self.made += 1
-        again: Any = Again(step, state, same, next(iter(state.values())).shape[1])
-        return Graph(again, state, again.given, again.best)
-
-
-@pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-    return StandIns()
 
 
 def assert_all_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -190,16 +159,14 @@ def test_the_mode_comes_back_and_vectors_are_computed_once_for_all_batches(monke
     assert len(calls) == 1
 
 
-# -- steps that are replayed, by a stand-in --------------------------------------------------------------------------
+# -- steps that are replayed, as they were recorded -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_replayed_steps_find_the_same(
-    encoder: str, dtype: torch.dtype, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replayed_steps_find_the_same(encoder: str, dtype: torch.dtype, recorded: list[RecordedGraph]) -> None:
     """Over batches of several shapes, some of which come up again: a state of another batch is never gone on from."""
-    monkeypatch.setattr(module, "GRAPHS", 4)
+    graphs: Any = GraphCache(torch.device("cpu"), limit=4)
     model = translator(encoder, seed=2)
     if dtype == torch.bfloat16:
         model = model.float()
@@ -208,37 +175,36 @@ def test_replayed_steps_find_the_same(
         decoding(model, fixed=True) as replayed,
         decoding(model, fixed=True) as run,
     ):
-        replayed.graphs = stand_ins
+        replayed.graphs = graphs
         for number, lengths in enumerate((LENGTHS, (3, 4, 5, 9, 2), (3, 2), (9, 9, 2, 2, 10), (4, 7))):
             source_BS = sources(*lengths, seed=number)
             for width in (1, 3):
                 assert_all_same(
                     searched(replayed, source_BS, width, n_best=width), searched(run, source_BS, width, n_best=width)
                 )
-    assert stand_ins.made == len(stand_ins) == 4
+    assert len(recorded) == len(graphs) == 4
     assert replayed.graphs is None, "what it read is no longer held"
 
 
-def test_as_many_graphs_are_kept_as_are_used(stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRAPHS", 2)
+def test_as_many_graphs_are_kept_as_are_used(recorded: list[RecordedGraph]) -> None:
     model = translator("attention_gru")
     with decoding(model, fixed=True) as decoder:
-        decoder.graphs = stand_ins
+        decoder.graphs = GraphCache(decoder.device, limit=2)
         made = []
         for sentences in (1, 2, 1, 3, 1, 2):
             searched(decoder, sources(*[4] * sentences), 2)
-            made.append(stand_ins.made)
-            assert len(stand_ins) <= 2
+            made.append(len(recorded))
+            assert len(decoder.graphs) <= 2
     assert made == [1, 2, 2, 3, 3, 4]
 
 
-def test_rows_nobody_reads_may_hold_anything(stand_ins: StandIns) -> None:
+def test_rows_nobody_reads_may_hold_anything(recorded: list[RecordedGraph]) -> None:
     """17 sentences fill up 18, and those that are done go on beside the others."""
     model, source_BS = translator("encoder_decoder", seed=2), sources(*np.arange(2, 19).tolist())
     with decoding(model, fixed=True) as decoder:
-        decoder.graphs = stand_ins
+        decoder.graphs = GraphCache(decoder.device, limit=2)
         found = searched(decoder, source_BS, 2)
-        assert {graph.given.shape[1] for graph in stand_ins._kept.values()} == {36}
+        assert {graph.inputs[0].shape[1] for graph in decoder.graphs._graphs.values()} == {36}
     assert_all_same(found, beam_search(model, source_BS, EOS, HOW.model_copy(update={"beam": 2})))
 
 
@@ -288,8 +254,8 @@ def test_captured_steps_find_what_a_growing_memory_does(encoder: str) -> None:
 def test_graphs_are_captured_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRAPHS", 2)
     made: list[int] = []
-    capture = Graphs._captured
-    monkeypatch.setattr(Graphs, "_captured", lambda *given: made.append(1) or capture(*given))
+    record = capture._record
+    monkeypatch.setattr(capture, "_record", lambda *given: made.append(1) or record(*given))
     model = translator("encoder_decoder").cuda()
     with decoding(model) as decoder:
         counts = []

@@ -265,7 +265,7 @@ def test_a_replayed_segment_is_one_that_was_launched(
     found = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)
     assert len(replays) == (0 if model.waits else 14), "15 whole segments, of which the first is launched"
     assert unharmed(model, before)
-    monkeypatch.setattr(dynamic, "Replayed", lambda step, capture: step)
+    monkeypatch.setattr(dynamic.RepeatedSteps, "__call__", lambda self, key, step: step())
     launched = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)
     np.testing.assert_allclose(found.nll, launched.nll, rtol=1e-4 if precision == "float32" else 2e-2)
     assert np.abs(launched.nll - score(model, ids_split(63, seed=1), WORDS).nll).max() > 0.05, "nothing was learned"

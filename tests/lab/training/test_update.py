@@ -13,14 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from recorded_graph import RecordedGraph
+from reefknot.kernels.choice import using
+from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
 from reefknot.lab.text.batches import batches_of
 from reefknot.lab.text.streams import Streams
+from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
+from reefknot.lab.training.state import Progress, TrainState
+from reefknot.lab.training.update import CapturedUpdates
+from reefknot.lab.training.update import Update as WindowUpdate
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -219,3 +227,61 @@ def test_a_tied_table_is_drawn_once(update: Update) -> None:
     drawn = [torch.empty_like(parameter).uniform_(-0.2, 0.2) for parameter in model.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), drawn, strict=True))
     assert sum(parameter.shape == (VOCABULARY, 8) for parameter in model.parameters()) == 1
+
+
+TRANSFORMER = "encoder={kind = 'transformer', layers = 1, heads = 2, ffn_dim = 8, dropout = 0.3}"
+ADAPTIVE = (
+    "tables.bands={kind = 'banded', dim = 8, sizes = [4, 4], factor = 2}",
+    "projections.out={kind = 'bands', table = 'bands', dim = 8, head = false}",
+    "output={kind = 'adaptive', projections = 'out', classifier = {kind = 'plain', table = 'bands', bias = false}}",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "graphs"),
+    [
+        (("training.random_steps={probability = 0.5, deviation = 2.0, least = 2}",), 3),
+        (("training.accumulate=2", "training.averaging={start = 'at_once'}"), 1),
+        ((TRANSFORMER, "training.batching=sentences", "training.divisor=tokens"), 2),
+        (("output={kind='augmented', table='words', gamma = 0.5, classifier={kind='plain', table='words'}}",), 1),
+        (ADAPTIVE, 1),
+    ],
+    ids=["random lengths", "pieces", "sentences", "augmented", "adaptive"],
+)
+def test_replayed_updates_are_the_updates(
+    tiny_recipe: Callable[..., Path], recorded: list[RecordedGraph], overrides: tuple[str, ...], graphs: int
+) -> None:
+    """To the bit, with dropout and a state that is carried over windows of several lengths."""
+    rate = "training.optimiser.learning_rate=0.5"
+    experiment = load_recipe(str(tiny_recipe()), ("encoder.dropout=0.3", rate, *overrides), "tied").experiments["tied"]
+    settings, world = experiment.training, World()
+    ids = np.random.default_rng(7).integers(0, VOCABULARY, BATCH * 60).astype(np.int32)
+    batches = batches_of(settings, ids, eos=0)
+    torch.manual_seed(1)
+    built = build_model(experiment, VOCABULARY)
+    outcomes = []
+    for replay in (False, True):
+        model = copy.deepcopy(built).train()
+        parallel = world.parallel(model)
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
+        hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
+        averages = Averages.at_once(parallel.parameters, settings.averaging)
+        state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.scaler(False))
+        update = WindowUpdate(model, state, world, settings)
+        if replay:
+            # As on a GPU, where the host does not look at an update before the next one.
+            update.at_once = False
+            update._replays = CapturedUpdates(update._make, world.device)
+        torch.manual_seed(2)
+        for epoch in (1, 2):
+            batches.begin(epoch)
+            for index in range(batches.windows):
+                with using("reference"):  # on a CPU the other kernels look at the value of a factor
+                    update(*batches.window(index), 0.5, batches.count(index))
+        outcomes.append((update.tally.report(), model.state_dict(), state.hidden))
+    assert len(recorded) >= graphs
+    (report, weights, hidden), (again, others, carried) = outcomes
+    assert report == again
+    assert report.tokens > 0
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert all(torch.equal(hidden[name], carried[name]) for name in hidden)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.nn.outputs.contract import Plan, send
+from reefknot.kernels.capture import send
+from reefknot.nn.outputs.contract import Plan
 
 META = torch.device("meta")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

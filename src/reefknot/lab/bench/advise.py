@@ -1,11 +1,12 @@
-"""The eight ends of Baevski & Auli (2019), Table 3, on a text and a machine: `reefknot advise CORPUS`.
+"""The eight ends of Baevski & Auli (2019), Table 3, on your text and machine: `reefknot advise CORPUS`.
 
-Parameters are counted; peak memory and speed are measured over a few training steps of a Transformer whose body is the
-same for all. Widths keep the paper's proportions to the model's, 1,024 there: plain word vectors have a half of it, the
-narrow inputs of ASM a sixteenth, bands the whole, a quarter and a sixteenth, and a char-CNN has as many fewer features.
+Parameters are counted. Peak memory and speed are measured over a few training steps of a Transformer whose body is the
+same for all ends. Dimensions keep the paper's proportions to those of the model (1,024 there): plain word vectors have
+a half of them, the narrow inputs of ASM a sixteenth, and the three bands all, a quarter and a sixteenth of them. The
+char-CNN has proportionally fewer features.
 
-An update reads as many tokens at every end. Pieces of words are shorter than words, so ends are compared in words,
-with line ends among them as in word perplexity.
+An update reads as many tokens with every end. Sub-words are shorter than words, so ends are compared in words, counting
+line ends as word perplexity does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from reefknot.lab.bench.measure import reason, work_times
-from reefknot.lab.bench.steps import CAPTURED, EAGER, Course, Job, Text
+from reefknot.lab.bench.steps import CAPTURED, EAGER, Job, Text, Workload
 from reefknot.lab.config.settings import check
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.tasks import build_model
@@ -32,8 +33,8 @@ from reefknot.nn.inputs.char_cnn import PAPER_FILTERS
 ENDS = {
     "SM": "word vectors into a softmax",
     "SM-T": "word vectors into a softmax, tied",
-    "BPE": "pieces of words into a softmax",
-    "BPE-T": "pieces of words into a softmax, tied",
+    "BPE": "sub-words into a softmax",
+    "BPE-T": "sub-words into a softmax, tied",
     "ASM": "narrow word vectors into an adaptive softmax",
     "CNN": "spellings into an adaptive softmax",
     "ADP": "adaptive input into an adaptive softmax",
@@ -43,48 +44,48 @@ BEST = "ADP-T"
 """The end that did best in the paper."""
 PAPER_WIDTH, PAPER_BANDS, PAPER_STEPS, PAPER_MERGES = 1024, (20_000, 40_000), 512, 32_000
 LEAST = 80_000
-"""Words from which on the paper's bands leave the last one as many as the first."""
+"""The smallest vocabulary in which the paper's bands leave as many words to the last band as the first has."""
 COVERED = (0.9, 0.975)
-"""Shares of a smaller vocabulary's text that its first band makes, and its first two."""
+"""In a smaller vocabulary, the shares of the text that the first band covers, and the first two."""
 AS_FAST = 0.9
-"""Share of the greatest speed that is taken for as fast."""
+"""The share of the highest speed that counts as equally fast."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """What stands between the ends, and how much it reads at once."""
+    """The Transformer between the ends, and how much it reads per update."""
 
     dim: int
     layers: int
     heads: int
     ffn: int
     tokens: int
-    """Per update."""
+    """Tokens per update."""
 
     @property
     def steps(self) -> int:
-        """Tokens of a block."""
+        """Tokens per block."""
         return min(PAPER_STEPS, self.tokens)
 
     def within(self, tokens: int) -> Body:
-        """The body with updates of whole blocks, which a text of so many tokens has."""
+        """Return the body with updates of whole blocks that a text of this many tokens can fill."""
         cut = replace(self, tokens=min(self.tokens, tokens))
         return replace(cut, tokens=cut.tokens - cut.tokens % cut.steps)
 
     def __str__(self) -> str:
         return (
-            f"{self.layers} x width {self.dim}, {self.heads} heads, {self.ffn} feed-forward units; "
+            f"{self.layers} layers of {self.dim} dimensions, {self.heads} heads, {self.ffn} feed-forward units; "
             f"updates of {self.tokens // self.steps} x {self.steps} tokens"
         )
 
 
 BODIES = {"cuda": Body(512, 6, 8, 2048, 4096), "cpu": Body(128, 2, 4, 512, 512)}
-"""What is measured where nothing else is asked for; a CPU should be through within a minute."""
+"""The default bodies. On a CPU the measurement should take less than a minute."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of one end, or why nothing was."""
+    """The figures of one end, or why there are none."""
 
     end: str
     ends_parameters: int | None = None
@@ -92,35 +93,36 @@ class Row:
     memory_bytes: int | None = None
     tokens_per_second: float | None = None
     words_per_second: float | None = None
-    """Words and line ends."""
+    """Words and line ends per second."""
     note: str = ""
     """Why something was not measured."""
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the row as plain JSON values."""
         return asdict(self)
 
 
 def vocabulary_of(end: str, types: int) -> VocabularySettings:
-    """What the tokens of an end are: words, of which there are so many types, or pieces of them, fewer than words."""
+    """Return the vocabulary of an end: words, or sub-words, of which there are fewer than the `types` of words."""
     merges = max(min(PAPER_MERGES, types // 2), 1)
     return VocabularySettings.model_validate({"bpe": {"merges": merges}} if end.startswith("BPE") else {})
 
 
 def choose_bands(words: Vocabulary) -> tuple[tuple[int, ...], str]:
-    """How many words the first bands have, and for people why: the paper's sizes, or by how much of the text they make.
+    """Return the sizes of all bands but the last, and a line that explains them.
 
-    No band is empty, so a very small vocabulary has fewer of them.
+    The sizes are the paper's, or follow from the share of the text that the bands cover. No band is empty, so a very
+    small vocabulary has fewer bands.
     """
     sizes: tuple[int, ...] = PAPER_BANDS
     why = "the paper's"
     if len(words) < LEAST:
-        made = np.cumsum(words.counts) / max(sum(words.counts), 1)
-        bounds = sorted({int(np.searchsorted(made, share)) + 1 for share in COVERED if made[0] < share})
+        covered = np.cumsum(words.counts) / max(sum(words.counts), 1)
+        bounds = sorted({int(np.searchsorted(covered, share)) + 1 for share in COVERED if covered[0] < share})
         bounds = [bound for bound in bounds if bound < len(words)]
         sizes = tuple(int(size) for size in np.diff([0, *bounds]))
-        shares = " and ".join(f"{made[bound - 1]:.1%}" for bound in bounds)
-        why = f"{shares} of the text by the end of each but the last" if bounds else "too few words for several"
+        shares = ", ".join(f"{covered[bound - 1]:.1%}" for bound in bounds)
+        why = f"cumulatively {shares} and 100% of the text" if bounds else "too few words for several"
     all_sizes = (*sizes, len(words) - sum(sizes))
     return sizes, f"bands of {' / '.join(f'{size:,}' for size in all_sizes)} words ({why})"
 
@@ -128,7 +130,7 @@ def choose_bands(words: Vocabulary) -> tuple[tuple[int, ...], str]:
 def experiment(
     end: str, corpus: str, body: Body, vocabulary: VocabularySettings, sizes: Sequence[int], device: str
 ) -> LanguageModelExperiment:
-    """An end on a body, as a recipe would say it."""
+    """Return an end on a body, as the settings of a recipe."""
     settings = _ends(end, body.dim, sizes) | {
         "corpus": {"name": corpus},
         "vocabulary": vocabulary.model_dump(),
@@ -149,7 +151,7 @@ def experiment(
 
 
 def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:
-    """Tables, projections and the two ends themselves."""
+    """Return the settings of the tables, projections and both ends."""
     word: dict[str, Any] = {"kind": "word", "dim": dim}
     banded = {"kind": "banded", "dim": dim, "sizes": list(sizes), "factor": 4}
     output: dict[str, Any] = {"kind": "softmax", "classifier": {"kind": "plain", "table": "classes", "bias": False}}
@@ -185,13 +187,13 @@ def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _char_cnn(dim: int) -> dict[str, Any]:
-    """As much narrower than the paper's as the model is; vectors of bytes keep their width."""
+    """Return a char-CNN with the paper's features in proportion to the model. Byte vectors keep their dimensions."""
     filters = [[width, max(features * dim // PAPER_WIDTH, 1)] for width, features in PAPER_FILTERS]
     return {"kind": "char_cnn", "dim": dim, "filters": filters}
 
 
 def count(row: Row, found: LanguageModelExperiment, tokens: int) -> Row:
-    """The row with its parameters, counted without building the model in memory."""
+    """Return the row with its numbers of parameters, counted without allocating the model."""
     with torch.device("meta"):
         model = build_model(found, tokens)
     counts = model.parameter_counts()
@@ -199,20 +201,20 @@ def count(row: Row, found: LanguageModelExperiment, tokens: int) -> Row:
 
 
 def measure(row: Row, found: LanguageModelExperiment, dataset: Dataset, device: str, seconds: float) -> Row:
-    """The row with its speed, over some training steps, and the most memory that this process has held by then."""
+    """Return the row with its speed over some training steps, and the peak memory of this process so far."""
     train = dataset.splits["train"]
-    # What is left over would make smaller updates than the others.
+    # The remainder would make a smaller update than the others.
     end = train.tokens - train.tokens % (found.training.batch * found.training.steps)
     ids, inputs = train.ids[:end], train.inputs[:end]
     text = Text(ids, train.tokens, dataset.summary, dataset.name, inputs, dataset.vocabulary.eos)
     job = Job(row.end, found.training, partial(build_model, found, dataset.vocabulary), text)
     try:
-        course = Course(job, CAPTURED if device == "cuda" else EAGER, device)
-        (spent,) = work_times(device, [(course.run, lambda: None)], seconds)
-    except Exception as error:  # a cell says so; the others go on
+        workload = Workload(job, CAPTURED if device == "cuda" else EAGER, device)
+        (milliseconds,) = work_times(device, [(workload.run, lambda: None)], seconds)
+    except Exception as error:  # the other ends are still measured
         return replace(row, note=reason(error))
-    # Others may use a CPU too, and slow some of the steps down.
-    speed = 1e3 * course.tokens / (median(spent) if device == "cuda" else min(spent))
+    # Other processes may use a CPU too and slow some of the steps down.
+    speed = 1e3 * workload.tokens / (median(milliseconds) if device == "cuda" else min(milliseconds))
     return replace(
         row,
         memory_bytes=peak_memory_bytes(device),
@@ -222,23 +224,26 @@ def measure(row: Row, found: LanguageModelExperiment, dataset: Dataset, device: 
 
 
 def advice(rows: Iterable[Row]) -> str:
-    """What follows from the figures, in a sentence or two."""
+    """Return a recommendation in a sentence or two."""
     measured = [row for row in rows if row.words_per_second is not None]
     if not measured:
         return "No end could be measured: try a smaller body (--dim, --layers) or fewer --tokens."
     if len(measured) == 1:
-        return f"{measured[0].end} alone was measured: there is nothing to compare it with."
+        return f"Only {measured[0].end} was measured: there is nothing to compare it with."
     speeds = {row.end: row.words_per_second or 0.0 for row in measured}
     fastest = max(speeds, key=speeds.__getitem__)
     leanest = min(measured, key=lambda row: row.memory_bytes or 0).end
     smallest = min(measured, key=lambda row: row.parameters or 0).end
-    facts = f"{fastest} reads most words a second, {leanest} needs least memory, {smallest} has fewest parameters."
+    facts = (
+        f"{fastest} reads the most words per second, {leanest} needs the least memory, "
+        f"{smallest} has the fewest parameters."
+    )
     if BEST not in speeds:
         return f"{facts} {BEST}, the paper's best, was not measured."
     reached = speeds[BEST] / speeds[fastest]
     if reached >= AS_FAST:
-        return f"{facts} Take {BEST}: it did best in the paper, and has {reached:.0%} of the greatest speed here."
+        return f"{facts} Use {BEST}: it did best in the paper, and reaches {reached:.0%} of the highest speed here."
     return (
-        f"{facts} {BEST} did best in the paper and has {reached:.0%} of the greatest speed here: "
-        f"take {fastest} where speed decides, {BEST} where perplexity does."
+        f"{facts} {BEST} did best in the paper and reaches {reached:.0%} of the highest speed here: "
+        f"use {fastest} if speed decides, {BEST} if perplexity does."
     )

@@ -1,13 +1,17 @@
-"""Recurrent encoders measured side by side in one run: `reefknot bench encoders`.
+"""Recurrent encoders measured next to each other in one run: `reefknot bench encoders`.
 
-One forward and backward pass of the encoder alone, with all gradients, those of its inputs too. The yardstick is
-torch's `nn.LSTM` without any mask, which is cuDNN on a GPU; ours draw their masks inside what is timed. The plain loop
-is our variational LSTM as everyone writes it, a step of Python at a time.
+A step is one forward and backward pass of the encoder alone, with all gradients, including those of its inputs. The
+yardstick is torch's `nn.LSTM` without any mask, which is cuDNN on a GPU. Our encoders draw their masks inside the
+measured time. The plain loop is our variational LSTM as everyone writes it, one step in Python at a time.
 
-Products are made in the type that the row names, for everybody: float32 as such, or rounded to TF32 as cuDNN does by
-default and training does with `determinism = "fast"`.
+All competitors of a row multiply matrices in the type of the row: in float32, in float32 rounded to TF32 (the default
+of cuDNN, and of training with `determinism = "fast"`), or in bfloat16.
 
-Shapes: B streams, T steps, D width.
+Gradients are compared with those of a float64 loop that has the same masks. Equal seeds would not give it the same
+masks, because a generator draws other numbers for other types. `RecordDraws` therefore keeps all random numbers of a
+run, and `ReplayDraws` copies them into a later run.
+
+Shapes: B streams, T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -22,16 +26,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.choice import using
-from reefknot.lab.bench.draws import Again, Kept
 from reefknot.lab.bench.measure import (
     Competitor,
     Measured,
     Step,
     equal_twice,
     measure_group,
+    ratio,
     relative_errors,
     version,
 )
@@ -41,11 +46,11 @@ from reefknot.nn.encoders.contract import Encoder
 from reefknot.nn.encoders.variational_lstm import VariationalLSTM
 
 RATE, SEED = 0.25, 11
-"""Every drop rate, and the seed of weights and masks."""
+"""The rate of every dropout, and the seed of weights and masks."""
 
 
 class Shape(NamedTuple):
-    """Streams, steps, and the widths from the input to the last layer."""
+    """The numbers of streams and steps, and the widths from the input to the last layer."""
 
     batch: int
     steps: int
@@ -53,7 +58,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Shape:
-        """From "B,T,D-H-H"."""
+        """Parse "B,T,D-H-H"."""
         try:
             batch, steps, widths = text.split(",")
             shape = cls(int(batch), int(steps), tuple(int(width) for width in widths.split("-")))
@@ -78,9 +83,9 @@ SHAPES = {
     "cuda": (*(Shape(20, 35, (width,) * 3) for width in (200, 650, 1500)), Shape(20, 70, _AWD), Shape(80, 70, _AWD)),
     "cpu": (Shape(20, 35, (200,) * 3), Shape(20, 35, (100, 280, 280, 100))),
 }
-"""What is measured where nothing is said: on a GPU the papers' encoders."""
+"""The default shapes: on a GPU those of the papers' encoders."""
 KINDS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
-"""Types of the numbers; TF32 is one of products alone."""
+"""The types of the tensors. TF32 is only a type of products."""
 DTYPES = {"cuda": tuple(KINDS), "cpu": ("float32",)}
 
 
@@ -91,10 +96,10 @@ class Row(Measured):
     shape: Shape
     dtype: str
     over_lstm: float | None = None
-    """Time over that of `nn.LSTM`: captured over captured, where graphs are timed."""
+    """Time over that of `nn.LSTM`. Both are those of captured graphs if graphs are timed."""
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the row as plain JSON values."""
         shape = {"shape": [self.shape.batch, self.shape.steps, list(self.shape.widths)]}
         return asdict(self) | shape | {"worst_error": self.worst_error}
 
@@ -106,13 +111,13 @@ class Bench:
     device: str
     dtypes: Sequence[str]
     seconds: float = 2.0
-    """Of timing per competitor."""
+    """Timing per competitor."""
     graph: bool = False
     """Whether to time a captured CUDA graph as well."""
 
 
 class Tower(nn.Module):
-    """Layers one above the other, each from an empty state, so that competitors of any widths can be built."""
+    """A stack of layers of any widths, each of which starts from an empty state."""
 
     def __init__(self, parts: Sequence[Encoder | nn.LSTM]) -> None:
         super().__init__()
@@ -125,16 +130,16 @@ class Tower(nn.Module):
         return x_BTD
 
 
-def _plain(below: int, width: int, layers: int) -> nn.LSTM:
-    return nn.LSTM(below, width, layers, batch_first=True)
+def _plain(input_dim: int, width: int, layers: int) -> nn.LSTM:
+    return nn.LSTM(input_dim, width, layers, batch_first=True)
 
 
-def _variational(below: int, width: int, layers: int) -> Encoder:
-    return VariationalLSTM(below, width, layers, dropout=RATE)
+def _variational(input_dim: int, width: int, layers: int) -> Encoder:
+    return VariationalLSTM(input_dim, width, layers, dropout=RATE)
 
 
-def _bayesian(below: int, width: int, layers: int) -> Encoder:
-    return BayesianLSTM(below, width, layers, dropout_input=RATE, dropout_hidden=RATE, gates="separate")
+def _bayesian(input_dim: int, width: int, layers: int) -> Encoder:
+    return BayesianLSTM(input_dim, width, layers, dropout_input=RATE, dropout_hidden=RATE, gates="separate")
 
 
 YARDSTICK, LOOP, AWD = "nn.LSTM, no masks", "plain loop, variational", "reefknot, AWD"
@@ -144,17 +149,17 @@ LAYERS: dict[str, Callable[[int, int, int], Encoder | nn.LSTM]] = {
     "reefknot, Bayesian": _bayesian,
     LOOP: _variational,
 }
-"""Competitors by the layers of one width that they are built of."""
+"""Competitors, and how to build their layers of one width."""
 
 
 def competitors(shape: Shape) -> list[str]:
-    """Who takes part at a shape, the yardstick first. An AWD-LSTM has three layers, the inner ones of one width."""
+    """Return the competitors at a shape, the yardstick first. AWD-LSTM has three layers, the first two of one width."""
     fits = shape.layers == 3 and shape.widths[1] == shape.widths[2]
     return [*LAYERS, *([AWD] if fits else [])]
 
 
 def build(name: str, shape: Shape) -> Tower:
-    """A competitor, with the same weights whenever it is called."""
+    """Build a competitor. Equal calls give equal weights."""
     torch.manual_seed(SEED)
     first, *widths = shape.widths
     if name == AWD:
@@ -163,16 +168,18 @@ def build(name: str, shape: Shape) -> Tower:
     make = LAYERS[name]
     if len(set(widths)) == 1:
         return Tower([make(first, widths[0], shape.layers)])
-    return Tower([make(below, width, 1) for below, width in pairwise(shape.widths)])
+    return Tower([make(input_dim, width, 1) for input_dim, width in pairwise(shape.widths)])
 
 
 def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact: bool = False) -> Step:
-    """A competitor's pass over inputs and gradients that are the same for all. `exact`: its reference, a float64 loop
-    over the same numbers."""
+    """Return a competitor's pass, over inputs and output gradients that are the same for all.
+
+    With `exact` it is the reference: a float64 loop over the same numbers.
+    """
     encoder = build(name, shape).to(device, dtype)
-    draw = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED)
     x_BTD, grad_BTD = (
-        torch.randn(shape.batch, shape.steps, width, generator=draw).to(device, dtype)
+        torch.randn(shape.batch, shape.steps, width, generator=generator).to(device, dtype)
         for width in (shape.widths[0], shape.widths[-1])
     )
     if exact:
@@ -190,12 +197,11 @@ def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact
 
 
 def measure_all(bench: Bench, shapes: Sequence[Shape], say: Callable[[str], None]) -> Iterator[list[Row]]:
-    """The rows of every shape and type, as soon as they are measured. A GPU has competitors one after the other, a CPU
-    in turns."""
+    """Yield the rows of every shape and type. Competitors run one after the other on a GPU, and in turns on a CPU."""
     for shape in shapes:
         for dtype in bench.dtypes:
             say(f"{shape}, {dtype}")
-            with _products(tf32=dtype == "tf32"):
+            with _matrix_products(tf32=dtype == "tf32"):
                 rows = _over_yardstick(_measure(bench, shape, dtype, say))
             yield rows
 
@@ -203,18 +209,18 @@ def measure_all(bench: Bench, shapes: Sequence[Shape], say: Callable[[str], None
 def _measure(bench: Bench, shape: Shape, dtype: str, say: Callable[[str], None]) -> list[Row]:
     steps = {name: partial(make_step, name, shape, KINDS[dtype], bench.device) for name in competitors(shape)}
     field = [Competitor(Row(shape, dtype, competitor=name), step, bench.graph) for name, step in steps.items()]
-    groups = [[each] for each in field] if bench.device == "cuda" else [field]
+    groups = [[competitor] for competitor in field] if bench.device == "cuda" else [field]
     examine = partial(_examine, device=bench.device)
     return [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, say)]
 
 
 def _examine(row: Row, step: Step, device: str) -> Row:
-    """All but the time: gradients against a float64 loop with the same masks, and two runs from one seed."""
+    """Measure all but the time: gradients against a float64 loop with the same masks, and two runs from one seed."""
     torch.manual_seed(SEED)
-    with Kept() as masks:
+    with RecordDraws() as masks:
         step.run()
     exact = make_step(row.competitor, row.shape, KINDS[row.dtype], device, exact=True)
-    with Again(masks.drawn), torch.backends.cudnn.flags(enabled=False):
+    with ReplayDraws(masks.drawn), torch.backends.cudnn.flags(enabled=False):
         exact.run()
     expected = {name: gradient for name, gradient in exact.gradients().items() if gradient is not None}
     errors = relative_errors(step.gradients(), expected)
@@ -232,28 +238,71 @@ def _examine(row: Row, step: Step, device: str) -> Row:
 def _over_yardstick(rows: Sequence[Row]) -> list[Row]:
     yardstick = next(row for row in rows if row.competitor == YARDSTICK)
 
-    def ratio(row: Row) -> float | None:
-        for mine, other in ((row.graph_ms, yardstick.graph_ms), (row.ms, yardstick.ms)):
-            if mine is not None and other is not None:
-                return mine / other
-        return None
+    def over_lstm(row: Row) -> float | None:
+        captured = ratio(row.graph_ms, yardstick.graph_ms)
+        return ratio(row.ms, yardstick.ms) if captured is None else captured
 
-    return [replace(row, over_lstm=ratio(row)) for row in rows]
+    return [replace(row, over_lstm=over_lstm(row)) for row in rows]
 
 
 @contextmanager
-def _products(tf32: bool) -> Iterator[None]:
-    """Products of float32 numbers as such, or in TF32."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, products.allow_tf32
-    cudnn.allow_tf32 = products.allow_tf32 = tf32
+def _matrix_products(tf32: bool) -> Iterator[None]:
+    """Multiply float32 matrices in TF32, or exactly."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = tf32
     try:
         yield
     finally:
-        cudnn.allow_tf32, products.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def facts() -> dict[str, Any]:
-    """What figures depend on beside the machine."""
+    """Return what the figures depend on besides the machine."""
     cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {"torch": str(torch.__version__), "triton": version("triton"), "cudnn": cudnn}
+
+
+# -- random draws ----------------------------------------------------------------------------------------------------
+
+_DROPOUT = torch.ops.aten.native_dropout.default
+
+
+class RecordDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, all random tensors are kept in `drawn`, whichever function of torch draws them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _draws(func):
+            self.drawn.append((result[1] if func is _DROPOUT else result).clone())
+        return result
+
+
+class ReplayDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, random tensors get these values, in this order, in the type of the computation."""
+
+    def __init__(self, drawn: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._drawn: Iterator[Tensor] = iter(drawn)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _draws(func):
+            return result
+        drawn = next(self._drawn, None)
+        if drawn is None:
+            raise RuntimeError("more random tensors are drawn than were recorded")
+        if func is _DROPOUT:
+            vectors, rate = args[:2]
+            return vectors * drawn / (1.0 - rate), drawn
+        return result.copy_(drawn)
+
+
+def _draws(func: Any) -> bool:
+    """Whether an operator draws. Recurrent layers are tagged as random too, for a dropout that is not used here."""
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return random and (func is _DROPOUT or len(func._schema.returns) == 1)

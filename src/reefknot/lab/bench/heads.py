@@ -1,7 +1,8 @@
-"""Output ends measured side by side in one run: `reefknot bench heads`.
+"""Output ends measured next to each other in one run: `reefknot bench heads`.
 
-For every end and shape: time over the floor of its matrix products at the rate this machine reaches, memory over what
-must exist, the worst gradient error against float64 on the same inputs, and whether two runs are equal to the bit.
+For every end and shape: the time over the floor of its matrix products at the rate that this machine reaches, the
+memory beyond what must exist, the worst gradient error against float64 on the same inputs, and whether two runs are
+equal bit for bit.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ResourceError
-from reefknot.lab.bench import ours
-from reefknot.lab.bench.floors import floor
+from reefknot.lab.bench.competitors import PACKAGES, our_step, peers
 from reefknot.lab.bench.measure import (
     MIB,
     OUT_OF_MEMORY,
@@ -27,20 +27,20 @@ from reefknot.lab.bench.measure import (
     equal_twice,
     measure_group,
     memory_over,
+    ratio,
     reason,
     relative_errors,
     version,
 )
-from reefknot.lab.bench.naive import reference
-from reefknot.lab.bench.peers import PACKAGES, peers
+from reefknot.lab.bench.plain_ends import exact_gradients
 from reefknot.lab.bench.problems import Problem, Shape, make_problem
 
 FAMILIES = ("reefknot", "eager", "compile", "torch", *PACKAGES)
 LEAN = {"cuda": 256.0, "cpu": 32.0}
-"""MiB of working memory of our lean row, where no budgets are named."""
+"""MiB of working memory of our lean row, if the user names no budgets."""
 VOCABULARIES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 SWEPT = ("plain", "adaptive", "drill")
-"""Ends that are measured against the size of the vocabulary."""
+"""Ends that are measured over a range of vocabulary sizes."""
 _WIKITEXT103, _LARGE, _LARGER = Shape(8192, 1024, 267_735), Shape(8192, 2048, 128_256), Shape(16_384, 4096, 128_256)
 _WIKITEXT2, _PENN = Shape(5600, 400, 33_278), Shape(1400, 400, 10_000)
 _ON_GPU = {
@@ -66,10 +66,10 @@ class Row(Measured):
 
     @property
     def over_floor(self) -> float | None:
-        return None if self.ms is None else self.ms / self.floor_ms
+        return ratio(self.ms, self.floor_ms)
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the row as plain JSON values."""
         return asdict(self) | {
             "shape": list(self.shape),
             "over_floor": self.over_floor,
@@ -84,17 +84,17 @@ class Bench:
     device: str
     families: Sequence[str] = FAMILIES
     weights: str | None = None
-    """The type of all weights; on a GPU, where nothing is said, bfloat16 and one row of ours with float32."""
+    """The type of all weights. By default bfloat16 on a GPU, with one row of ours in float32."""
     memory: Sequence[float] = ()
-    """MiB of working memory: one row of ours for each."""
+    """Budgets of working memory in MiB: each makes a row of ours."""
     seconds: float = 2.0
-    """Of timing per competitor."""
+    """Timing per competitor."""
     graph: bool = False
     """Whether to time a captured CUDA graph as well."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is computed in, and what hidden states are."""
+        """The type of the computation and of the hidden states."""
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     @property
@@ -103,10 +103,10 @@ class Bench:
 
 
 def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary: bool) -> list[tuple[str, Shape]]:
-    """Which ends to measure at which shapes, where the user leaves some of it open."""
+    """Return the ends and shapes to measure, with defaults for what the user left open."""
     if vocabulary:
-        rows, width = (4096, 512) if device == "cuda" else (256, 64)
-        shapes = [Shape(rows, width, words) for words in VOCABULARIES]
+        rows, dim = (4096, 512) if device == "cuda" else (256, 64)
+        shapes = [Shape(rows, dim, words) for words in VOCABULARIES]
         ends = [end for end in SWEPT if not ends or end in ends]
     usual = _ON_GPU if device == "cuda" else dict.fromkeys(_ON_GPU, (Shape(700, 200, 10_000),))
     return [(end, shape) for end in ends or usual for shape in shapes or usual[end]]
@@ -115,56 +115,64 @@ def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary:
 def measure_all(
     bench: Bench, rate: float, chosen: Sequence[tuple[str, Shape]], say: Callable[[str], None]
 ) -> Iterator[list[Row]]:
-    """The rows of every case, as soon as it is measured. A GPU has competitors one after the other, a CPU in turns."""
+    """Yield the rows of every case. Competitors run one after the other on a GPU, and in turns on a CPU.
+
+    Args:
+        bench: How to measure.
+        rate: Operations per second that the device reaches in large matrix products.
+        chosen: Ends and shapes.
+        say: Called with a line of progress.
+    """
     for end, shape in chosen:
         say(f"{end}, {shape}")
         if not {"reefknot", *(peer.family for peer in peers(end))} & set(bench.families):
-            say("  none of the competitors asked for has this end")
+            say("  none of the chosen competitors has this end")
             continue
         try:
             problem = make_problem(end, shape, bench.device, bench.dtype)
-            exact = reference(problem)
+            exact = exact_gradients(problem)
         except (MemoryError, RuntimeError) as error:
             if reason(error) != OUT_OF_MEMORY:
                 raise
             raise ResourceError(
-                f"{end}, {shape}: the reference does not fit this machine; name another --shape"
+                f"{end}, {shape}: the float64 reference does not fit in the memory of this machine; "
+                "choose a smaller --shape"
             ) from error
-        field = competitors(bench, problem, 1e3 * floor(problem) / rate)
-        groups = [[each] for each in field] if bench.device == "cuda" else [field]
+        field = competitors(bench, problem, 1e3 * problem.floor / rate)
+        groups = [[competitor] for competitor in field] if bench.device == "cuda" else [field]
         examine = partial(_examine, device=bench.device, exact=exact)
         yield [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, say)]
 
 
 def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competitor[Row]]:
-    """Ours first, then everyone else's of the families asked for."""
+    """Return our rows, then those of the other chosen families."""
     weights = str(bench.weight_dtype).removeprefix("torch.")
     blank = Row(problem.end, problem.shape, "reefknot", weights, floor_ms, competitor="reefknot")
-    found: list[tuple[Row, Callable[[], Step]]] = []
+    field: list[tuple[Row, Callable[[], Step]]] = []
     if "reefknot" in bench.families:
-        make = partial(ours.make_step, problem, bench.weight_dtype)
-        found.append((blank, make))
+        make = partial(our_step, problem, bench.weight_dtype)
+        field.append((blank, make))
         for memory in bench.memory:
-            found.append((replace(blank, competitor=f"reefknot, {memory:g} MiB"), partial(make, memory=memory)))
-        found.append((replace(blank, competitor="reefknot, chunked"), partial(make, impl="chunked")))
+            field.append((replace(blank, competitor=f"reefknot, {memory:g} MiB"), partial(make, memory=memory)))
+        field.append((replace(blank, competitor="reefknot, chunked"), partial(make, impl="chunked")))
         if bench.device == "cuda" and bench.weights is None:
             wide = replace(blank, competitor="reefknot, fp32 weights", weights="float32")
-            found.append((wide, partial(ours.make_step, problem, torch.float32)))
+            field.append((wide, partial(our_step, problem, torch.float32)))
     for peer in peers(problem.end):
         if peer.family in bench.families:
             row = replace(blank, competitor=peer.label, family=peer.family)
-            found.append((row, partial(peer.make_step, problem, bench.weight_dtype)))
-    return [Competitor(row, make, bench.graph and _can_be_captured(row)) for row, make in found]
+            field.append((row, partial(peer.make_step, problem, bench.weight_dtype)))
+    return [Competitor(row, make, bench.graph and _can_be_captured(row)) for row, make in field]
 
 
 def _can_be_captured(row: Row) -> bool:
-    """A competitor that makes the host wait cannot be, and the attempt would leave the device's generator unusable for
-    whoever comes after it."""
+    """A competitor that makes the host wait cannot be captured, and the failed attempt would leave the device's random
+    generator unusable for the competitors after it."""
     return row.family == "reefknot" or (row.competitor.startswith("eager") and row.end != "adaptive")
 
 
 def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row:
-    """All but the time. The first run compiles and tunes; memory is measured after it."""
+    """Measure all but the time. The first run compiles and tunes; memory is measured after it."""
     step.run()
     errors = relative_errors(step.gradients(), exact)
     finite = all(map(math.isfinite, errors.values()))
@@ -175,7 +183,7 @@ def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row
 
 
 def facts(bench: Bench, rate: float) -> dict[str, Any]:
-    """What figures depend on beside the machine."""
+    """Return what the figures depend on besides the machine."""
     return {
         "torch": str(torch.__version__),
         "triton": version("triton"),

@@ -1,6 +1,6 @@
-"""How a step is measured: time, memory beyond what must exist, gradient error, equality of two runs.
+"""How a training step is measured: time, memory beyond what must exist, gradient errors, equality of two runs.
 
-A step is one forward and backward pass. Its gradients are thrown away between repeats, outside what is timed.
+A step is one forward and backward pass. Its gradients are discarded between repeats, outside the measured time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from reefknot.kernels.capture import capture, side_stream
+
 REPEATS, FEWEST, WARM_UP = 30, 3, 3
 SUSTAINED = 0.5
-"""Seconds after which a GPU's clock has fallen to what its power limit allows: shorter work is repeated so long."""
+"""Seconds until the clock of a busy GPU falls to what its power limit allows. Shorter work is repeated that long."""
 MIB = 2**20
 OUT_OF_MEMORY = "out of memory"
 Work = tuple[Callable[[], object], Callable[[], None]]
-"""What is timed, and what is done after it outside the time."""
+"""A function to time, and one to call after it, outside the measured time."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Step:
     """One forward and backward pass of a competitor."""
 
     loss: Callable[[], Tensor]
-    """The mean loss."""
+    """Computes the mean loss."""
     leaves: Sequence[Tensor]
-    """What gradients are asked for."""
+    """The tensors that get gradients."""
     gradients: Callable[[], dict[str, Tensor | None]]
-    """Those of the last run, by the problem's names."""
+    """Returns the gradients of the last run, by the problem's names."""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    """What forward and backward run inside."""
+    """The context in which forward and backward run."""
 
     def run(self) -> Tensor:
         with self.around():
@@ -55,19 +57,19 @@ class Step:
 
 
 class Absent(Exception):
-    """A competitor that does not take part, and why in a few words."""
+    """A competitor does not take part; the message says why in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of one competitor, or why nothing was."""
+    """The figures of one competitor, or why there are none."""
 
     competitor: str
     ms: float | None = None
     repeats: int = 0
     graph_ms: float | None = None
     errors: dict[str, float] | None = None
-    """Relative error of each gradient; None where one is not finite."""
+    """The relative error of each gradient. None if a gradient is not finite."""
     deterministic: bool | None = None
     note: str = ""
     """Why something was not measured."""
@@ -82,7 +84,7 @@ Row = TypeVar("Row", bound=Measured)
 
 @dataclass(frozen=True)
 class Competitor(Generic[Row]):
-    """One row to be: how to make its step, and whether a captured graph of it is timed too."""
+    """A row to fill in, how to make its step, and whether to time a captured graph of it too."""
 
     row: Row
     make: Callable[[], Step]
@@ -96,24 +98,23 @@ def measure_group(
     seconds: float,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """What each of the group is like, as `examine` finds it; then their times in turns. Whatever a competitor raises is
-    the note of its row."""
+    """Examine each competitor of a group, then time them in turns. An exception becomes the note of its row."""
     rows: list[Row] = []
     steps: dict[int, Step] = {}
-    for number, each in enumerate(group):
-        say(f"  {each.row.competitor}")
+    for number, competitor in enumerate(group):
+        say(f"  {competitor.row.competitor}")
         try:
             if device == "cuda":
-                give_back()
-            step = each.make()
-            rows.append(examine(each.row, step))
+                free_gpu_memory()
+            step = competitor.make()
+            rows.append(examine(competitor.row, step))
             steps[number] = step
-        except Exception as error:  # the run goes on
-            rows.append(replace(each.row, note=reason(error)))
+        except Exception as error:  # the other competitors are still measured
+            rows.append(replace(competitor.row, note=reason(error)))
     try:
         timed = times(list(steps.values()), device, seconds)
-        for number, spent in zip(steps, timed, strict=True):
-            rows[number] = replace(rows[number], ms=median(spent), repeats=len(spent))
+        for number, milliseconds in zip(steps, timed, strict=True):
+            rows[number] = replace(rows[number], ms=median(milliseconds), repeats=len(milliseconds))
     except Exception as error:
         rows = [replace(row, note=row.note or reason(error)) for row in rows]
     for number, step in steps.items():
@@ -127,49 +128,53 @@ def measure_group(
 
 
 def reason(error: Exception) -> str:
-    """A few words for a table."""
-    told = str(error)
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY in told or "can't allocate memory" in told:
+    """Describe an error in a few words, for a table."""
+    message = str(error)
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY in message or "can't allocate memory" in message:
         return OUT_OF_MEMORY
     if isinstance(error, Absent):
-        return told
-    first, *_ = [*told.strip().splitlines(), ""]
+        return message
+    first, *_ = [*message.strip().splitlines(), ""]
     return f"{type(error).__name__}: {first[:100]}"
 
 
 def version(package: str) -> str | None:
-    """Of a package, where it is installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
+def ratio(number: float | None, other: float | None) -> float | None:
+    """Divide two figures. None if either was not measured."""
+    return None if number is None or other is None else number / other
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
 def times(steps: Sequence[Step], device: str, seconds: float) -> list[list[float]]:
-    """Milliseconds of every repeat of every step, `seconds` of repeats for each but at least three."""
+    """Return the milliseconds of every repeat of every step: about `seconds` of repeats each, and at least three."""
     return work_times(device, [(step.run, step.clear) for step in steps], seconds)
 
 
 def graph_times(step: Step, seconds: float) -> list[float]:
-    """The same for a captured CUDA graph of the step, in which the host takes no part."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    """Return the same for a captured CUDA graph of one step, in which the host takes no part."""
+    device = torch.device("cuda")
+    with side_stream(device):
         for _ in range(WARM_UP):
             step.clear()
             step.run()
-    torch.cuda.current_stream().wait_stream(side)
+        step.clear()
+        graph = capture(step.run, device=device)
+    (milliseconds,) = work_times("cuda", [(graph.replay, lambda: None)], seconds)
     step.clear()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step.run()
-    (spent,) = work_times("cuda", [(graph.replay, lambda: None)], seconds)
-    step.clear()
-    return spent
+    return milliseconds
 
 
 def work_times(device: str, works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """Milliseconds of every repeat of every work, after some to warm up."""
+    """Return the milliseconds of every repeat of every work, after a warm-up."""
     for work, tidy in works:
         for _ in range(WARM_UP):
             work()
@@ -180,14 +185,14 @@ def work_times(device: str, works: Sequence[Work], seconds: float) -> list[list[
 
 
 def _times_on_gpu(work: Callable[[], object], tidy: Callable[[], None], seconds: float) -> list[float]:
-    """Between two events in the GPU's own stream; short work in bursts, as in training, where the host runs ahead."""
-    spent: list[float] = []
+    """Time by events in the GPU's stream. Short work runs in bursts, because in training the host runs ahead."""
+    milliseconds: list[float] = []
     started = time.perf_counter()
-    while len(spent) < FEWEST or (passed := time.perf_counter() - started) < seconds:
-        if len(spent) >= REPEATS and passed > SUSTAINED:
+    while len(milliseconds) < FEWEST or (passed := time.perf_counter() - started) < seconds:
+        if len(milliseconds) >= REPEATS and passed > SUSTAINED:
             break
         events = []
-        for _ in range(10 if spent and spent[-1] < 20.0 else 1):
+        for _ in range(10 if milliseconds and milliseconds[-1] < 20.0 else 1):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             work()
@@ -195,37 +200,40 @@ def _times_on_gpu(work: Callable[[], object], tidy: Callable[[], None], seconds:
             tidy()
             events.append((start, stop))
         torch.cuda.synchronize()
-        spent += [start.elapsed_time(stop) for start, stop in events]
-    return spent
+        milliseconds += [start.elapsed_time(stop) for start, stop in events]
+    return milliseconds
 
 
 def _times_on_host(works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """By the clock, in turns, so that a drift of the machine hits all alike."""
-    spent: list[list[float]] = [[] for _ in works]
+    """Time by the clock, in turns, so that a machine that becomes slower affects all works alike."""
+    milliseconds: list[list[float]] = [[] for _ in works]
     began = time.perf_counter()
     for repeat in range(REPEATS):
         if repeat >= FEWEST and time.perf_counter() - began > seconds * len(works):
             break
-        for (work, tidy), found in zip(works, spent, strict=True):
+        for (work, tidy), repeats in zip(works, milliseconds, strict=True):
             started = time.perf_counter()
             work()
-            found.append(1e3 * (time.perf_counter() - started))
+            repeats.append(1e3 * (time.perf_counter() - started))
             tidy()
-    return spent
+    return milliseconds
 
 
-def give_back() -> None:
-    """Return what nobody holds to the GPU, what an exception's traceback held too."""
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def free_gpu_memory() -> None:
+    """Return unused memory to the GPU, including what the traceback of an exception held."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
 def memory_over(step: Step, device: str) -> int:
-    """Bytes at the peak of a step beyond what stood before and beyond the gradients that must exist after it."""
+    """Return the peak bytes of a step, without what existed before it and without the gradients that it leaves."""
     step.clear()
     if device == "cuda":
-        give_back()
+        free_gpu_memory()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step.run()
@@ -233,15 +241,15 @@ def memory_over(step: Step, device: str) -> int:
         peak = torch.cuda.max_memory_allocated() - before
     else:
         peak = _peak_on_host(step)
-    must = sum(leaf.nbytes for leaf in step.leaves)
+    gradients = sum(leaf.nbytes for leaf in step.leaves)
     step.clear()
-    return max(0, peak - must)
+    return max(0, peak - gradients)
 
 
 def _peak_on_host(step: Step) -> int:
-    """The peak of what torch's allocator handed out, from the profiler's account of every allocation.
+    """Return the peak of what torch's allocator handed out, from the profiler's record of every allocation.
 
-    The process's resident memory would tell of pages that the system keeps, not of what the step holds.
+    The resident memory of the process would include pages that the system keeps but the step does not hold.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -251,39 +259,42 @@ def _peak_on_host(step: Step) -> int:
         trace = Path(folder) / "trace.json"
         record.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+        allocated += event["args"]["Bytes"]
+        peak = max(peak, allocated)
     return peak
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Without what some builds of torch's profiler write to the terminal from C++, past Python's streams."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Suppress what some builds of torch's profiler write to the terminal from C++, bypassing Python's streams."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)
 
 
-def relative_errors(found: Mapping[str, Tensor | None], reference: Mapping[str, Tensor]) -> dict[str, float]:
-    """||g - reference|| / ||reference|| of every gradient; one that is missing counts as zero."""
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def relative_errors(gradients: Mapping[str, Tensor | None], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return ||g - exact|| / ||exact|| of every gradient g. A missing gradient counts as zero."""
     errors = {}
-    for name, exact in reference.items():
-        gradient = found.get(name)
-        size = exact.norm()
-        off = size if gradient is None else (gradient.double() - exact).norm()
-        errors[name] = float(off / size) if size > 0 else float(off)
+    for name, expected in exact.items():
+        gradient = gradients.get(name)
+        size = expected.norm()
+        error = size if gradient is None else (gradient.double() - expected).norm()
+        errors[name] = float(error / size) if size > 0 else float(error)
     return errors
 
 
 def equal_twice(step: Step) -> bool:
-    """Whether two runs give the same loss and gradients to the bit."""
+    """Return whether two runs give the same loss and gradients, bit for bit."""
     outcomes = []
     for _ in range(2):
         step.clear()

@@ -1,10 +1,10 @@
-"""A translator as people write it in plain torch: what ours is compared with.
+"""A translator as people write it in plain torch: the competitor of ours.
 
-    PlainTranslator     nn.Transformer between embeddings, and the scores of all classes stored for the loss
-    PlainTraining       its training loop
-    search_anew         a beam search without caches: every step computes all target steps so far
+    PlainTranslator         nn.Transformer between embeddings; the loss stores the scores of all classes
+    PlainTraining           its training loop
+    search_without_cache    a beam search in which every step computes all target steps so far
 
-Shapes: B pairs, W hypotheses of each, N = B x W, S source tokens, T target tokens, V classes, D width.
+Shapes: B pairs, W hypotheses of each, N = B x W, S source tokens, T target tokens, V classes, D dimensions.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from reefknot.nn.tables import WordTable
 
 
 class PlainTranslator(nn.Module):
-    """nn.Transformer with the sizes, drop rates and ties of one of our models, and weights of its own."""
+    """nn.Transformer with the sizes, dropout and ties of one of our models, and its own weights."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
         encoder, output = model.encoder, model.output
         if not isinstance(encoder, EncoderDecoder):
-            raise Absent(f"an encoder of kind {type(encoder).__name__} is not that of nn.Transformer")
+            raise Absent(f"nn.Transformer cannot express the encoder {type(encoder).__name__}")
         if type(output) is not Softmax or type(output.classifier) is not Plain:
-            raise Absent("an output end that is more than rows of a table has no plain form here")
-        made: dict[nn.Module, nn.Embedding] = {}
-        self.source, self.source_scale = _embedding(model.source, made)
-        self.target, self.target_scale = _embedding(model.input, made)
+            raise Absent("only an output end whose class vectors are rows of a table has a plain form")
+        embeddings: dict[nn.Module, nn.Embedding] = {}
+        self.source, self.source_scale = _embedding(model.source, embeddings)
+        self.target, self.target_scale = _embedding(model.input, embeddings)
         self.transformer = _stacks(encoder)
         bias = output.classifier.bias is not None
         self.generator = nn.Linear(encoder.dim, output.vocab_size, bias=bias)
-        if output.classifier.table in made:
-            self.generator.weight = made[output.classifier.table].weight
+        if output.classifier.table in embeddings:
+            self.generator.weight = embeddings[output.classifier.table].weight
         self.dropout = encoder.dropout
         self.smoothing = output.smoothing
 
     def forward(self, source_BS: Tensor, x_BT: Tensor) -> Tensor:
-        """The scores of all classes at every target step, z_BTV."""
+        """Return the scores of all classes at every target step, z_BTV."""
         padding_BS = source_BS == PAD
         steps = x_BT.shape[1]
         later_TT = torch.ones(steps, steps, dtype=torch.bool, device=x_BT.device).triu(1)
         h_BTD = self.transformer(
-            self._enter(self.source_scale * self.source(source_BS.masked_fill(padding_BS, 0))),
-            self._enter(self.target_scale * self.target(x_BT)),
+            self._with_positions(self.source_scale * self.source(source_BS.masked_fill(padding_BS, 0))),
+            self._with_positions(self.target_scale * self.target(x_BT)),
             tgt_mask=later_TT,
             src_key_padding_mask=padding_BS,
             memory_key_padding_mask=padding_BS,
@@ -70,7 +70,7 @@ class PlainTranslator(nn.Module):
         return scores
 
     def loss(self, x_BU: Tensor, y_BT: Tensor) -> Tensor:
-        """The sum over all targets."""
+        """Return the loss summed over all targets."""
         scores_BTV = self(*sides(x_BU, y_BT))
         return F.cross_entropy(
             scores_BTV.flatten(0, 1),
@@ -80,20 +80,20 @@ class PlainTranslator(nn.Module):
             label_smoothing=self.smoothing,
         )
 
-    def _enter(self, x_BTD: Tensor) -> Tensor:
-        at_TD = sinusoids(0, x_BTD.shape[1], x_BTD.shape[2], x_BTD.device).to(x_BTD.dtype)
-        return F.dropout(x_BTD + at_TD, self.dropout, self.training)
+    def _with_positions(self, x_BTD: Tensor) -> Tensor:
+        positions_TD = sinusoids(0, x_BTD.shape[1], x_BTD.shape[2], x_BTD.device).to(x_BTD.dtype)
+        return F.dropout(x_BTD + positions_TD, self.dropout, self.training)
 
 
 class PlainTraining:
-    """The loop around it: gradients, clipping, optimiser, with a rate at which nothing changes."""
+    """The training loop: gradients, clipping, optimiser. The learning rate is too small to change the weights."""
 
     def __init__(self, model: PlainTranslator, settings: TrainingSettings, device: torch.device) -> None:
         self.model = model.to(device).train()
         self.settings, self.device = settings, device
-        still = settings.optimiser.model_copy(update={"learning_rate": 1e-12})
+        optimiser = settings.optimiser.model_copy(update={"learning_rate": 1e-12})
         self.parameters = list(self.model.parameters())
-        self.optimiser = OPTIMISERS.build(still, {"parameters": self.parameters})
+        self.optimiser = OPTIMISERS.build(optimiser, {"parameters": self.parameters})
 
     def __call__(self, x_BU: Tensor, y_BT: Tensor, count: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
@@ -108,57 +108,59 @@ class PlainTraining:
 
 
 @torch.no_grad()
-def search_anew(model: Translator, source_BS: Tensor, eos: int, settings: SearchSettings) -> list[Hypothesis]:
-    """The best translation of each source, by the rules of `beam_search` but with nothing kept between the steps: the
-    target stack reads all that was written so far, and sentences that are done stay in the batch."""
+def search_without_cache(model: Translator, source_BS: Tensor, eos: int, settings: SearchSettings) -> list[Hypothesis]:
+    """Return the best translation of each source, by the rules of `beam_search`, without a KV cache.
+
+    In every step the decoder reads the whole prefix. Finished sentences stay in the batch.
+    """
     batch, width = len(source_BS), settings.beam
     limits = [settings.limit(tokens) for tokens in (source_BS != PAD).sum(dim=1).tolist()]
-    state = {name: each.repeat_interleave(width, dim=1) for name, each in model.read(source_BS).items()}
+    state = {name: tensor.repeat_interleave(width, dim=1) for name, tensor in model.read(source_BS).items()}
     ids_NT = source_BS.new_full((batch * width, 1), eos)
     logp_BW = torch.full((batch, width), -math.inf, device=source_BS.device)
     logp_BW[:, 0] = 0.0
     first_B1 = width * torch.arange(batch, device=source_BS.device)[:, None]
-    found: list[list[Hypothesis]] = [[] for _ in limits]
+    ended: list[list[Hypothesis]] = [[] for _ in limits]
 
-    def keep(n: int, row: int, logp: float, length: int, finished: bool) -> None:
+    def end(n: int, row: int, logp: float, length: int, finished: bool) -> None:
         ids = ids_NT[row, 1:].tolist()
-        found[n].append(Hypothesis(tuple(ids), logp, settings.score(logp, length), finished))
+        ended[n].append(Hypothesis(tuple(ids), logp, settings.score(logp, length), finished))
 
     for length in range(1, max(limits) + 1):
         logp_NV = model.output.log_probs(model(ids_NT, state).output[:, -1])
         total_BP = (logp_BW.flatten()[:, None] + logp_NV.float()).reshape(batch, -1)
-        # Of twice as many as go on, at most half are ended by <eos>.
-        best_BQ, place_BQ = total_BP.topk(2 * width)
-        row_BQ, token_BQ = first_B1 + place_BQ // logp_NV.shape[1], place_BQ % logp_NV.shape[1]
-        open_ones = [n for n, limit in enumerate(limits) if length <= limit and len(found[n]) < width]
-        best, tokens, rows = (each[:, :width].tolist() for each in (best_BQ, token_BQ, row_BQ))
-        for n in open_ones:
+        # Twice the beam width: at most half of these end with <eos>, so enough are left to continue.
+        best_BQ, index_BQ = total_BP.topk(2 * width)
+        row_BQ, token_BQ = first_B1 + index_BQ // logp_NV.shape[1], index_BQ % logp_NV.shape[1]
+        unfinished = [n for n, limit in enumerate(limits) if length <= limit and len(ended[n]) < width]
+        best, tokens, rows = (tensor[:, :width].tolist() for tensor in (best_BQ, token_BQ, row_BQ))
+        for n in unfinished:
             for logp, token, row in zip(best[n], tokens[n], rows[n], strict=True):
                 if token == eos and logp > -math.inf:
-                    keep(n, row, logp, length, True)
+                    end(n, row, logp, length, True)
         stay_BW = (token_BQ == eos).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
-        logp_BW, rows_BW, tokens_BW = (each.gather(1, stay_BW) for each in (best_BQ, row_BQ, token_BQ))
+        logp_BW, rows_BW, tokens_BW = (tensor.gather(1, stay_BW) for tensor in (best_BQ, row_BQ, token_BQ))
         ids_NT = torch.cat([ids_NT[rows_BW.flatten()], tokens_BW.flatten()[:, None]], dim=1)
-        for n in open_ones:
-            if length == limits[n] and not found[n]:
-                keep(n, n * width, float(logp_BW[n, 0]), length, False)
-        if all(length >= limit or len(found[n]) >= width for n, limit in enumerate(limits)):
+        for n in unfinished:
+            if length == limits[n] and not ended[n]:
+                end(n, n * width, float(logp_BW[n, 0]), length, False)
+        if all(length >= limit or len(ended[n]) >= width for n, limit in enumerate(limits)):
             break
-    return [max(each, key=lambda hypothesis: hypothesis.score) for each in found]
+    return [max(hypotheses, key=lambda hypothesis: hypothesis.score) for hypotheses in ended]
 
 
-def _embedding(end: InputEnd, made: dict[nn.Module, nn.Embedding]) -> tuple[nn.Embedding, float]:
-    """An embedding for the table of an input end, the same for the same table, and what multiplies it."""
+def _embedding(end: InputEnd, embeddings: dict[nn.Module, nn.Embedding]) -> tuple[nn.Embedding, float]:
+    """Return an embedding for the table of an input end, and its scale. Equal tables share one embedding."""
     if not isinstance(end, Lookup) or not isinstance(end.table, WordTable) or end.dim != end.table.dim:
-        raise Absent("an input end that is more than rows of a table has no plain form here")
-    if end.table not in made:
-        made[end.table] = nn.Embedding(end.table.vocab_size, end.table.dim)
-        nn.init.normal_(made[end.table].weight, std=end.table.dim**-0.5)
-    return made[end.table], end.scale
+        raise Absent("only an input end that looks up rows of a table has a plain form")
+    if end.table not in embeddings:
+        embeddings[end.table] = nn.Embedding(end.table.vocab_size, end.table.dim)
+        nn.init.normal_(embeddings[end.table].weight, std=end.table.dim**-0.5)
+    return embeddings[end.table], end.scale
 
 
 def _stacks(encoder: EncoderDecoder) -> nn.Transformer:
-    """Both stacks, whose one drop rate is set apart into ours."""
+    """Build encoder and decoder. nn.Transformer has one dropout rate, so the others are set afterwards."""
     block = encoder.source_blocks[0]
     assert isinstance(block, Halves)
     layers, pre = len(encoder.source_blocks), block.norm == "pre"

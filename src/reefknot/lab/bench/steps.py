@@ -1,25 +1,26 @@
 """Whole training steps of a recipe's rows: `reefknot bench steps RECIPE`.
 
-A step is what training makes of a window: input end, encoder, output end, gradients, clipping, optimiser. Every row is
-measured as people write it in plain torch, then as it is, then captured as a CUDA graph, all in one run. People write a
-recurrent encoder as a loop over the steps, where cuDNN and our recurrences are left out (`plain loop`), and the ends of
-a self-attention model with masks on the device and all scores in memory (`stored logits`). The rate is 0: the same
-work, and weights that stay as they are. Averages are kept where a row keeps them from its first step on.
+A step is what training does with a window: input end, encoder, output end, gradients, clipping, optimiser. Every row is
+measured as people write it in plain torch, then as it is, then captured as a CUDA graph, all in one run. In plain torch
+a recurrent encoder is a loop over the steps, without cuDNN and our recurrences (`plain loop`), and the ends of a
+self-attention model find bands by masks on the device and store all scores (`stored logits`). The learning rate is 0:
+the same work, and weights that do not change. A row that averages its weights from the first step on does so here too.
 
-Both ends and the encoder are also measured alone, forward and backward on what goes through the model at once, captured
-where the step is. Their shares are of the step's time; what is left is penalties, clipping and optimiser, and the host.
+Both ends and the encoder are also measured alone, forward and backward, on the rows that pass through the model at
+once; they are captured where the step is. Their times are given as shares of the step. The rest is penalties, clipping,
+the optimiser and the host.
 
-Operations are those that the step needs at least (`nn/models/operations.py`), whatever a mode makes of them. Memory
-is the most that is allocated on the GPU while steps run, weights and optimiser included; it is not measured on a CPU.
+Operations are those that the step needs at least (`nn/models/operations.py`), however many a mode performs. Memory is
+the most that is allocated on the GPU while steps run, including weights and optimiser. It is not measured on a CPU.
 
-Shapes: B rows of a window, T steps, D width, N = B x T rows, M rows that have a target.
+Shapes: B rows of a window, T steps, D dimensions, N = B x T rows, M rows that have a target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
@@ -29,9 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.kernels.choice import using
-from reefknot.lab.bench.measure import Absent, Step, give_back, graph_times, reason, times, work_times
-from reefknot.lab.bench.stored import store
+from reefknot.lab.bench.measure import Absent, Step, free_gpu_memory, graph_times, ratio, reason, times, work_times
+from reefknot.lab.bench.plain_ends import use_plain_ends
 from reefknot.lab.config.parts import OPTIMISERS
+from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.text.batches import batches_of
 from reefknot.lab.training.averaging import Averages
@@ -39,69 +41,70 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import PRODUCTS, Piece, Update, carries
+from reefknot.lab.training.update import Piece, Update, carries
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.models.operations import operations
 
 LOOP, STORED, EAGER, CAPTURED = "plain loop", "stored logits", "eager", "captured"
 WINDOWS = {"cuda": 16, "cpu": 2}
-"""Windows that are trained on again and again: several, since their lengths may be random."""
+"""How many windows are trained on over and over. There are several because their lengths may be random."""
 ENOUGH = 2**17
-"""Tokens, of which no more windows are taken than it takes."""
+"""No further windows are taken once they have this many tokens."""
 LONGEST = 2_000_000
-"""Words of a text that is made up; no bench reads further."""
+"""The most words of a random text; no bench reads further."""
+NOT_CAPTURED = "a part of the model reads a number back from the device, so a step cannot be captured"
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is trained on."""
+    """The training text."""
 
     ids: NDArray[np.int32]
     tokens: int
-    """Of the corpus: what an epoch is."""
-    told: str
-    """What this is, for people."""
+    """The tokens of the corpus, which make an epoch."""
+    description: str
+    """One line for people."""
     corpus: str
-    """Its name: an epoch of another one is other work."""
+    """The name of the corpus. Epochs of different corpora are not compared."""
     inputs: NDArray[np.int32] | None = None
-    """What the input end reads, where it has ids of its own."""
+    """The ids that the input end reads, if they differ from the targets' ids."""
     eos: int | None = None
-    """The word that ends a line, where one does."""
+    """The id of the word that ends a line, if there is one."""
 
     @classmethod
     def random(cls, words: int, tokens: int, corpus: str) -> Text:
-        """Words by Zipf's law, p(word v) proportional to 1 / (v + 1), in the place of a corpus that is not here.
+        """Draw words by Zipf's law, p(word v) proportional to 1 / (v + 1), in place of a corpus that was not found.
 
-        Lines end with the first of them.
+        The most frequent word ends a line.
         """
         unigram_V = 1.0 / np.arange(1, words + 1)
-        draw = np.random.default_rng(0).random(min(tokens, LONGEST))
-        ids = np.searchsorted(np.cumsum(unigram_V / unigram_V.sum()), draw)
-        told = f"{corpus} is not here: random text of its {words:,} words; an epoch is its {tokens:,} tokens"
-        return cls(np.minimum(ids, words - 1).astype(np.int32), tokens, told, corpus, eos=0)
+        draws = np.random.default_rng(0).random(min(tokens, LONGEST))
+        ids = np.searchsorted(np.cumsum(unigram_V / unigram_V.sum()), draws)
+        description = f"{corpus} not found: random text with its {words:,} words; an epoch has its {tokens:,} tokens"
+        return cls(np.minimum(ids, words - 1).astype(np.int32), tokens, description, corpus, eos=0)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A row of a recipe: its name, how it is trained, how its model is built, and on what text."""
+    """A row of a recipe: its name, how to train and build its model, and the text."""
 
     name: str
     settings: TrainingSettings
     build: Callable[[], LanguageModel]
     text: Text
     carries: bool = True
-    """Whether its encoder carries a state from window to window, as recurrent ones do."""
+    """Whether its encoder carries a state from window to window, as recurrent encoders do."""
 
     def modes(self, device: str) -> list[str]:
-        """The ways to run it; the first is what the others are compared with."""
+        """Return the modes to run it in. The first is the baseline of the others."""
         baseline = LOOP if self.carries else STORED
         return [baseline, EAGER, *([CAPTURED] if device == "cuda" else [])]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one row in one way, or why nothing was."""
+    """The figures of one row in one mode, or why there are none."""
 
     row: str
     mode: str
@@ -111,39 +114,39 @@ class Row:
     accumulate: int
     text: str
     ms: float | None = None
-    """Per step, the median over passes."""
+    """Per step: the median over passes."""
     repeats: int = 0
     tokens_per_second: float | None = None
     epoch_seconds: float | None = None
     memory_bytes: int | None = None
     flops: float | None = None
-    """Operations a second, of those that a step needs at least."""
+    """Operations per second, counting those that a step needs at least."""
     matrix_share: float | None = None
-    """Of the rate at which the device multiplies large matrices in the row's precision."""
+    """`flops` as a share of the rate at which the device multiplies large matrices in the row's precision."""
     input_share: float | None = None
     encoder_share: float | None = None
     output_share: float | None = None
     over_baseline: float | None = None
-    """Seconds of an epoch over those of the same row in plain torch."""
+    """Seconds per epoch over those of the same row in plain torch."""
     over_first: float | None = None
-    """Seconds of an epoch over those of the first row on the same corpus, measured the same way."""
+    """Seconds per epoch over those of the first row with the same corpus and mode."""
     note: str = ""
     """Why something was not measured."""
 
     @property
     def ends_share(self) -> float | None:
-        """Of both ends together."""
+        """The share of both ends together."""
         if self.input_share is None or self.output_share is None:
             return None
         return self.input_share + self.output_share
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the row as plain JSON values."""
         return asdict(self) | {"ends_share": self.ends_share}
 
 
 class Looped(Encoder):
-    """An encoder without cuDNN and without our kernels: a loop over the steps, as everyone writes it."""
+    """An encoder without cuDNN and our kernels: a loop over the steps, as everyone writes it."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -160,7 +163,7 @@ class Looped(Encoder):
 
 
 def prepare_update(model: LanguageModel, settings: TrainingSettings, world: World, streams: int) -> Update:
-    """What updates a model as training does, from the beginning."""
+    """Return an `Update` at the start of training."""
     parallel = world.parallel(model)
     optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
     hidden = model.initial_state(streams) if carries(model, settings) else {}
@@ -170,8 +173,8 @@ def prepare_update(model: LanguageModel, settings: TrainingSettings, world: Worl
     return Update(model, state, world, settings)
 
 
-class Course:
-    """Some windows of a text, and a model that is trained on them as training does it."""
+class Workload:
+    """A model, and the windows of a text that it is trained on as training does it."""
 
     def __init__(self, job: Job, mode: str, device: str) -> None:
         self.settings = job.settings.model_copy(update={"capture": mode == CAPTURED})
@@ -187,30 +190,31 @@ class Course:
         if mode == LOOP:
             self.model.encoder = Looped(self.model.encoder)
         elif mode == STORED:
-            store(self.model)
+            use_plain_ends(self.model)
         self.update = prepare_update(self.model, self.settings, self.world, batches.batch)
 
     @property
     def tokens(self) -> int:
-        """Targets of all windows."""
+        """The number of targets in all windows."""
         return sum(count for *_, count in self.windows)
 
     @cached_property
     def piece(self) -> Piece:
-        """What goes through the model at once: the rows of the first window that are not accumulated."""
+        """The rows of the first window that pass through the model at once: its first micro-batch."""
         x_BT, y_BT, _ = self.windows[0]
         return Piece.cut(x_BT, y_BT, self.settings.accumulate, self.model.output)[0]
 
     def run(self) -> None:
-        """One pass over the windows."""
+        """Train on each window once."""
         for x_BT, y_BT, count in self.windows:
             self.update(x_BT, y_BT, 0.0, count)
 
     def parts(self) -> tuple[Step, Step, Step]:
-        """Input end, encoder and output end, each alone, on the first piece."""
+        """Return the steps of input end, encoder and output end alone, on the first piece."""
         model, piece = self.model, self.piece.to(self.world.device)
         state, plan = model.initial_state(len(piece.x)), piece.plan
-        with torch.no_grad(), self._autocast():
+        precision = partial(autocast, self.world.device, self.settings.precision)
+        with torch.no_grad(), precision():
             x_BTD = model.input(piece.x)
             h_BTD = model.encoder(x_BTD, state).output
         places_M = slice(None) if piece.places is None else piece.places
@@ -219,17 +223,17 @@ class Course:
         grad_x_BTD, grad_h_BTD = torch.randn_like(x_BTD), torch.randn_like(h_BTD)
 
         def look_up() -> Tensor:
-            with self._autocast():
+            with precision():
                 return torch.sum(model.input(piece.x) * grad_x_BTD)
 
         def encode() -> Tensor:
-            with self._autocast():
+            with precision():
                 return torch.sum(model.encoder(x_BTD, state).output * grad_h_BTD)
 
         def score() -> Tensor:
-            with self._autocast():
+            with precision():
                 losses = model.output.loss(h_MD, y_M, plan).values()
-                return torch.stack([each.weight * each.sum for each in losses]).sum() / plan.count
+                return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
 
         return (
             Step(look_up, list(model.input.parameters()), dict),
@@ -237,73 +241,79 @@ class Course:
             Step(score, [h_MD, *model.output.parameters()], dict),
         )
 
-    def _autocast(self) -> torch.autocast:
-        dtype = PRODUCTS[self.settings.precision]
-        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype != torch.float32)
-
 
 def measure_all(
     jobs: Sequence[Job], device: str, rates: Mapping[str, float], seconds: float, say: Callable[[str], None]
 ) -> Iterator[list[Row]]:
-    """The rows of every job, one for each way to run it, as soon as they are measured.
+    """Yield the rows of every job, one for each mode.
 
-    `rates`: by precision, how many operations a second the device makes in large products, where that is known.
+    Args:
+        jobs: What to measure.
+        device: `cuda` or `cpu`.
+        rates: By precision, the operations per second that the device reaches in large products, where known.
+        seconds: Timing per mode.
+        say: Called with a line of progress.
     """
     first: dict[tuple[str, str], float | None] = {}
     for job in jobs:
         say(job.name)
         rate = rates.get(job.settings.precision)
-        found = [_measure(job, mode, device, rate, seconds, say) for mode in job.modes(device)]
-        for row in found:
+        rows = [_measure(job, mode, device, rate, seconds, say) for mode in job.modes(device)]
+        for row in rows:
             first.setdefault((job.text.corpus, row.mode), row.epoch_seconds)
         yield [
             replace(
                 row,
-                over_baseline=_over(row.epoch_seconds, found[0].epoch_seconds),
-                over_first=_over(row.epoch_seconds, first[job.text.corpus, row.mode]),
+                over_baseline=ratio(row.epoch_seconds, rows[0].epoch_seconds),
+                over_first=ratio(row.epoch_seconds, first[job.text.corpus, row.mode]),
             )
-            for row in found
+            for row in rows
         ]
-
-
-def _over(number: float | None, other: float | None) -> float | None:
-    return None if number is None or other is None else number / other
 
 
 def _measure(job: Job, mode: str, device: str, rate: float | None, seconds: float, say: Callable[[str], None]) -> Row:
     say(f"  {mode}")
-    how = job.settings
-    row = Row(job.name, mode, how.batching, how.batch, how.steps, how.accumulate, job.text.told)
+    settings = job.settings
+    row = Row(
+        job.name,
+        mode,
+        settings.batching,
+        settings.batch,
+        settings.steps,
+        settings.accumulate,
+        job.text.description,
+    )
     try:
         if device == "cuda":
-            give_back()
-        course = Course(job, mode, device)
-        if mode == CAPTURED and not course.update.captured:
-            raise Absent("a part of the model asks the device for a number, so there is nothing to capture")
+            free_gpu_memory()
+        workload = Workload(job, mode, device)
+        if mode == CAPTURED and not workload.update.captured:
+            raise Absent(NOT_CAPTURED)
         if device == "cuda":
-            # Warming up counts too: while a graph is replayed, nothing is allocated that could be counted.
+            # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.
             torch.cuda.reset_peak_memory_stats()
-        (spent,) = work_times(device, [(course.run, lambda: None)], seconds)
-        speed, flops = (1e3 * each / median(spent) for each in (course.tokens, course.operations))
+        (milliseconds,) = work_times(device, [(workload.run, lambda: None)], seconds)
+        ms = median(milliseconds)
+        speed, flops = 1e3 * workload.tokens / ms, 1e3 * workload.operations / ms
         row = replace(
             row,
-            ms=median(spent) / len(course.windows),
-            repeats=len(spent),
+            ms=ms / len(workload.windows),
+            repeats=len(milliseconds),
             tokens_per_second=speed,
             epoch_seconds=job.text.tokens / speed,
             memory_bytes=peak_memory_bytes(device) if device == "cuda" else None,
             flops=flops,
-            matrix_share=_over(flops, rate),
+            matrix_share=ratio(flops, rate),
         )
-        whole = 1e3 * course.piece.plan.count / speed
-        source, encoder, output = (_part_ms(part, mode, device, seconds) / whole for part in course.parts())
+        piece_ms = 1e3 * workload.piece.plan.count / speed
+        source, encoder, output = (_part_ms(part, mode, device, seconds) / piece_ms for part in workload.parts())
         return replace(row, input_share=source, encoder_share=encoder, output_share=output)
-    except Exception as error:  # the run goes on
+    except Exception as error:  # the other rows are still measured
         return replace(row, note=reason(error))
 
 
 def _part_ms(part: Step, mode: str, device: str, seconds: float) -> float:
     if mode == CAPTURED:
         return median(graph_times(part, seconds))
-    (spent,) = times([part], device, seconds)
-    return median(spent)
+    (milliseconds,) = times([part], device, seconds)
+    return median(milliseconds)

@@ -1,16 +1,16 @@
 """Translators of a recipe's rows, trained and searched: `reefknot bench translation [RECIPE]`.
 
 Training: updates on the same pairs, as people write them around nn.Transformer with all scores stored, then ours, then
-ours captured as a CUDA graph, all in one run. Sizes, drop rates, ties, precision, clipping and optimiser are the row's;
-the rate is 0, or as good as that. A row that nn.Transformer has no form for is measured without it.
+ours captured as a CUDA graph, all in one run. Sizes, dropout, ties, precision, clipping and optimiser are those of the
+row. The learning rate is 0, or nearly 0. A row that nn.Transformer cannot express is measured without it.
 
 Decoding: the beam search that people write, which computes the whole prefix of every hypothesis in every step, then
-ours, which keeps what a step has computed, then ours with its steps replayed as a CUDA graph. All use the row's model
-and find the same. It is not trained, so where it would end a sentence means nothing: the bias of <eos> keeps it from
-that, and a translation has as many tokens as its source. A batch is decoded again and again, so the graph is there
-already, as it is where batches of one shape follow each other.
+ours, which caches what earlier steps computed, then ours with its steps replayed as a CUDA graph. All three use the
+row's model and find the same translations. The model is not trained, so where it would end a sentence is meaningless:
+the bias of <eos> prevents it from ending one, and a translation has as many tokens as its source. The same batch is
+decoded over and over, so the graph is already captured, as it is when batches of one shape follow each other.
 
-Memory is the most that is allocated on the GPU, weights and optimiser included; it is not measured on a CPU.
+Memory is the most that is allocated on the GPU, including weights and optimiser. It is not measured on a CPU.
 
 Shapes: B pairs, S source tokens, T target tokens, U = S + T.
 """
@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import CorpusNotHere
-from reefknot.lab.bench.measure import Absent, give_back, reason, work_times
-from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_anew
-from reefknot.lab.bench.steps import CAPTURED, EAGER, prepare_update
+from reefknot.lab.bench.measure import Absent, free_gpu_memory, ratio, reason, work_times
+from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
+from reefknot.lab.bench.steps import CAPTURED, EAGER, NOT_CAPTURED, prepare_update
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.decoding import decoding
 from reefknot.lab.evaluation.perplexity import autocast
@@ -49,25 +49,25 @@ from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.models.translator import Translator, sides
 
 RECIPE, ROW = "pappas2019/multi30k", "TWWT"
-"""What is measured where nothing is named."""
+"""The default recipe and row."""
 TRAINING, DECODING = "training", "decoding"
-PLAIN, ANEW, CACHED = "nn.Transformer", "whole prefix", "cached"
+PLAIN, UNCACHED, CACHED = "nn.Transformer", "whole prefix", "cached"
 WINDOWS = {"cuda": 16, "cpu": 1}
-"""Batches of pairs that are trained on again and again."""
+"""How many batches of pairs are trained on over and over."""
 SENTENCES = {"cuda": 128, "cpu": 8}
-"""Sources that are translated together."""
+"""How many sources are translated together."""
 NEVER = -1e4
-"""A score that no class has."""
+"""A bias that keeps a class from being chosen."""
 RANDOM_PAIRS, SHORTEST, LONGEST = 20_000, 8, 48
-"""Of made-up text, where a corpus is not here: pairs, and tokens of their sides."""
+"""Random text, if the corpus was not found: the number of pairs, and the least and most tokens of a side."""
 
 Window = tuple[Tensor, Tensor, int]
-"""x_BU, y_BT and the number of targets."""
+"""x_BU, y_BT, and the number of targets."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A row of a recipe: how its model is built, trained and searched with, and on which pairs."""
+    """A row of a recipe: how to build, train and search its model, and the pairs."""
 
     name: str
     settings: TrainingSettings
@@ -75,8 +75,8 @@ class Job:
     batches: PairBatches
     eos: int
     search: SearchSettings
-    told: str
-    """What the pairs are, for people."""
+    description: str
+    """The pairs, in one line for people."""
 
     def windows(self, device: str) -> list[Window]:
         first = range(min(WINDOWS[device], self.batches.windows))
@@ -85,31 +85,31 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one row in one way, or why nothing was."""
+    """The figures of one row in one mode, or why there are none."""
 
     row: str
     what: str
     mode: str
     ms: float | None = None
-    """Of an update, or of the search for the translations of a batch: the median."""
+    """The median time of an update, or of the search for the translations of a batch."""
     repeats: int = 0
     tokens_per_second: float | None = None
-    """Target tokens."""
+    """Target tokens per second."""
     memory_bytes: int | None = None
     over_baseline: float | None = None
-    """Its time over that of the first way."""
+    """Its time over that of the first mode."""
     same: float | None = None
-    """Share of the translations that are those of the first way."""
+    """The share of translations that are equal to those of the first mode."""
     note: str = ""
     """Why something was not measured."""
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the row as plain JSON values."""
         return asdict(self)
 
 
 def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
-    """A row with its pairs, or, where a published corpus is not here, with random ones of as many sub-words."""
+    """Return a row with its pairs, or with random pairs of as many sub-words if the corpus was not found."""
     experiment = cast(
         TranslationExperiment, loaded.experiment(row, "translation", "use reefknot bench steps for language models")
     )
@@ -121,22 +121,23 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
             raise
         number = experiment.vocabulary.bpe.merges
         words, eos, lines = Sides(number, number), 0, random_pairs(number)
-        told = f"{experiment.corpus.name} is not here: random pairs of {number:,} types"
+        description = f"{experiment.corpus.name} not found: random pairs of {number:,} types"
     else:
-        assert dataset.vocabulary.eos is not None  # no line of pairs is without
+        assert dataset.vocabulary.eos is not None  # every line of a pair ends with it
         train = dataset.splits["train"]
-        words, eos, lines, told = dataset.words, dataset.vocabulary.eos, (train.source, train.target), dataset.summary
+        words, eos, lines = dataset.words, dataset.vocabulary.eos, (train.source, train.target)
+        description = dataset.summary
     batches = PairBatches(*lines, settings.batch, settings.steps, eos=eos, seed=settings.seed)
-    wanted = experiment.search.model_copy(update={"longest": 1.0, "beyond": 0, "early_stop": True})
+    search = experiment.search.model_copy(update={"longest": 1.0, "beyond": 0, "early_stop": True})
 
     def build() -> Translator:
         return cast(Translator, loaded.build(row, words))
 
-    return Job(row.name, settings, build, batches, eos, wanted, told)
+    return Job(row.name, settings, build, batches, eos, search, description)
 
 
 def random_pairs(words: int) -> tuple[Lines, Lines]:
-    """Sources and targets by Zipf's law, p(word v) proportional to 1 / (v + 1); the first word ends a line."""
+    """Draw sources and targets by Zipf's law, p(word v) proportional to 1 / (v + 1). The first word ends a line."""
     random = np.random.default_rng(0)
     unigram_V = np.cumsum(1.0 / np.arange(1, words))
     lengths = random.integers(SHORTEST, LONGEST, RANDOM_PAIRS)
@@ -149,36 +150,39 @@ def random_pairs(words: int) -> tuple[Lines, Lines]:
 
 
 def measure_all(jobs: Sequence[Job], device: str, seconds: float, say: Callable[[str], None]) -> Iterator[list[Row]]:
-    """The rows of every job, training then decoding, as soon as they are measured."""
+    """Yield the rows of every job: first those of training, then those of decoding."""
     for job in jobs:
         say(job.name)
         captured = [CAPTURED] if device == "cuda" else []
-        trained = [PLAIN, EAGER, *captured]
-        yield _compared([_measure(job, TRAINING, mode, _train, device, seconds, say)[0] for mode in trained])
-        modes = [ANEW, CACHED, *captured]
-        searched = [_measure(job, DECODING, mode, _search, device, seconds, say) for mode in modes]
-        yield _compared([replace(row, same=_alike(found, searched[0][1])) for row, found in searched])
+        modes = [PLAIN, EAGER, *captured]
+        yield _compared([_measure(job, TRAINING, mode, _train, device, seconds, say)[0] for mode in modes])
+        modes = [UNCACHED, CACHED, *captured]
+        searches = [_measure(job, DECODING, mode, _search, device, seconds, say) for mode in modes]
+        baseline = searches[0][1]
+        yield _compared([replace(row, same=_share_equal(best, baseline)) for row, best in searches])
 
 
 def _compared(rows: Sequence[Row]) -> list[Row]:
-    first = rows[0].ms
-    return [replace(row, over_baseline=row.ms / first if row.ms and first else None) for row in rows]
+    return [replace(row, over_baseline=ratio(row.ms, rows[0].ms)) for row in rows]
 
 
-def _alike(found: Sequence[Hypothesis], first: Sequence[Hypothesis]) -> float | None:
-    if not found or not first:
+def _share_equal(best: Sequence[Hypothesis], baseline: Sequence[Hypothesis]) -> float | None:
+    if not best or not baseline:
         return None
-    return sum(one.ids == other.ids for one, other in zip(found, first, strict=True)) / len(found)
+    return sum(one.ids == other.ids for one, other in zip(best, baseline, strict=True)) / len(best)
 
 
 @dataclass
 class _Work:
-    """One pass of what is timed: how many target tokens and parts it has, and what it found."""
+    """The work that is timed."""
 
     run: Callable[[], object]
     tokens: Callable[[], int]
+    """How many target tokens a run has."""
     parts: int = 1
-    found: Callable[[], Sequence[Hypothesis]] = tuple
+    """How many updates a run makes."""
+    translations: Callable[[], Sequence[Hypothesis]] = tuple
+    """The translations of the last run."""
 
 
 def _measure(
@@ -194,19 +198,20 @@ def _measure(
     row = Row(job.name, what, mode)
     try:
         if device == "cuda":
-            give_back()
+            free_gpu_memory()
         with prepare(job, mode, torch.device(device)) as work:
             if device == "cuda":
-                # Warming up counts too: while a graph is replayed, nothing is allocated that could be counted.
+                # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.
                 torch.cuda.reset_peak_memory_stats()
-            (spent,) = work_times(device, [(work.run, lambda: None)], seconds)
-            ms = median(spent)
+            (milliseconds,) = work_times(device, [(work.run, lambda: None)], seconds)
+            ms = median(milliseconds)
             speed = 1e3 * work.tokens() / ms
             memory = peak_memory_bytes(device) if device == "cuda" else None
-            return replace(
-                row, ms=ms / work.parts, repeats=len(spent), tokens_per_second=speed, memory_bytes=memory
-            ), work.found()
-    except Exception as error:  # the run goes on
+            row = replace(
+                row, ms=ms / work.parts, repeats=len(milliseconds), tokens_per_second=speed, memory_bytes=memory
+            )
+            return row, work.translations()
+    except Exception as error:  # the other rows are still measured
         return replace(row, note=reason(error)), ()
 
 
@@ -218,7 +223,7 @@ def _model(job: Job, device: torch.device) -> Translator:
 
 @contextmanager
 def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
-    """Updates on the first windows."""
+    """Prepare updates on the first windows."""
     windows = job.windows(device.type)
     model = _model(job, device).train()
     settings = job.settings.model_copy(update={"capture": mode == CAPTURED})
@@ -231,7 +236,7 @@ def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
     else:
         update = prepare_update(model, settings, World(device=device), job.batches.batch)
         if mode == CAPTURED and not update.captured:
-            raise Absent("a part of the model asks the device for a number, so there is nothing to capture")
+            raise Absent(NOT_CAPTURED)
 
         def run() -> None:
             for x_BU, y_BT, count in windows:
@@ -243,22 +248,25 @@ def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
 
 @contextmanager
 def _search(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
-    """The translations of some sources of the first window."""
+    """Prepare the search for translations of some sources of the first window."""
     model = _model(job, device).eval()
     classifier = getattr(model.output, "classifier", None)
     if isinstance(classifier, Classifier) and classifier.bias is not None:
         classifier.bias.data[job.eos] = NEVER
     x_BU, y_BT, _ = job.windows(device.type)[0]
     source_BS = sides(x_BU, y_BT)[0][: SENTENCES[device.type]].to(device)
-    found: list[Hypothesis] = []
+    translations: list[Hypothesis] = []
     with autocast(device, job.settings.precision), decoding(model, fixed=mode == CAPTURED) as decoder:
         if mode == CAPTURED and decoder.graphs is None:
-            raise Absent("a part of the model asks the device for a number, so there is nothing to capture")
+            raise Absent(NOT_CAPTURED)
 
         def run() -> None:
-            if mode == ANEW:
-                found[:] = search_anew(model, source_BS, job.eos, job.search)
+            if mode == UNCACHED:
+                translations[:] = search_without_cache(model, source_BS, job.eos, job.search)
             else:
-                found[:] = [best for best, *_ in beam_search(decoder, source_BS, job.eos, job.search)]
+                translations[:] = [best for best, *_ in beam_search(decoder, source_BS, job.eos, job.search)]
 
-        yield _Work(run, lambda: sum(len(each.ids) + each.finished for each in found), found=lambda: found)
+        def tokens() -> int:
+            return sum(len(best.ids) + best.finished for best in translations)
+
+        yield _Work(run, tokens, translations=lambda: translations)

@@ -49,7 +49,7 @@ def bench(
         list[str] | None, typer.Option(help="plain, adaptive, augmented, augmented-detached, mixture or drill.")
     ] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(help="heads: N,D,V (rows, width, classes); encoders: B,T,D-H-H.")
+        list[str] | None, typer.Option(help="heads: N,D,V (rows, dim, classes); encoders: B,T,D-H-H.")
     ] = None,
     competitor: Annotated[list[str] | None, typer.Option(help="reefknot, eager, compile, torch, liger or cce.")] = None,
     vocabulary: Annotated[bool, typer.Option("--vocabulary", help="Sweep the vocabulary instead.")] = False,
@@ -255,7 +255,7 @@ def _bench_steps(
     left = missing | {row.name: "not reached" for row in chosen if row.name not in missing}
     changed = {row.name: loaded.changed[row.name] for row in chosen}
     report.begin(machine, told, recipe=loaded.name, overrides=list(overrides), changed=changed, not_measured=left)
-    for line in dict.fromkeys(job.text.told for job in jobs):
+    for line in dict.fromkeys(job.text.description for job in jobs):
         report.line(line)
     for reason in dict.fromkeys(missing.values()):
         names = ", ".join(name for name, other in missing.items() if other == reason)
@@ -278,7 +278,7 @@ def _bench_translation(
     loaded = load_recipe(name or RECIPE, overrides, rows or None, alone=True)
     jobs = [job_of(loaded, row, data) for row in loaded.rows if row.trained]
     report.begin(facts(), recipe=loaded.name, overrides=list(overrides))
-    for line in dict.fromkeys(job.told for job in jobs):
+    for line in dict.fromkeys(job.description for job in jobs):
         report.line(line)
     for found in measure_all(jobs, report.place, seconds, report.progress):
         report.line(f"\n{found[0].row}, {found[0].what}")

@@ -39,11 +39,11 @@ from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.kernels.capture import send
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.evaluation.decoding import Decoder, Ints, decoding
 from reefknot.lab.evaluation.generation import COLDEST, chances, check_choice
 from reefknot.nn.models.translator import PAD, Translator
-from reefknot.nn.outputs.contract import send
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ Shapes: B sentences, W rows of each, R rows, K words of each, S source tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,13 +28,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels.capture import GraphCache, send, side_stream
 from reefknot.lab.evaluation.generation import candidates
-from reefknot.lab.evaluation.replay import apart
 from reefknot.lab.text.pair_batches import MULTIPLE
 from reefknot.nn.encoders.contract import Encoded, State, overwrite
 from reefknot.nn.models.language_model import evaluating
 from reefknot.nn.models.translator import PAD, Translator
-from reefknot.nn.outputs.contract import send
 
 GRAPHS = 2
 """Shapes whose graphs are kept, those used last. Each holds a state, and batches in the order of their lengths do not
@@ -45,6 +44,8 @@ ROOM = 1024
 Ints = NDArray[np.int64]
 Best = tuple[Tensor, Tensor]
 """logp_RK and ids_RK of the best words after each row, best first."""
+Graphs = GraphCache[tuple[Best, State]]
+"""Captured steps: the best words that a step leaves, and the state, from which the next replay goes on."""
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def decoding(model: Translator | Decoder, fixed: bool | None = None) -> Iterator
     if isinstance(model, Decoder):
         yield model
         return
-    with torch.no_grad(), evaluating(model), apart(next(model.parameters()).device):
+    with torch.no_grad(), evaluating(model), side_stream(next(model.parameters()).device):
         decoder = Decoder(model, fixed)
         try:
             yield decoder
@@ -76,7 +77,7 @@ class Decoder:
         self.device = next(model.parameters()).device
         replays = self.device.type == "cuda" and not model.waits
         self.fixed = replays if fixed is None else fixed
-        self.graphs = Graphs() if self.fixed and replays else None
+        self.graphs: Graphs | None = GraphCache(self.device, GRAPHS) if self.fixed and replays else None
         """None: steps run as they are."""
         self._autocast = self._under_autocast()
         self._closed = False
@@ -182,7 +183,8 @@ class FixedRows(Rows):
         self._key = step, len(sentence_R), tokens, steps
         self._graph = None if graphs is None else graphs.find(self._key)
         if self._graph is not None:
-            self._graph.load(self._state)
+            _, state = self._graph.outputs
+            overwrite(state, self._state)
             self._state = {}
 
     def read(self, parents_R: Ints, tokens_R: Ints) -> Best:
@@ -199,66 +201,21 @@ class FixedRows(Rows):
         return logp_RK.index_select(0, at_R), ids_RK.index_select(0, at_R)
 
     def _go_on(self, given_2R: Ints, same: set[str]) -> Best:
+        inputs = [torch.from_numpy(given_2R)]
         if self._graph is not None:
-            return self._graph.replay(given_2R)
+            best, _ = self._graph.replay(inputs)
+            return best
         best = super()._go_on(given_2R, same)
         if self._graphs is not None:
             # The first step has warmed up what must not be captured, and has given the state its types.
-            self._graph = self._graphs.capture(self._key, self._step, self._state, self._untouched)
+            self._graph = self._graphs.capture(self._key, self._replayed_step, inputs)
         return best
 
-
-@dataclass(frozen=True)
-class Graph:
-    """A step that is replayed. The state that it leaves, the next replay finds."""
-
-    graph: torch.cuda.CUDAGraph
-    state: State
-    given: Tensor
-    """Parents and tokens of all rows, (2, R)."""
-    best: Best
-
-    def load(self, state: State) -> None:
-        """Go on from another state."""
-        overwrite(self.state, state)
-
-    def replay(self, given_2R: Ints) -> Best:
-        self.given.copy_(torch.from_numpy(given_2R).pin_memory(), non_blocking=True)
-        self.graph.replay()
-        return self.best
-
-
-class Graphs:
-    """Steps as they were captured, for `GRAPHS` shapes at most. They share one pool of memory."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._kept: dict[Hashable, Graph] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def find(self, key: Hashable) -> Graph | None:
-        found = self._kept.pop(key, None)
-        if found is not None:
-            self._kept[key] = found  # the last to go
-        return found
-
-    def capture(self, key: Hashable, step: Step, state: State, same: set[str]) -> Graph:
-        """A step from this state, which is the graph's from now on; `same` is what no step changes."""
-        while len(self._kept) >= GRAPHS:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = found = self._captured(step, state, same)
-        return found
-
-    def _captured(self, step: Step, state: State, same: set[str]) -> Graph:
-        first = next(iter(state.values()))
-        given_2R = torch.zeros(2, first.shape[1], dtype=torch.int64, device=first.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream(first.device)):
-            best, after, _ = step(state, given_2R[0], given_2R[1], same)
-            overwrite(state, {name: each for name, each in after.items() if name not in same})
-        return Graph(graph, state, given_2R, best)
+    def _replayed_step(self, given_2R: Tensor) -> tuple[Best, State]:
+        """A step that leaves its state where the next replay finds it. The state is the graph's from now on."""
+        best, after, _ = self._step(self._state, given_2R[0], given_2R[1], self._untouched)
+        overwrite(self._state, {name: tensor for name, tensor in after.items() if name not in self._untouched})
+        return best, self._state
 
 
 def _filled(number: int) -> int:

@@ -24,7 +24,7 @@ Shapes: T tokens of the one stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -35,16 +35,15 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
 from reefknot.lab.evaluation.grid import Grid, Point, Progress, search, unheard
 from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score, score_otherwise
-from reefknot.lab.evaluation.replay import Replayed, apart
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.encoders.contract import overwrite
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.outputs.contract import send
 
 STREAMS, SEGMENT = 100, 5
 """How the training text is read for the gradients' statistics; the numbers in print are for segments of as many."""
@@ -258,7 +257,7 @@ def _adapt(
     state = {name: each.to(torch.promote_types(each.dtype, dtype)) for name, each in model.initial_state(1).items()}
     start = torch.zeros((), dtype=torch.int64, device=device)
     nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
-    with apart(device) if capture else nullcontext(), adapting(model) as (parameters, trained):
+    with side_stream(device) if capture else nullcontext(), adapting(model) as (parameters, trained):
         rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
         pull = [(rates.decay * each).clamp(max=1.0) for each in statistics.rates()]
         step = [rates.eta / (each + rates.epsilon) for each in statistics.ms]
@@ -275,9 +274,11 @@ def _adapt(
                 overwrite(state, after)
                 start.add_(length)
 
-        segment = Replayed(partial(read, settings.segment), capture=capture)
+        read_segment: Callable[[], None] = partial(read, settings.segment)
+        if capture:
+            read_segment = partial(RepeatedSteps[None](device), None, read_segment)
         for number in range(whole):
-            segment()
+            read_segment()
             if number % _TOLD_EVERY == 0:
                 progress("scoring and learning", number / whole)
         if rest := tokens % settings.segment:

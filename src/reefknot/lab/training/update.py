@@ -20,19 +20,22 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from reefknot.errors import SettingsError
+from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.kernels.scores import IGNORE
+from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import TrainState
 from reefknot.nn.encoders.contract import State, join_streams, overwrite, select_streams
 from reefknot.nn.models.language_model import LanguageModel, evaluating
-from reefknot.nn.outputs.contract import OutputEnd, Plan, send
+from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 GRAPHS = 128
 """Sets of shapes that are looked out for. A recipe has about forty where windows have random lengths; where an output
@@ -95,9 +98,14 @@ class Piece:
         )
         return [cls(*piece) for piece in zip(xs, ys, places, plans, strict=True)]
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Piece:
+        """The same piece with another tensor for each of `tensors`, in their order."""
+        x, y = function(self.x), function(self.y)
+        places_M = None if self.places is None else function(self.places)
+        return Piece(x, y, places_M, self.plan.map(function))
+
     def to(self, device: torch.device) -> Piece:
-        places_M = None if self.places is None else send(self.places, device)
-        return Piece(send(self.x, device), send(self.y, device), places_M, self.plan.to(device))
+        return self.map(lambda tensor: send(tensor, device))
 
     def tensors(self) -> list[Tensor]:
         return [self.x, self.y, *([] if self.places is None else [self.places]), *self.plan.tensors()]
@@ -214,7 +222,7 @@ class Update:
 
     def forget(self) -> None:
         """Capture anew: what an update does has changed."""
-        self._graphs = Graphs(self._make, self.world.device) if self.captured else None
+        self._replays = CapturedUpdates(self._make, self.world.device) if self.captured else None
 
     def __call__(self, x_BT: Tensor, y_BT: Tensor, rate: float, count: int) -> None:
         """Train on a window; `count` is how many targets it has in all processes together."""
@@ -225,12 +233,12 @@ class Update:
             else:
                 group["lr"] = rate
         targets = torch.tensor(count)
-        if self._graphs is None:
+        if self._replays is None:
             device = self.world.device
             pieces = [piece.to(device) for piece in pieces]
             self.state.hidden = self._make(pieces, self.state.hidden, send(targets, device))
         else:
-            self.state.hidden = self._graphs(pieces, self.state.hidden, targets)
+            self.state.hidden = self._replays(pieces, self.state.hidden, targets)
 
     def _make(self, pieces: Sequence[Piece], hidden: State, count: Tensor) -> State:
         """The update itself; returns the state that follows."""
@@ -267,7 +275,7 @@ class Update:
                     join()
                 # Copies of a model exchange gradients once per update, with the last piece.
                 with nullcontext() if last else self.parallel.quiet():
-                    with self._autocast():
+                    with autocast(self.world.device, self.settings.precision):
                         before = select_streams(hidden, own) if self.carries else None
                         loss_sum, parts, state, penalties = self.parallel.window(
                             piece.x, piece.y, before, piece.plan, piece.places
@@ -282,64 +290,37 @@ class Update:
                 states.append(state)
         return sums, penalties, join_streams(states) if self.carries else {}
 
-    def _autocast(self) -> torch.autocast:
-        dtype = PRODUCTS[self.settings.precision]
-        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
+class CapturedUpdates:
+    """Replays updates as CUDA graphs when their shapes come up again.
 
-class Graphs:
-    """Calls of a function captured as CUDA graphs, one for each set of shapes.
-
-    Shapes that come up for the first time run as they are, which also warms up what must not be captured. What the
-    function returns stands in the same tensors for all graphs: the state that one leaves, the next one finds.
+    All graphs read the hidden state from the same tensors and leave the next state there, so that a window of one
+    length can follow a window of another.
     """
 
-    def __init__(self, function: Callable[[Sequence[Piece], State, Tensor], State], device: torch.device) -> None:
-        self._function = function
+    def __init__(self, make: Callable[[Sequence[Piece], State, Tensor], State], device: torch.device) -> None:
+        """`make` makes an update from pieces, hidden state and count, and returns the state that follows."""
+        self._make = make
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-        self._seen: set[Hashable] = set()
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._steps: RepeatedSteps[None] = RepeatedSteps(device, GRAPHS)
         self._hidden: State = {}
 
     def __call__(self, pieces: Sequence[Piece], hidden: State, count: Tensor) -> State:
-        around = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(around)
-        with torch.cuda.stream(self._stream):
+        with side_stream(self._device, self._stream):
             if hidden is not self._hidden:
-                self._hidden = self._hidden or {name: torch.empty_like(each) for name, each in hidden.items()}
+                self._hidden = self._hidden or {name: torch.empty_like(tensor) for name, tensor in hidden.items()}
                 overwrite(self._hidden, hidden)
-            self._run(pieces, count)
-        around.wait_stream(self._stream)
+            shapes = tuple(piece.shapes() for piece in pieces)
+            inputs = [count, *(tensor for piece in pieces for tensor in piece.tensors())]
+            self._steps(shapes, partial(self._step, pieces), inputs)
         return self._hidden
 
-    def _run(self, pieces: Sequence[Piece], count: Tensor) -> None:
-        shapes = tuple(piece.shapes() for piece in pieces)
-        if shapes not in self._graphs and (shapes not in self._seen or len(self._seen) > GRAPHS):
-            if len(self._seen) <= GRAPHS:
-                self._seen.add(shapes)
-            pieces = [piece.to(self._device) for piece in pieces]
-            overwrite(self._hidden, self._function(pieces, self._hidden, send(count, self._device)))
-            return
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._captured(pieces, count)
-        graph, read = self._graphs[shapes]
-        for static, tensor in zip(read, _tensors(pieces, count), strict=True):
-            static.copy_(tensor.pin_memory(), non_blocking=True)
-        graph.replay()
-
-    def _captured(self, pieces: Sequence[Piece], count: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-        static, number = [piece.to(self._device) for piece in pieces], send(count, self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            overwrite(self._hidden, self._function(static, self._hidden, number))
-        return graph, _tensors(static, number)
-
-
-def _tensors(pieces: Sequence[Piece], count: Tensor) -> list[Tensor]:
-    """All that a replay finds other values in."""
-    return [count, *(tensor for piece in pieces for tensor in piece.tensors())]
+    def _step(self, pieces: Sequence[Piece], count: Tensor, *tensors: Tensor) -> None:
+        """Make an update on pieces that have these tensors in place of their own."""
+        replacements = iter(tensors)
+        pieces = [piece.map(lambda _: next(replacements)) for piece in pieces]
+        overwrite(self._hidden, self._make(pieces, self._hidden, count))
 
 
 def _places(y_N: Tensor) -> Tensor | None:

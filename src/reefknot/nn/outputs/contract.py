@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import ArgumentError, SettingsError
+from reefknot.kernels.capture import send
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import Classifier, H
 from reefknot.nn.classifiers.held import Kept, Shared
@@ -52,13 +53,6 @@ class Plan:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         mapped = {name: _mapped(value, function) for name, value in given.items()}
         return self if all(mapped[name] is value for name, value in given.items()) else replace(self, **mapped)
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a device; to a GPU by way of pinned memory, so that the host does not wait for the copy."""
-    if device.type != "cuda" or tensor.device.type != "cpu":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:

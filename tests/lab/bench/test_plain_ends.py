@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.bench.stored import MaskedLookup, StoredAdaptive, StoredSoftmax, store
+from reefknot.lab.bench.plain_ends import MaskedLookup, StoredAdaptive, StoredSoftmax, use_plain_ends
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.classifiers.projected import Projected
 from reefknot.nn.encoders.transformer import Transformer
@@ -103,7 +103,7 @@ def _outcome(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, 
 def _compare(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> None:
     parameters = list(model.parameters())
     exact, gradients = _outcome(model, x_BT, y_BT)
-    store(model)
+    use_plain_ends(model)
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     loss, found = _outcome(model, x_BT, y_BT)
     torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0.0)
@@ -143,6 +143,6 @@ def test_ends_without_such_a_form_stay() -> None:
     table = WordTable(WORDS, DIM)
     source, output = Lookup(table), MixtureOfSoftmaxes(Plain(table), DIM, experts=2)
     model = LanguageModel(source, Transformer(DIM, layers=1, heads=2, ffn_dim=8), output)
-    store(model)
+    use_plain_ends(model)
     assert model.input is source
     assert model.output is output

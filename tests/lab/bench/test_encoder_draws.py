@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.lab.bench.draws import Again, Kept
+from reefknot.lab.bench.encoders import RecordDraws, ReplayDraws
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ from reefknot.lab.bench.draws import Again, Kept
 )
 def test_a_wider_run_draws_the_same(draw: Callable[[Tensor], Tensor]) -> None:
     x = torch.ones(64, 8)
-    with Kept() as first:
+    with RecordDraws() as first:
         one, two = draw(x), draw(x)
     assert not torch.equal(one, two)
     wide = x.double().requires_grad_()
-    with Again(first.drawn):
+    with ReplayDraws(first.drawn):
         found = draw(wide), draw(wide)
     assert found[0].dtype == torch.float64
     torch.testing.assert_close(found[0].float(), one)
@@ -40,14 +40,17 @@ def test_a_wider_run_draws_the_same(draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def test_a_run_that_draws_more_is_refused() -> None:
-    with Kept() as first:
+    with RecordDraws() as first:
         torch.rand(3)
-    with Again(first.drawn), pytest.raises(RuntimeError, match="more is drawn than was kept"):
+    with (
+        ReplayDraws(first.drawn),
+        pytest.raises(RuntimeError, match="more random tensors are drawn"),
+    ):
         torch.rand(3), torch.rand(3)
 
 
 def test_recurrent_layers_are_no_draws() -> None:
     layer, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
-    with Kept() as first:
+    with RecordDraws() as first:
         layer(x)
     assert first.drawn == []

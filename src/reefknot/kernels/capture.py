@@ -1,0 +1,165 @@
+"""CUDA graphs: a step that takes a GPU longer to launch than to run is captured once, then replayed.
+
+    side_stream      the stream on which a step runs and is captured
+    capture          captures one step as a `Graph`
+    GraphCache       the graphs used last, by key, in one pool of memory
+    RepeatedSteps    runs a step when its key comes up first, captures it the second time, and replays it from then on
+
+A graph repeats the same kernels on the same memory. Whatever changes from call to call is therefore a tensor: an input,
+whose values are copied into a buffer of the graph, or a tensor that stays where it is and that the step reads and
+overwrites. Shapes and host-side numbers are part of the graph, so they belong in the key. A step that asks the device
+for a number cannot be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Outputs = TypeVar("Outputs")
+"""What a step returns: tensors in any structure, or None."""
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device. A GPU gets it by way of pinned memory, so that the host does not wait for the copy."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def side_stream(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """Run on a side stream, because the default stream cannot be captured. On a CPU this changes nothing.
+
+    The streams wait for each other on entry and on exit.
+
+    Args:
+        device: Where the steps run.
+        stream: The stream to use. The default is a new one.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    around, stream = torch.cuda.current_stream(device), stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(around)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        around.wait_stream(stream)
+
+
+@dataclass(frozen=True)
+class Graph(Generic[Outputs]):
+    """A captured step, with the buffers that it reads and the tensors that it leaves its results in."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Sequence[Tensor]
+    outputs: Outputs
+
+    def replay(self, inputs: Sequence[Tensor] = ()) -> Outputs:
+        """Run the step again on other inputs, which are on the host. The next replay overwrites the outputs."""
+        for buffer, tensor in zip(self.inputs, inputs, strict=True):
+            # Pinned memory, as in `send`: the host does not wait.
+            buffer.copy_(tensor.pin_memory() if buffer.is_cuda else tensor, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
+def capture(
+    step: Callable[..., Outputs],
+    inputs: Sequence[Tensor] = (),
+    *,
+    device: torch.device,
+    pool: tuple[int, int] | None = None,
+) -> Graph[Outputs]:
+    """Capture a step without running it. Call this inside `side_stream`, after the step has run there once.
+
+    The earlier run warms up what must not be captured: it compiles kernels, lets libraries choose their algorithms and
+    creates tensors that outlive the step.
+
+    Args:
+        step: Called as `step(*buffers)`, with a buffer on the device for each input.
+        inputs: Tensors on the host, of the shapes and types that every replay has.
+        device: The GPU.
+        pool: The memory pool to allocate from, as `torch.cuda.graph_pool_handle` gives it. The default is a new one.
+    """
+    buffers = [send(tensor, device) for tensor in inputs]
+    graph, outputs = _record(lambda: step(*buffers), device, pool)
+    return Graph(graph, buffers, outputs)
+
+
+def _record(step: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, Outputs]:
+    """Capture a step without arguments on the current stream. Tests without a GPU replace this function."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream(device)):
+        outputs = step()
+    return graph, outputs
+
+
+class GraphCache(Generic[Outputs]):
+    """Captured steps by key. Beyond `limit` of them, the one that was used least recently is dropped.
+
+    The graphs share one pool of memory. So no two of them may run at the same time, and what one leaves in its outputs
+    is valid until another is replayed.
+    """
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self._device = device
+        self._limit = limit
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Hashable, Graph[Outputs]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def find(self, key: Hashable) -> Graph[Outputs] | None:
+        """Return the graph of this key, if there is one."""
+        graph = self._graphs.pop(key, None)
+        if graph is not None:
+            self._graphs[key] = graph  # the dictionary's order is the order of last use
+        return graph
+
+    def capture(self, key: Hashable, step: Callable[..., Outputs], inputs: Sequence[Tensor] = ()) -> Graph[Outputs]:
+        """Capture a step, as the function `capture` does, and keep it under this key."""
+        while len(self._graphs) >= self._limit:
+            del self._graphs[next(iter(self._graphs))]
+        graph = self._graphs[key] = capture(step, inputs, device=self._device, pool=self._pool)
+        return graph
+
+
+class RepeatedSteps(Generic[Outputs]):
+    """Runs steps, and replays as CUDA graphs those whose key comes up again. Call it inside `side_stream`.
+
+    A key that comes up for the first time runs its step as it is, which also warms it up. The second time the step is
+    captured. Once more than `limit` keys have come up, no further step is captured: keys that hardly ever repeat are
+    not worth a graph.
+    """
+
+    def __init__(self, device: torch.device, limit: int = 1) -> None:
+        self._device = device
+        self._limit = limit
+        self._graphs: GraphCache[Outputs] = GraphCache(device, limit)
+        self._seen: set[Hashable] = set()
+
+    def __call__(self, key: Hashable, step: Callable[..., Outputs], inputs: Sequence[Tensor] = ()) -> Outputs:
+        """Run or replay a step.
+
+        Args:
+            key: All that the step's kernels depend on, such as the shapes of the inputs.
+            step: Called with the inputs, on the device. Steps of equal keys must do the same.
+            inputs: Tensors on the host.
+        """
+        graph = self._graphs.find(key)
+        if graph is None:
+            if key not in self._seen or len(self._seen) > self._limit:
+                if len(self._seen) <= self._limit:
+                    self._seen.add(key)
+                return step(*(send(tensor, self._device) for tensor in inputs))
+            graph = self._graphs.capture(key, step, inputs)
+        return graph.replay(inputs)

@@ -1,0 +1,162 @@
+"""Steps that are captured and replayed compute what they computed when they ran: on a CPU by recorded operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recorded_graph import RecordedGraph
+from reefknot.kernels.capture import GraphCache, RepeatedSteps, capture, send, side_stream
+
+CPU = torch.device("cpu")
+DEVICES = [
+    pytest.param("cpu", id="recorded"),
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cpu":
+        request.getfixturevalue("recorded")
+    return torch.device(request.param)
+
+
+def test_a_recorded_step_changes_nothing_and_repeats_on_the_same_tensors() -> None:
+    """What the stand-in promises, and with it what the other tests here rest on."""
+    total, x = torch.zeros(3), torch.ones(3)
+
+    def step() -> Tensor:
+        doubled = 2.0 * x
+        total.add_(doubled)
+        return doubled
+
+    graph = RecordedGraph(step)
+    assert total.tolist() == [0.0, 0.0, 0.0]
+    x.fill_(5.0)
+    graph.replay()
+    graph.replay()
+    assert total.tolist() == [20.0, 20.0, 20.0]
+    assert graph.outputs.tolist() == [10.0, 10.0, 10.0]
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        RecordedGraph(lambda: bool(x.any()))
+
+
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_a_graph_reads_its_inputs_and_goes_on_from_what_it_left(device: torch.device) -> None:
+    state = torch.zeros(2, device=device)
+
+    def step(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        state.copy_(state + scale * x)
+        return state.sum(), state
+
+    inputs = torch.tensor([1.0, 2.0]), torch.tensor(3.0)
+    with side_stream(device):
+        step(*(send(tensor, device) for tensor in inputs))
+        state.zero_()
+        graph = capture(step, inputs, device=device)
+        assert state.tolist() == [0.0, 0.0], "nothing is computed before the first replay"
+        sums = [float(graph.replay([torch.tensor([x, 0.0]), torch.tensor(10.0)])[0]) for x in (1.0, 2.0, 3.0)]
+    assert sums == [10.0, 30.0, 60.0]
+    assert graph.outputs[1] is state
+    with pytest.raises(ValueError, match="zip"):
+        graph.replay([torch.zeros(2)])
+
+
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_gradients_and_draws_are_repeated(device: torch.device) -> None:
+    """Replays train as the step does, and every replay drops other numbers."""
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+
+    def trained(steps: int, run: Callable[[Callable[..., Tensor]], Tensor]) -> tuple[list[float], Tensor]:
+        weight = torch.ones(1, 4, device=device, requires_grad=True)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = F.mse_loss(F.linear(F.dropout(x, 0.5), weight), y)
+            (gradient,) = torch.autograd.grad(loss, weight)
+            with torch.no_grad():
+                weight.sub_(0.1 * gradient)
+            return loss.detach()
+
+        torch.manual_seed(3)
+        with side_stream(device):
+            losses = [float(run(step)) for _ in range(steps)]
+        return losses, weight.detach().cpu()
+
+    repeated: RepeatedSteps[Tensor] = RepeatedSteps(device)
+    losses, weight = trained(5, lambda step: repeated("step", step, (x, y)))
+    expected, exact = trained(5, lambda step: step(x.to(device), y.to(device)))
+    assert losses == expected
+    assert torch.equal(weight, exact)
+
+
+def test_the_second_time_is_captured(recorded: list[RecordedGraph]) -> None:
+    calls: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return x.sum()
+
+    steps: RepeatedSteps[Tensor] = RepeatedSteps(CPU, limit=3)
+    results = []
+    for number, size in enumerate((2, 3, 2, 2, 3, 2)):
+        results.append(float(steps(size, step, [torch.full((size,), float(number))])))
+    assert results == [0.0, 3.0, 4.0, 6.0, 12.0, 10.0]
+    assert calls == [2, 3, 2, 3], "each size runs once and is captured once"
+    assert len(recorded) == 2
+
+
+def test_after_too_many_keys_no_further_step_is_captured(recorded: list[RecordedGraph]) -> None:
+    steps: RepeatedSteps[Tensor] = RepeatedSteps(CPU, limit=3)
+
+    def run(*keys: int) -> None:
+        for key in keys:
+            assert float(steps(key, lambda x: x + 1.0, [torch.tensor(float(key))])) == key + 1.0
+
+    run(0, 1, 0, 2)
+    assert len(recorded) == 1
+    run(3, 4, 5, 1, 2, 3, 4, 5)
+    assert len(recorded) == 1
+    run(0)
+    assert len(recorded) == 1, "what was captured is replayed still"
+
+
+def test_the_graph_used_least_recently_goes_first(recorded: list[RecordedGraph]) -> None:
+    graphs: GraphCache[Tensor] = GraphCache(CPU, limit=2)
+    for key in "ab":
+        graphs.capture(key, lambda: torch.zeros(1))
+    assert graphs.find("a") is not None
+    graphs.capture("c", lambda: torch.zeros(1))
+    assert len(graphs) == 2
+    assert graphs.find("b") is None
+    assert graphs.find("a") is not None
+    assert graphs.find("c") is not None
+
+
+def test_a_cpu_needs_no_side_stream_and_no_copy() -> None:
+    tensor = torch.ones(2)
+    with side_stream(CPU):
+        assert send(tensor, CPU) is tensor
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_streams_wait_for_each_other() -> None:
+    """What is made on either stream is finished before the other reads it, without the host waiting."""
+    device = torch.device("cuda")
+    a = torch.randn(2048, 2048, device=device)
+    product = a
+    for _ in range(20):
+        product = product @ a / 50.0
+    with side_stream(device):
+        assert torch.cuda.current_stream() != torch.cuda.default_stream()
+        copy = product.clone()
+        for _ in range(20):
+            copy = copy @ a / 50.0
+    expected = product.clone()
+    for _ in range(20):
+        expected = expected @ a / 50.0
+    assert torch.equal(copy, expected)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import CorpusNotHere, SettingsError
+from reefknot.errors import CorpusNotFound, SettingsError
 from reefknot.lab.evaluation.similarity import Benchmark, find_benchmarks
 from reefknot.lab.findings import (
     Course,
@@ -211,7 +211,7 @@ def found_benchmarks(
         return {}
     try:
         return find_benchmarks(data)
-    except CorpusNotHere as error:
+    except CorpusNotFound as error:
         display.say(f"evaluation.similarity is left out: {error}")
         return {}
 

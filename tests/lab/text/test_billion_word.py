@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text import corpus as corpora
 from reefknot.lab.text.corpora.billion_word import BILLION_WORD
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
@@ -49,7 +49,9 @@ def test_shards_become_texts(tmp_path: Path, cache: Path, place: str) -> None:
 @pytest.mark.parametrize("gone", [f"{TRAINING}/news.en-00042-of-00100", f"{HELD_OUT}/news.en.heldout-00000-of-00050"])
 def test_a_shard_is_missing(tmp_path: Path, cache: Path, gone: str) -> None:
     (release(tmp_path / "billion-word") / gone).unlink()
-    with pytest.raises(CorpusNotHere, match=rf"put the folders {TRAINING} .* and {HELD_OUT} .* into DIR/billion-word/"):
+    with pytest.raises(
+        CorpusNotFound, match=rf"put the folders {TRAINING} .* and {HELD_OUT} .* into DIR/billion-word/"
+    ):
         texts(tmp_path, cache)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text.corpus import KNOWN, CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
@@ -311,7 +311,7 @@ def test_published_counts(name: str, tmp_path: Path) -> None:
     known = KNOWN[name]
     try:
         dataset = open_dataset(CorpusSettings(name=name), VocabularySettings(), cache=tmp_path)
-    except CorpusNotHere:
+    except CorpusNotFound:
         pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
     assert len(dataset.vocabulary) == known.types
     assert {split.name: split.tokens for split in dataset.splits.values()} == {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text import corpus as corpora
 from reefknot.lab.text.corpora.enwiki import ENWIKI
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
@@ -77,5 +77,5 @@ def test_a_damaged_file(tmp_path: Path, cache: Path) -> None:
 
 
 def test_where_to_put_it(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(CorpusNotHere, match=rf"put {FILE} into DIR/enwiki-sample/"):
+    with pytest.raises(CorpusNotFound, match=rf"put {FILE} into DIR/enwiki-sample/"):
         texts(tmp_path, cache)

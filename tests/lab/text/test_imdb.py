@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text import corpus as corpora
 from reefknot.lab.text.corpora.imdb import IMDB
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
@@ -69,7 +69,7 @@ def test_the_folder_as_it_is_published(tmp_path: Path, cache: Path, place: str) 
 def test_a_missing_part(tmp_path: Path, cache: Path) -> None:
     pack(tmp_path / "imdb")
     (tmp_path / "imdb" / "test_pos.tsv.xz").unlink()
-    with pytest.raises(CorpusNotHere, match=r"put train_neg\.tsv\.xz, .*, or the folder aclImdb, into DIR/imdb/"):
+    with pytest.raises(CorpusNotFound, match=r"put train_neg\.tsv\.xz, .*, or the folder aclImdb, into DIR/imdb/"):
         texts(tmp_path, cache)
 
 

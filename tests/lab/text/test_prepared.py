@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text import prepared
 from reefknot.lab.text.corpus import PREPARED, CorpusSettings, find_corpus
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.prepared import Preparation, tokenise
 from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.storage import progress
 
 SOURCE = "the cat sat"
 
@@ -80,7 +80,9 @@ def test_equal_files_in_another_place_are_the_same_text(data: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("named", [True, False])
 def test_what_to_put_where(data: Path, cache: Path, named: bool) -> None:
-    with pytest.raises(CorpusNotHere, match=r"put the file source into DIR/here/ and name DIR with --data DIR or REEF"):
+    with pytest.raises(
+        CorpusNotFound, match=r"put the file source into DIR/here/ and name DIR with --data DIR or REEF"
+    ):
         find_corpus(CorpusSettings(name="made"), data=data if named else None, cache=cache)
 
 
@@ -102,7 +104,7 @@ def test_a_file_that_cannot_be_read_leaves_nothing_behind(data: Path, cache: Pat
 
 
 def test_progress_is_said(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "_SECONDS", -1.0)
     write(data)
     said: list[str] = []
     find_corpus(CorpusSettings(name="made"), data=data, cache=cache, say=said.append)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text import corpus as corpora
 from reefknot.lab.text.corpora import tatoeba
 from reefknot.lab.text.corpus import PAIRED, CorpusSettings, PairCorpus, PairsSettings, find_pairs
@@ -46,7 +46,7 @@ def texts(found: PairCorpus) -> dict[str, list[str]]:
 def test_two_files_per_split(
     name: str, place: str, stems: tuple[str, ...], language: str, packed: bool, tmp_path: Path, unpublished: None
 ) -> None:
-    with pytest.raises(CorpusNotHere, match=rf"put {stems[0]}\.en, .* or each with \.gz, into DIR/{place}/"):
+    with pytest.raises(CorpusNotFound, match=rf"put {stems[0]}\.en, .* or each with \.gz, into DIR/{place}/"):
         find_pairs(settings(name), data=tmp_path, cache=tmp_path / "cache")
     folder = tmp_path / place
     folder.mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_published_counts(
 ) -> None:
     try:
         found = find_pairs(settings(name), data=None, cache=tmp_path)
-    except CorpusNotHere:
+    except CorpusNotFound:
         pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
     read = [list(found.pairs(split)) for split in found.files]
     assert tuple(map(len, read)) == pairs

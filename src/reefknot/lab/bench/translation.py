@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import CorpusNotHere, SettingsError
+from reefknot.errors import CorpusNotFound, SettingsError
 from reefknot.lab.bench.measure import Absent, give_back, reason, work_times
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_anew
 from reefknot.lab.bench.steps import CAPTURED, EAGER, prepare_update
@@ -115,7 +115,7 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
     settings = experiment.training
     try:
         dataset = open_pairs(experiment.corpus, experiment.vocabulary, data=data)
-    except CorpusNotHere:
+    except CorpusNotFound:
         if experiment.vocabulary.bpe is None:
             raise
         number = experiment.vocabulary.bpe.merges

@@ -230,7 +230,7 @@ def _encoder_line(row: encoders.Row, graph: bool) -> list[str]:
 def _bench_steps(
     report: Report, name: str, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
 ) -> None:
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.steps import measure_all
     from reefknot.lab.recipes.recipe import load_recipe
@@ -238,11 +238,11 @@ def _bench_steps(
     loaded = load_recipe(name, overrides, rows or None, alone=True)
     chosen = [row for row in loaded.rows if row.trained]
     jobs: list[steps.Job] = []
-    absent: dict[str, CorpusNotHere] = {}
+    absent: dict[str, CorpusNotFound] = {}
     for row in chosen:
         try:
             jobs.append(_job(loaded, row, data))
-        except CorpusNotHere as error:
+        except CorpusNotFound as error:
             absent[row.name] = error
     if not jobs:
         raise next(iter(absent.values()))
@@ -335,7 +335,7 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
 
     What the model makes of the letters of a word (pieces, spellings) the corpus alone can tell.
     """
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.bench.steps import Text
     from reefknot.lab.cli.sizes import vocabulary_size
     from reefknot.lab.config.parts import INPUTS
@@ -344,7 +344,7 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
 
     try:
         dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
-    except CorpusNotHere:
+    except CorpusNotFound:
         if INPUTS.asks_for(experiment.input, "spellings"):
             raise
         words = vocabulary_size(experiment, data)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 import typer
 
-from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
+from reefknot.errors import CorpusNotFound, ReefknotError, SettingsError
 from reefknot.lab.experiment import Texts, open_experiment
 from reefknot.lab.recipes.recipe import Experiment, Recipe, Row
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
@@ -64,7 +64,7 @@ def checked_size(row: Row, experiment: Experiment | SkipGramExperiment, data: Pa
     """
     try:
         total = sum(unbuilt_model(experiment, data).parameter_counts().values())
-    except CorpusNotHere:
+    except CorpusNotFound:
         return None
     if row.parameters not in (None, total):
         raise SettingsError(f"{total:,} parameters, not {row.parameters:,}")

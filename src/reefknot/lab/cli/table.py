@@ -84,7 +84,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     A recipe may hold rows over a corpus that one does not have: that is no failure of the others, so the table shows
     them as not run. It is an error of a row that was asked for by name, and where nothing is left to train.
     """
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import for_each_row, open_checked
 
     absent: dict[str, list[str]] = {}
@@ -92,7 +92,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     def open_text(row: Row, experiment: Experiment | SkipGramExperiment) -> Texts | None:
         try:
             return open_checked(row, experiment, data)
-        except CorpusNotHere as error:
+        except CorpusNotFound as error:
             if row.name in named:
                 raise
             absent.setdefault(str(error), []).append(f'"{row.name}"')
@@ -102,7 +102,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     told = [f"not run: {', '.join(rows)}: {why}" for why, rows in absent.items()]
     found = {row: dataset for row, dataset in opened.items() if dataset is not None}
     if not found:
-        raise CorpusNotHere("\n".join(told))
+        raise CorpusNotFound("\n".join(told))
     for line in told:
         typer.echo(line, err=True)
     return found

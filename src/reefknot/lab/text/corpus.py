@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from reefknot.errors import CorpusNotHere, DataError, SettingsError
+from reefknot.errors import CorpusNotFound, DataError, SettingsError
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.text.corpora import python_docs
 from reefknot.lab.text.corpora.bbc import BBC
@@ -327,14 +327,14 @@ def _find_known(name: str, data: Path | None) -> dict[str, Path]:
     advice = f"put {listing} into DIR/{name}/ and name DIR with --data DIR or REEFKNOT_DATA"
     named = data or os.environ.get("REEFKNOT_DATA")
     if not named:
-        raise CorpusNotHere(f"the corpus {name} has to be found but no data folder is named: {advice}")
+        raise CorpusNotFound(f"the corpus {name} has to be found but no data folder is named: {advice}")
     places = (Path(named) / name, Path(named))
     for place in places:
         files = {split: place / file for split, file in wanted.items()}
         if all(path.is_file() for path in files.values()):
             return files
     missing = [file for file in wanted.values() if not any((place / file).is_file() for place in places)]
-    kind = CorpusNotHere if len(missing) == len(wanted) else DataError
+    kind = CorpusNotFound if len(missing) == len(wanted) else DataError
     raise kind(
         f"the corpus {name} is not complete in {named}: {', '.join(missing) or 'no folder has all files'}"
         f" not found; {advice}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.storage.cache import cached, file_hash
 from reefknot.storage.progress import Say, reported
 
@@ -94,12 +94,12 @@ class Preparation:
         named = data or os.environ.get("REEFKNOT_DATA")
         advice = f"put {self.wanted} into DIR/{self.places[0]}/ and name DIR with --data DIR or REEFKNOT_DATA"
         if not named:
-            raise CorpusNotHere(f"the corpus {name} has to be found but no data folder is named: {advice}")
+            raise CorpusNotFound(f"the corpus {name} has to be found but no data folder is named: {advice}")
         for place in (*(Path(named) / place for place in self.places), Path(named)):
             with contextlib.suppress(OSError):
                 if files := self.files(place):
                     return files
-        raise CorpusNotHere(f"the corpus {name} is not in {named}: {advice}")
+        raise CorpusNotFound(f"the corpus {name} is not in {named}: {advice}")
 
 
 def _facts(path: Path) -> tuple[str, int, int]:

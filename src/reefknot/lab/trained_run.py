@@ -14,7 +14,8 @@ from reefknot.lab.findings import vectors_by_end
 from reefknot.lab.recipes.recipe import Experiment, any_experiment, build_model
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
-from reefknot.lab.text.corpus import BUILT_IN, KNOWN, PAIRED, PREPARED, CorpusSettings
+from reefknot.lab.text.corpora import CORPORA
+from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
@@ -136,7 +137,7 @@ def open_run_pairs(run: RunFolder, data: Path | None) -> PairDataset:
 def _moved(run: RunFolder, experiment: Experiment, data: Path | None) -> CorpusSettings:
     """The corpus of a run; `data` in place of a folder that is not there."""
     corpus = experiment.corpus
-    if corpus.name in (BUILT_IN, *KNOWN, *PREPARED, *PAIRED) or Path(corpus.name).expanduser().is_dir():
+    if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
         return corpus
     if data is None:
         raise DataError(

@@ -15,7 +15,8 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import ENCODERS
 from reefknot.lab.recipes.catalogue import FOLDER, find_recipe, shipped
 from reefknot.lab.recipes.recipe import Experiment, Row, check_experiment, load_recipe
-from reefknot.lab.text.corpus import KNOWN, CorpusSettings
+from reefknot.lab.text.corpora import known_corpus
+from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
 
@@ -400,8 +401,9 @@ def types(experiment: Experiment) -> int | None:
         return HALVES[corpus.part]
     if vocabulary.bpe is not None or corpus.tokens is not None:
         return None
-    known = KNOWN[corpus.name].types if corpus.name in KNOWN else vocabulary.max_size
-    number = BILLION_WORD if corpus.name == "billion-word" else known
+    known = known_corpus(corpus.name)
+    published = known.types if known and known.types else vocabulary.max_size
+    number = BILLION_WORD if corpus.name == "billion-word" else published
     return fairseq_size(number) if number and vocabulary.dictionary == "fairseq" else number
 
 

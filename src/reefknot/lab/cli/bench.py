@@ -339,7 +339,7 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
     from reefknot.lab.bench.steps import Text
     from reefknot.lab.cli.sizes import vocabulary_size
     from reefknot.lab.config.parts import INPUTS
-    from reefknot.lab.text.corpus import KNOWN
+    from reefknot.lab.text.corpora import known_corpus
     from reefknot.lab.text.dataset import open_dataset
 
     try:
@@ -349,7 +349,10 @@ def _text(experiment: Experiment, data: Path | None) -> tuple[steps.Text, Vocabu
             raise
         words = vocabulary_size(experiment, data)
         assert isinstance(words, int)  # one text has one vocabulary
-        return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
+        known = known_corpus(experiment.corpus.name)
+        if known is None or "train" not in known.tokens:
+            raise
+        return Text.random(words, known.tokens["train"], known.name), words
     train = dataset.splits["train"]
     text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)
     return text, dataset.vocabulary

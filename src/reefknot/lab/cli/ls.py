@@ -61,12 +61,12 @@ def ls(
 def _families() -> dict[str, dict[str, str]]:
     from reefknot.lab.config.parts import FAMILIES
     from reefknot.lab.recipes.catalogue import shipped
-    from reefknot.lab.text.corpus import BUILT_IN, KNOWN, PAIRED, PREPARED
+    from reefknot.lab.text.corpora import known_corpora
 
-    corpora = {BUILT_IN: "made from the documentation in this Python installation; needs no data"}
-    titles = {name: corpus.title for name, corpus in KNOWN.items()}
-    titles |= {name: corpus.title for name, corpus in {**PREPARED, **PAIRED}.items()}
-    corpora |= {name: f"{title} (needs --data)" for name, title in titles.items()}
+    corpora = {
+        name: f"{corpus.description} ({'needs --data' if corpus.needs_data else 'needs no data'})"
+        for name, corpus in known_corpora().items()
+    }
     parts = {family.family: {kind: family.summary(kind) for kind in family} for family in FAMILIES}
     return {"recipes": shipped(), "corpora": corpora, **parts, **RULES}
 

@@ -87,7 +87,7 @@ def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark
         elif name in found:
             chosen[name] = found[name]
         else:
-            raise CorpusNotFound(f"{name} is not in the data folder: put {BENCHMARKS[name].file} beside the others")
+            raise CorpusNotFound(f"{name} not found: expected {BENCHMARKS[name].file} next to the other benchmarks.")
     return list(chosen.values())
 
 

@@ -14,7 +14,7 @@ from reefknot.errors import CorpusNotFound, ReefknotError, SettingsError
 from reefknot.lab.experiment import Texts, open_experiment
 from reefknot.lab.recipes.recipe import Experiment, Recipe, Row
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
-from reefknot.lab.text.corpus import KNOWN
+from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings, fairseq_size
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.models.skip_gram import SkipGram
@@ -83,8 +83,9 @@ def vocabulary_size(experiment: Experiment | SkipGramExperiment, data: Path | No
     corpus, vocabulary = experiment.corpus, experiment.vocabulary
     words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
     whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
-    if whole and corpus.name in KNOWN:
-        types = KNOWN[corpus.name].types
+    known = known_corpus(corpus.name)
+    if whole and known is not None and known.types is not None:
+        types = known.types
         return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
     found = open_experiment(experiment, data=data).words
     return len(found) if isinstance(found, Vocabulary) else found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError, shortened
-from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS
+from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_values
 from reefknot.lab.config.settings import Count, OneLine, Settings, check
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings
@@ -56,10 +56,7 @@ class EvaluationSettings(Settings):
         ),
     ] = None
     train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
-    protocol: Annotated[
-        ProtocolName,
-        Field(description="count as a paper's program does too, for its figures; definition: ours alone"),
-    ] = "definition"
+    protocol: Annotated[ProtocolName, Field(description=describe_values("evaluation.protocol"))] = "definition"
     search: Annotated[
         SearchSettings | None, Field(description="how a translation is searched for; left out, a beam of 5")
     ] = None

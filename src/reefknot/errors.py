@@ -27,8 +27,8 @@ class DataError(ReefknotError):
     exit_code = 3
 
 
-class CorpusNotHere(DataError):
-    """A published corpus that is not on this machine: the recipe may be right all the same."""
+class CorpusNotFound(DataError):
+    """A known corpus is not on this machine. The recipe that names it may still be right."""
 
 
 class NonFiniteError(ReefknotError):

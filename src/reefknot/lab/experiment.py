@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import CorpusNotHere, DataError, ReefknotError, SettingsError
+from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
 from reefknot.lab.evaluation.similarity import PRESS, Benchmark, find_benchmarks
 from reefknot.lab.evaluation.units import shown
 from reefknot.lab.recipes.recipe import Recipe, Row
@@ -221,7 +221,7 @@ def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> 
         return {}
     try:
         return find_benchmarks(data)
-    except CorpusNotHere as error:
+    except CorpusNotFound as error:
         display.say(f"evaluation.similarity is left out: {error}")
         return {}
 

@@ -144,15 +144,15 @@ def test_an_unfinished_run_is_told(cli: Cli, runs: Runs, data: Path, tmp_path: P
     ("command", "code", "sentence"),
     [
         ("similarity", 2, "RUN|FILE"),
-        ("similarity {tied}", 3, "no data folder is named"),
-        ("similarity {tied} --data {empty}", 3, "no benchmark of word similarity is in"),
+        ("similarity {tied}", 3, "word-similarity benchmarks not found: expected DIR/"),
+        ("similarity {tied} --data {empty}", 3, "word-similarity benchmarks not found in "),
         ("similarity {tied} --set SimLex --data {data}", 2, "did you mean SimLex-999?"),
         (
             "similarity {tied} --set zzz --data {data}",
             2,
             "neither a benchmark nor a file; there are SimLex-999, Verb-143",
         ),
-        ("similarity {tied} --set MEN --data {data}", 3, "MEN is not in the data folder: put EN-MEN-TR-3k.txt"),
+        ("similarity {tied} --set MEN --data {data}", 3, "MEN not found: expected EN-MEN-TR-3k.txt"),
         ("similarity {tied} --set {file}", 3, "line 1: "),
         ("similarity nowhere --data {data}", 3, "nowhere"),
         ("similarity {empty} --data {data}", 3, "is no run"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.errors import CorpusNotHere
+from reefknot.errors import CorpusNotFound
 from reefknot.lab.cli.sizes import vocabulary_size
 from reefknot.lab.recipes.recipe import load_recipe
 
@@ -22,5 +22,5 @@ def test_published_corpora(settings: list[str], size: int, monkeypatch: pytest.M
 def test_pieces_need_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     recipe = load_recipe("press2017/table6", ["vocabulary.bpe={}"])
-    with pytest.raises(CorpusNotHere):
+    with pytest.raises(CorpusNotFound):
         vocabulary_size(next(iter(recipe.experiments.values())), None)

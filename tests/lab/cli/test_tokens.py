@@ -65,11 +65,11 @@ def test_sub_words_of_a_recipe_are_those_of_its_vocabularies(cli: Cli, tmp_path:
     [
         ("{folder}", 2, "say which languages with --source and --target"),
         ("{folder} --source en --target en", 2, "source and target are both en"),
-        ("{folder} --source en --target fr", 3, "nothing there is a side of the train text"),
+        ("{folder} --source en --target fr", 3, "no file is a side of the train text"),
         ("{folder} --source en --target de --row x", 2, "--row is for a recipe"),
         ("{folder} --source en --target de --merges 0", 2, "bpe.merges: must be greater than or equal to 1"),
         ("multi30k --target fr", 2, "multi30k has en and de, not en and fr"),
-        ("multi30k --data {folder}", 3, "the corpus multi30k is not in"),
+        ("multi30k --data {folder}", 3, "multi30k not found in"),
         ("nowhere", 2, "corpora of pairs are multi30k, "),
         ("demo", 2, "demo trains on no parallel text"),
     ],

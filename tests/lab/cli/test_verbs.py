@@ -108,7 +108,7 @@ def test_validate_does_without_a_known_corpus_only(
     assert of(cut, "--data", tmp_path).code == 3
     mistyped = of("'ptbb'")
     assert (mistyped.code, mistyped.out) == (3, "")
-    assert mistyped.err.count("corpus 'ptbb': neither a known corpus") == 1
+    assert mistyped.err.count("corpus 'ptbb' is neither a known corpus") == 1
     (tmp_path / "train.txt").write_text("a text alone", encoding="utf-8")
     alone = of(repr(str(tmp_path)))
     assert alone.code == 3
@@ -123,7 +123,7 @@ def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: P
     lost.write_text(re.sub("name = '.*'", "name = 'nowhere'", text), encoding="utf-8")
     found = cli("validate", lost, wrong, recipe, "dmo", small)
     assert (found.code, found.out) == (3, "")
-    for sentence in ("'nowhere': neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, not 9'):
+    for sentence in ("'nowhere' is neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, not 9'):
         assert found.err.count(sentence) == 1
     assert cli("validate", small, lost).code == 2
 
@@ -350,13 +350,13 @@ def test_table_runs_what_it_has_the_text_of(
     shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
     outcome = cli("table", mixed, "--out", root)
     assert (outcome.code, [job.row for job in planned]) == (0, ["untied", "second"])
-    assert outcome.err.startswith('not run: "over PTB": the corpus ptb has to be found')
+    assert outcome.err.startswith('not run: "over PTB": ptb not found: expected')
     assert len(outcome.err.splitlines()) == 1
     assert re.search(r"^over PTB +not run", outcome.out, re.MULTILINE)
     for words in (("--row", "over ptb", "--row", "tied"), ("--row", "over*")):
         outcome = cli("table", mixed, "--out", root, *words)
         assert (outcome.code, len(planned)) == (3, 2)
-        assert "the corpus ptb has to be found" in outcome.err
+        assert "ptb not found: expected" in outcome.err
 
 
 def test_table_takes_the_rows_that_are_asked_for(cli: Cli, mixed: Path, tmp_path: Path, planned: list[Any]) -> None:

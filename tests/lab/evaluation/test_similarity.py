@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from reefknot.errors import CorpusNotHere, DataError
+from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.evaluation.similarity import (
     BENCHMARKS,
     Benchmark,
@@ -177,9 +177,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_benchmarks_are_found_where_corpora_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    with pytest.raises(CorpusNotHere, match=r"no data folder is named: .*--data DIR or REEFKNOT_DATA"):
+    with pytest.raises(CorpusNotFound, match=r"benchmarks not found: expected DIR/.* Pass --data DIR or set REEFK"):
         find_benchmarks(None)
-    with pytest.raises(CorpusNotHere, match="no benchmark of word similarity is in"):
+    with pytest.raises(CorpusNotFound, match="word-similarity benchmarks not found in "):
         find_benchmarks(tmp_path)
     folder = tmp_path / "word-similarity"
     folder.mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,31 @@ from reefknot.lab.evaluation.similarity import PRESS as FIVE
 from reefknot.lab.papers import page as papers
 from reefknot.lab.papers.figures import FIGURES
 from reefknot.lab.papers.measured_figures import Shown, without_places
-from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, Idea, Recipe, record, update
-from reefknot.lab.reports.rows import TableRow
+from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, Idea, record, update
+from reefknot.lab.recipes.file import RecipeFile, Row
 from reefknot.lab.runs.environment import source_sha256
 
 ROOT = Path(__file__).resolve().parents[3]
-PRESS = Recipe(
-    "press2017/table6",
-    "Table 6",
-    [
-        TableRow("KN 5-gram", {"test": 141.0}, quoted=True),
-        TableRow("Small model", {"test": 114.5}, 4_651_600),
-        TableRow("Small + WT", ROWS["Small + WT"]["paper"], 2_651_600),
-        TableRow("Small + PR", {"valid": 116.0, "test": 111.7}, 4_691_800),
-    ],
-)
+NAME = "press2017/table6"
+PRESS_ROWS = [
+    Row(name="KN 5-gram", paper={"test": 141.0}, quoted=True),
+    Row(name="Small model", paper={"test": 114.5}, parameters=4_651_600),
+    Row(name="Small + WT", paper=ROWS["Small + WT"]["paper"], parameters=2_651_600),
+    Row(name="Small + PR", paper={"valid": 116.0, "test": 111.7}, parameters=4_691_800),
+]
+
+
+def recipe(rows: list[Row], name: str = NAME, title: str = "Table 6") -> dict[str, RecipeFile]:
+    return {name: RecipeFile(title=title, base={}, rows=rows)}
+
+
+PRESS = recipe(PRESS_ROWS)
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a README, one record, and the ideas of one paper."""
-    monkeypatch.setattr(papers, "IDEAS", [idea for idea in IDEAS if idea.shown_by == PRESS.name])
+    monkeypatch.setattr(papers, "IDEAS", [idea for idea in IDEAS if idea.shown_by == NAME])
     (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
     write_run(tmp_path / "results", "Small + WT", 0, result("Small + WT", 0))
     return tmp_path
@@ -50,7 +53,7 @@ def change(root: Path, **values: Any) -> None:
 
 
 def test_the_figures_come_from_the_records(root: Path) -> None:
-    assert update(root, [PRESS]) == [root / "PAPERS.md", root / "README.md"]
+    assert update(root, PRESS) == [root / "PAPERS.md", root / "README.md"]
     written = (root / "PAPERS.md").read_text()
     assert (
         "| weight tying (WT) | Press and Wolf 2017 | [tables.py](src/reefknot/nn/tables.py) "
@@ -65,14 +68,14 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
 
 
 def test_word_vectors_are_shown_by_their_mean_rho(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(papers, "IDEAS", [Idea("vectors", "Press", "a.py", PRESS.name, row) for row in ROWS])
+    monkeypatch.setattr(papers, "IDEAS", [Idea("vectors", "Press", "a.py", NAME, row) for row in ROWS])
     theirs = dict.fromkeys(FIVE, 0.3) | {"MEN": 0.5}
     whole = {end: [{"name": name, "rho": rho} for name in FIVE] for end, rho in (("input", 0.4), ("output", -0.2))}
-    rows = [TableRow(row, paper_similarity={"tied": theirs}) for row in ROWS]
+    rows = [Row(name=row, paper_similarity={"tied": theirs}) for row in ROWS]
     for seed in (0, 1):
         write_run(root / "results", "Small", seed, result("Small", seed, similarity=whole))
     change(root, similarity={"tied": whole["input"][:-1]})  # not held against one of the benchmarks
-    update(root, [replace(PRESS, rows=rows)])
+    update(root, recipe(rows))
     written = (root / "PAPERS.md").read_text()
     assert "| `press2017/table6`, Small | rho 0.40 ± 0.00 / −0.20 ± 0.00 | rho 0.34 |" in written
     assert "| `press2017/table6`, Small + WT |  | rho 0.34 |" in written
@@ -86,10 +89,10 @@ def test_steps_are_held_against_plain_torch(root: Path) -> None:
         {"row": "Small + WT", "mode": mode, "epoch_seconds": each} for mode, each in (("loop", 9.0), ("eager", 2.0))
     ]
     made = {"commit": "0123456789abcdef", "command": "reefknot bench steps press2017/table6"}
-    record = {"bench": "steps", "recipe": PRESS.name, "overrides": [], "environment": made, "rows": steps}
+    record = {"bench": "steps", "recipe": NAME, "overrides": [], "environment": made, "rows": steps}
     for device, told in (("NVIDIA H200", "| 13 | 11.6 | 2.00 | 4.5 | 1 |"), ("NVIDIA A100", "| 13 | 11.6 | 1 |")):
         (folder / "gpu.json").write_text(json.dumps(record | {"machine": {"device": device}}))
-        update(root, [PRESS])
+        update(root, PRESS)
         for page in ("PAPERS.md", "README.md"):
             assert told in (root / page).read_text()
 
@@ -98,7 +101,7 @@ def test_what_a_figure_shows_leads_to_it(root: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(papers, "IDEAS", [Idea("idea", "Inan", "a.py", name) for name in ("inan2017/1", "inan2017/2")])
     title = "Inan & others, Figure 2: by-products (a_b)"
     made = {"figure": "inan2017/2", "runs": [], "environment": {"command": "reefknot figure", "commit": "abc"}}
-    update(root, [PRESS], [Shown(title, "", [], "<svg/>", made)])
+    update(root, PRESS, [Shown(title, "", [], "<svg/>", made)])
     written = (root / "PAPERS.md").read_text()
     assert "| figure `inan2017/1` | not measured |  |" in written
     (anchor,) = re.findall(r"\| figure `inan2017/2` \| \[measured\]\(#(.+)\) \|  \|", written)
@@ -107,7 +110,7 @@ def test_what_a_figure_shows_leads_to_it(root: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_figure_per_word_says_so(root: Path) -> None:
     change(root, test=scored(10.0, pieces=2))
-    update(root, [PRESS])
+    update(root, PRESS)
     written = (root / "PAPERS.md").read_text()
     assert "| `press2017/table6`, Small + WT | 100.0 per word | 112.4 |" in written
     assert "| Small + WT † |" in written
@@ -117,12 +120,12 @@ def test_a_figure_per_word_says_so(root: Path) -> None:
 def test_a_run_in_two_sittings_names_the_code_of_both(root: Path) -> None:
     path = root / "results" / "press2017" / "table6" / "small-wt" / "seed0" / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"earlier": [{"commit": "fedcba9876543210"}]}))
-    update(root, [PRESS])
+    update(root, PRESS)
     assert "; commit `fedcba987654`, `0123456789ab`." in (root / "README.md").read_text()
 
 
 def test_the_rest_of_the_readme_stays(root: Path) -> None:
-    update(root, [PRESS])
+    update(root, PRESS)
     text = (root / "README.md").read_text()
     assert text.startswith("# Title\n\n")
     assert text.endswith(f"{END}\n\nThe end.\n")
@@ -131,25 +134,24 @@ def test_the_rest_of_the_readme_stays(root: Path) -> None:
 
 def test_check_writes_nothing_and_names_what_is_stale(root: Path) -> None:
     before = (root / "README.md").read_text()
-    assert update(root, [PRESS], check=True) == [root / "PAPERS.md", root / "README.md"]
+    assert update(root, PRESS, check=True) == [root / "PAPERS.md", root / "README.md"]
     assert (root / "README.md").read_text() == before
     assert not (root / "PAPERS.md").exists()
-    update(root, [PRESS])
-    assert update(root, [PRESS], check=True) == []
+    update(root, PRESS)
+    assert update(root, PRESS, check=True) == []
     with (root / "PAPERS.md").open("a") as file:
         file.write("typed by hand\n")
-    assert update(root, [PRESS], check=True) == [root / "PAPERS.md"]
+    assert update(root, PRESS, check=True) == [root / "PAPERS.md"]
 
 
 def test_no_records_yet(root: Path) -> None:
-    other = Recipe("other/table1", "Other", [TableRow("a")])
-    update(root, [PRESS, other])
+    update(root, PRESS | recipe([Row(name="a")], "other/table1", "Other"))
     assert "## Other\n\n| row | test |\n|---|---:|\n| a | not run |\n\nNot run yet." in (root / "PAPERS.md").read_text()
     assert "Other" not in (root / "README.md").read_text()
 
 
 def test_the_readme_has_the_rows_that_were_run_and_says_where_the_others_are(root: Path) -> None:
-    update(root, [PRESS])
+    update(root, PRESS)
     papers, readme = ((root / name).read_text() for name in ("PAPERS.md", "README.md"))
     assert "| Small + PR | 4,691,800 |  | 116.0 |  | not run | 111.7 |" in papers
     assert "| KN 5-gram |" in papers
@@ -160,7 +162,7 @@ def test_the_readme_has_the_rows_that_were_run_and_says_where_the_others_are(roo
 
 def test_an_idea_whose_runs_differ_is_shown_by_the_first_of_them(root: Path) -> None:
     write_run(root / "results", "Small + WT", 1, result("Small + WT", 1), corpus={"name": "other"})
-    update(root, [PRESS])
+    update(root, PRESS)
     written = (root / "PAPERS.md").read_text()
     assert "| `press2017/table6`, Small + WT | 112.6 | 112.4 |" in written
     assert "| Small + WT (corpus.name=other) |" in written
@@ -178,7 +180,7 @@ def test_an_idea_whose_runs_differ_is_shown_by_the_first_of_them(root: Path) -> 
 def test_a_record_that_cannot_be_traced_is_refused(root: Path, values: dict[str, Any], says: str) -> None:
     change(root, **values)
     with pytest.raises(DataError, match=says) as caught:
-        update(root, [PRESS])
+        update(root, PRESS)
     assert "small-wt/seed0/result.json" in str(caught.value)
     assert not (root / "PAPERS.md").exists()
 
@@ -187,8 +189,8 @@ def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
     run = root / "results" / "press2017" / "table6" / "small-wt" / "seed0"
     command = "reefknot evaluate RUN --dynamic --save --search --search-tokens 2000"
     write_evaluation(run, "dynamic", test=90.0, command=command)
-    adapting = TableRow("Small + WT, adapting", {"test": 88.0}, recipe="", of="Small + WT", by="dynamic")
-    update(root, [replace(PRESS, rows=[*PRESS.rows, adapting])])
+    adapting = Row(name="Small + WT, adapting", paper={"test": 88.0}, of="Small + WT", by="dynamic")
+    update(root, recipe([*PRESS_ROWS, adapting]))
     for name in ("PAPERS.md", "README.md"):
         text = (root / name).read_text()
         assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in text
@@ -196,28 +198,28 @@ def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
         assert f"runs them, and `{command}` scores them by dynamic evaluation; each record" in text
     write_evaluation(run, "dynamic", test=90.0, command=None)
     with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
-        update(root, [PRESS])
+        update(root, PRESS)
     write_evaluation(run, "dynamic", test=90.0, dirty=True)
     with pytest.raises(DataError, match=r"dynamic\.json: was made with uncommitted changes"):
-        update(root, [PRESS])
+        update(root, PRESS)
 
 
 def test_an_unfinished_record_is_refused(root: Path) -> None:
     write_run(root / "results", "Small")
     with pytest.raises(DataError, match="only finished runs"):
-        update(root, [PRESS])
+        update(root, PRESS)
 
 
 def test_a_readme_without_its_marks_is_named(root: Path) -> None:
     for text in ("nothing", f"{END} {BEGIN}", BEGIN):
         (root / "README.md").write_text(text)
         with pytest.raises(DataError, match="no place for the results"):
-            update(root, [PRESS])
+            update(root, PRESS)
 
 
 def test_an_idea_without_its_row_is_named(root: Path) -> None:
     with pytest.raises(DataError, match="no row 'Small model'"):
-        update(root, [Recipe(PRESS.name, PRESS.title, PRESS.rows[2:])])
+        update(root, recipe(PRESS_ROWS[2:]))
 
 
 def test_every_idea_points_at_a_file() -> None:

@@ -17,7 +17,8 @@ from reefknot.lab.recipes.catalogue import FOLDER, find_recipe, shipped
 from reefknot.lab.recipes.recipe import Row, load_recipe
 from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
-from reefknot.lab.text.corpus import KNOWN, CorpusSettings
+from reefknot.lab.text.corpora import known_corpus
+from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
 
@@ -402,8 +403,9 @@ def types(experiment: LanguageModelExperiment) -> int | None:
         return HALVES[corpus.part]
     if vocabulary.bpe is not None or corpus.tokens is not None:
         return None
-    known = KNOWN[corpus.name].types if corpus.name in KNOWN else vocabulary.max_size
-    number = BILLION_WORD if corpus.name == "billion-word" else known
+    known = known_corpus(corpus.name)
+    published = known.types if known and known.types else vocabulary.max_size
+    number = BILLION_WORD if corpus.name == "billion-word" else published
     return fairseq_size(number) if number and vocabulary.dictionary == "fairseq" else number
 
 

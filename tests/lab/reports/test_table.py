@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from made_results import ROWS, result, score, write_evaluation, write_run
+from reefknot.lab.recipes.file import Row
 from reefknot.lab.reports.cells import number
 from reefknot.lab.reports.results import collect, load
 from reefknot.lab.reports.rows import TableRow, join
@@ -289,8 +290,8 @@ def test_a_row_of_another_recipe_is_another_row(runs: Path) -> None:
 
 
 def test_recipe_rows_carry_their_figures() -> None:
-    rows = recipe_rows()
-    assert from_recipe(rows, "r")[1] == TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")
+    row = Row(name="Small", paper=ROWS["Small"]["paper"], parameters=4_651_600)
+    assert from_recipe([row], "r") == [TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])

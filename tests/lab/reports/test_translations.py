@@ -273,7 +273,7 @@ def test_a_list_of_ideas_says_bleu(rows: list[TableRow]) -> None:
 
 def test_where_figures_came_from_names_the_signature(rows: list[TableRow]) -> None:
     records = [record for row in rows for record in row.records]
-    told = papers._origin(papers.Recipe("pappas2019/multi30k", "Ours", rows), records)
+    told = papers._origin(papers.RecipeTable("pappas2019/multi30k", "Ours", rows), records)
     assert f"; BLEU by sacrebleu, `{SIGNATURE}`.\n" in told
     assert "Ours: at the epoch with the best validation perplexity" in told
 
@@ -284,7 +284,7 @@ def test_reports_tell_how_many_checkpoints_were_averaged(tmp_path: Path) -> None
         averaged = [f"step_{step:08d}" for step in range(number)]
         write_translator(tmp_path, "TWWT", 39.0, seed, averaged=averaged)
     (row,) = join([], collect([tmp_path]))
-    told = papers._origin(papers.Recipe("a", "b", [row]), row.records)
+    told = papers._origin(papers.RecipeTable("a", "b", [row]), row.records)
     assert "Ours: the last checkpoint or the mean of the last 10 checkpoints; ±" in told
     page = render([row], "Translators")
     assert re.findall(r"<td>mean of (\d+)</td>", page) == ["10", "1", "10"]

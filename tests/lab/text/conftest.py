@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.published import Corpus
 from reefknot.lab.text.vocabulary import VocabularySettings
 
 TRAIN = b"the cat sat\nthe dog sat on the cat\n\na bird\n"
@@ -44,3 +48,16 @@ def opened(cache: Path) -> Callable[..., Dataset]:
         return open_dataset(corpus_settings, VocabularySettings.model_validate(settings), cache=cache, say=say)
 
     return open_folder
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Corpus], None]:
+    """Adds a corpus to the registry for one test."""
+
+    def add(corpus: Corpus) -> None:
+        module = ModuleType(f"corpus_of_a_test_{corpus.name}")
+        module.CORPUS = corpus  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(CORPORA, corpus.name, f"{module.__name__}:CORPUS")
+
+    return add

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from reefknot.errors import SettingsError
-from reefknot.lab.text.batches import Batches, Batching, batches_of
+from reefknot.lab.text.batches import Batches, Batching, BatchSettings, batches_of
 from reefknot.lab.text.blocks import Blocks
 from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.text.streams import RandomSteps, Streams
@@ -20,8 +20,8 @@ IDS = np.arange(4000, dtype=np.int32) % 20
 RANDOM = RandomSteps()
 
 
-def reading(batching: Batching, **changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"batching": batching, "batch": 4, "steps": 30, "random_steps": None, "seed": 3} | changes)
+def reading(batching: Batching, **changes: Any) -> BatchSettings:
+    return BatchSettings(**{"batching": batching, "batch": 4, "steps": 30, "seed": 3} | changes)
 
 
 def windows(batches: Batches) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def windows(batches: Batches) -> list[torch.Tensor]:
     ],
     ids=["streams", "random", "blocks", "sentences"],
 )
-def test_a_text_is_read_as_a_recipe_says(said: SimpleNamespace, expected: Batches) -> None:
+def test_a_text_is_read_as_a_recipe_says(said: BatchSettings, expected: Batches) -> None:
     found = batches_of(said, IDS, IDS + 20, EOS)
     assert type(found) is type(expected)
     assert all(torch.equal(*pair) for pair in zip(windows(found), windows(expected), strict=True))
@@ -47,8 +47,8 @@ def test_a_text_is_read_as_a_recipe_says(said: SimpleNamespace, expected: Batche
 
 @pytest.mark.parametrize("batching", ["blocks", "sentences", "pairs"])
 def test_random_lengths_are_for_streams(batching: Batching) -> None:
-    with pytest.raises(SettingsError, match=f'random_steps has no meaning with batching = "{batching}"; remove it'):
-        batches_of(reading(batching, random_steps=RANDOM), IDS, IDS, EOS)
+    with pytest.raises(ValidationError, match=f'random_steps has no meaning with batching = "{batching}"; remove it'):
+        reading(batching, random_steps=RANDOM)
 
 
 @pytest.mark.parametrize("batching", ["streams", "blocks"])

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpora.bbc import BBC
+from reefknot.lab.text.corpora import bbc
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 
 TOPICS = ("business", "entertainment", "politics", "sport", "tech")
@@ -26,7 +25,7 @@ ARTICLES["sport/199.txt"] = b"It cost \xa320.\n"  # Latin-1
 @pytest.fixture(autouse=True)
 def unpublished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own archive has another hash."""
-    monkeypatch.setattr(corpora, "PREPARED", {"bbc": replace(BBC, sha256={})})
+    monkeypatch.setattr(bbc, "BBC", replace(bbc.BBC, sha256={}))
 
 
 def texts(data: Path, cache: Path) -> dict[str, list[str]]:
@@ -75,5 +74,5 @@ def test_the_folder_it_unpacks_to(tmp_path: Path, cache: Path, place: str) -> No
 
 def test_a_damaged_archive(tmp_path: Path, cache: Path) -> None:
     tmp_path.joinpath("bbc-fulltext.zip").write_bytes(b"PK no archive")
-    with pytest.raises(DataError, match=r"bbc-fulltext\.zip: cannot be read: .*; copy it anew"):
+    with pytest.raises(DataError, match=r"bbc-fulltext\.zip: cannot be read: .*; download it again"):
         texts(tmp_path, cache)

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpora.billion_word import BILLION_WORD
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.lab.text.corpora import billion_word
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 
 TRAINING, HELD_OUT = "training-monolingual.tokenized.shuffled", "heldout-monolingual.tokenized.shuffled"
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 
 
+PUBLISHED = billion_word.BILLION_WORD
+
+
 @pytest.fixture(autouse=True)
 def unpublished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own files have other hashes."""
-    monkeypatch.setattr(corpora, "PREPARED", {"billion-word": replace(BILLION_WORD, sha256={})})
+    monkeypatch.setattr(billion_word, "BILLION_WORD", replace(PUBLISHED, sha256={}))
 
 
 def release(folder: Path) -> Path:
@@ -49,20 +51,20 @@ def test_shards_become_texts(tmp_path: Path, cache: Path, place: str) -> None:
 @pytest.mark.parametrize("gone", [f"{TRAINING}/news.en-00042-of-00100", f"{HELD_OUT}/news.en.heldout-00000-of-00050"])
 def test_a_shard_is_missing(tmp_path: Path, cache: Path, gone: str) -> None:
     (release(tmp_path / "billion-word") / gone).unlink()
-    with pytest.raises(CorpusNotHere, match=rf"put the folders {TRAINING} .* and {HELD_OUT} .* into DIR/billion-word/"):
+    with pytest.raises(CorpusNotFound, match=rf"expected .*/billion-word/{TRAINING} .* and {HELD_OUT} "):
         texts(tmp_path, cache)
 
 
 def test_the_published_held_out_shards_are_told_by_their_hash(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpora, "PREPARED", {"billion-word": BILLION_WORD})
+    monkeypatch.setattr(billion_word, "BILLION_WORD", PUBLISHED)
     release(tmp_path)
-    with pytest.raises(DataError, match=r"heldout-00010-of-00050: not the published billion-word file"):
+    with pytest.raises(DataError, match=r"heldout-00010-of-00050 is not the published billion-word file"):
         texts(tmp_path, cache)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path, cache: Path) -> None:
     (release(tmp_path) / TRAINING / "news.en-00099-of-00100").write_bytes(b"\xff\n")
-    with pytest.raises(DataError, match=r"cannot be read: .*; copy it anew"):
+    with pytest.raises(DataError, match=r"cannot be read: .*; download it again"):
         texts(tmp_path, cache)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -11,14 +13,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from reefknot.errors import DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpus import KNOWN, Corpus, CorpusSettings, KnownCorpus, KnownFile, find_corpus
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.lab.cli.ls import ls
+from reefknot.lab.text.corpora import CORPORA, known_corpora, known_corpus
+from reefknot.lab.text.corpus import SPLITS, CorpusSettings, TextFiles, find_corpus
 from reefknot.lab.text.dataset import open_dataset
+from reefknot.lab.text.published import Corpus, PublishedCorpus
 from reefknot.lab.text.vocabulary import VocabularySettings
 
 
-def find(name: object, cache: Path, data: Path | None = None, **cut: object) -> Corpus:
+def find(name: object, cache: Path, data: Path | None = None, **cut: object) -> TextFiles:
     return find_corpus(CorpusSettings.model_validate({"name": str(name), **cut}), data=data, cache=cache)
 
 
@@ -29,20 +33,83 @@ def fill(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A published corpus of three one-word files, each holding its own name."""
-
-    def file(name: str) -> KnownFile:
-        return KnownFile(name, 2, hashlib.sha256(f"{name}\n".encode()).hexdigest())
-
-    files = {split: file(f"tiny.{split}.txt") for split in corpora.SPLITS}
-    monkeypatch.setattr(corpora, "KNOWN", {"tiny": KnownCorpus("A tiny corpus", 2, files)})
-    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    return "tiny"
-
-
 TINY = ("tiny.train.txt", "tiny.valid.txt", "tiny.test.txt")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, register: Callable[[Corpus], None]) -> PublishedCorpus:
+    """A published corpus of three one-word files, each holding its own name."""
+    corpus = PublishedCorpus(
+        name="tiny",
+        description="A tiny corpus",
+        how_to_get="Write it yourself.",
+        files=dict(zip(SPLITS, TINY, strict=True)),
+        tokens=dict.fromkeys(SPLITS, 2),
+        types=2,
+        sha256={name: hashlib.sha256(f"{name}\n".encode()).hexdigest() for name in TINY},
+    )
+    register(corpus)
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    return corpus
+
+
+def test_every_corpus_has_the_name_of_its_line_and_a_description() -> None:
+    for name, corpus in known_corpora().items():
+        assert corpus.name == name
+        assert corpus.description
+        assert "\n" not in corpus.description
+
+
+FILE = """
+from reefknot.lab.text.prepared import PreparedCorpus
+from reefknot.lab.text.published import all_of
+
+
+def lines(files):
+    for number, line in enumerate(files[0].read_text(encoding="utf-8").splitlines()):
+        yield ("train", "valid", "test")[min(number, 2)], line
+
+
+HAIKU = PreparedCorpus(
+    name="haiku",
+    description="one haiku, a line to a split",
+    how_to_get="Write one.",
+    expected="haiku.txt",
+    files=lambda folder: all_of(folder, "haiku.txt"),
+    lines=lines,
+)
+"""
+
+
+def test_a_new_corpus_is_one_file_and_one_line(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "haiku_corpus.py").write_text(FILE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(CORPORA, "haiku", "haiku_corpus:HAIKU")
+
+    ls("corpora")
+    assert "haiku                    one haiku, a line to a split (needs --data)\n" in capsys.readouterr().out
+    with pytest.raises(ValidationError, match="haiku is not parallel text"):
+        CorpusSettings.model_validate({"name": "haiku", "pairs": {"source": "en", "target": "de"}})
+    data = tmp_path / "data"
+    with pytest.raises(CorpusNotFound) as error:
+        find("haiku", cache, data)
+    assert str(error.value) == (
+        f"haiku not found in {data}: expected {data}/haiku/haiku.txt. Write one. Pass --data DIR or set REEFKNOT_DATA."
+    )
+    fill(data / "haiku")
+    (data / "haiku" / "haiku.txt").write_text("an old silent pond\na frog jumps\nsplash silence again\n")
+    dataset = open_dataset(CorpusSettings(name="haiku"), VocabularySettings(), data=data, cache=cache)
+    assert (dataset.name, dataset.origin) == ("haiku", "one haiku, a line to a split")
+    assert {name: split.words for name, split in dataset.splits.items()} == {"train": 4, "valid": 3, "test": 3}
+
+
+def test_only_the_corpus_in_use_is_imported() -> None:
+    code = "import sys; from reefknot.lab.text.corpus import CorpusSettings; CorpusSettings(name='ptb');"
+    code += "print(*sorted(m.rpartition('.')[2] for m in sys.modules if m.startswith('reefknot.lab.text.corpora.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ptb"]
 
 
 @pytest.mark.parametrize("part", ["3/2", "0/4", "x", "1", "1/0", "-1/2", "1/2/3", "", " 1/2", "１/２", "01/2"])
@@ -58,17 +125,16 @@ def test_settings_are_strict(bad: dict[str, object]) -> None:
 
 
 def test_published_types_need_no_data() -> None:
-    assert (KNOWN["ptb"].types, KNOWN["wikitext-2"].types, KNOWN["wikitext-103"].types) == (10_000, 33_278, 267_735)
+    types = {"ptb": 10_000, "wikitext-2": 33_278, "wikitext-103": 267_735}
+    assert {name: corpus.types for name in types if (corpus := known_corpus(name))} == types
 
 
 def test_a_file_without_a_hash_is_known_by_its_counts(
-    tiny: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: PublishedCorpus, cache: Path, tmp_path: Path, register: Callable[[Corpus], None]
 ) -> None:
     """As the training text of WikiText-103 is, whose held-out texts are those of WikiText-2."""
-    small = corpora.KNOWN[tiny]
-    train = replace(small.files["train"], sha256=None, tokens=4)
-    large = replace(small, title="A large corpus", types=3, files={**small.files, "train": train})
-    monkeypatch.setattr(corpora, "KNOWN", {"tiny": small, "large": large})
+    held_out = {name: tiny.sha256[name] for name in TINY[1:]}
+    register(replace(tiny, name="large", types=3, tokens={**tiny.tokens, "train": 4}, sha256=held_out))
     folder = fill(tmp_path / "data" / "large", *TINY)
     with pytest.raises(DataError, match="these are the files of tiny, not of large"):
         find("large", cache, tmp_path / "data")
@@ -87,43 +153,48 @@ def test_a_file_without_a_hash_is_known_by_its_counts(
 @pytest.mark.parametrize("below", ["tiny", "."])
 @pytest.mark.parametrize("named", ["option", "environment"])
 def test_a_published_corpus_is_found(
-    tiny: str, below: str, named: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: PublishedCorpus, below: str, named: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path / "data" / below, *TINY)
     if named == "environment":
         monkeypatch.setenv("REEFKNOT_DATA", str(tmp_path / "data"))
-    found = find(tiny, cache, tmp_path / "data" if named == "option" else None)
-    assert found.known == corpora.KNOWN[tiny]
-    assert {split: path.name for split, path in found.files.items()} == dict(zip(corpora.SPLITS, TINY, strict=True))
+    found = find("tiny", cache, tmp_path / "data" if named == "option" else None)
+    assert found.corpus == tiny
+    assert {split: path.name for split, path in found.files.items()} == dict(zip(SPLITS, TINY, strict=True))
 
 
-def test_no_data_folder_says_what_to_put_where(tiny: str, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"put tiny\.train\.txt, .* into DIR/tiny/ .*--data DIR or REEFKNOT_DATA"):
-        find(tiny, cache)
+def test_no_data_folder_says_what_to_put_where(tiny: PublishedCorpus, cache: Path) -> None:
+    with pytest.raises(CorpusNotFound) as error:
+        find("tiny", cache)
+    assert str(error.value) == (
+        "tiny not found: expected DIR/tiny/tiny.train.txt, tiny.valid.txt and tiny.test.txt. Write it yourself."
+        " Pass --data DIR or set REEFKNOT_DATA."
+    )
 
 
-def test_a_missing_file_is_named(tiny: str, cache: Path, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
     folder = fill(tmp_path / "data", *TINY[:2])
-    with pytest.raises(DataError, match=r"tiny is not complete in .*data: tiny\.test\.txt not found; put"):
-        find(tiny, cache, folder)
+    with pytest.raises(DataError, match=r"tiny is incomplete in .*data: tiny\.test\.txt not found; expected") as error:
+        find("tiny", cache, folder)
+    assert not isinstance(error.value, CorpusNotFound)
 
 
-def test_a_changed_file_is_refused_with_both_hashes(tiny: str, cache: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_refused_with_both_hashes(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
     folder = fill(tmp_path / "data", *TINY)
     (folder / TINY[1]).write_bytes(b"something else\n")
-    expected = corpora.KNOWN[tiny].files["valid"].sha256
+    expected = tiny.sha256[TINY[1]]
     found = hashlib.sha256(b"something else\n").hexdigest()
-    with pytest.raises(DataError, match=rf"tiny\.valid\.txt: .*{expected} expected, {found} found"):
-        find(tiny, cache, folder)
+    with pytest.raises(DataError, match=rf"tiny\.valid\.txt is not .*: expected SHA-256 {expected}, found {found}\."):
+        find("tiny", cache, folder)
 
 
-def test_a_folder_is_recognised_by_its_hashes_not_by_its_name(tiny: str, cache: Path, tmp_path: Path) -> None:
+def test_a_folder_is_recognised_by_its_hashes_not_its_name(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
     folder = fill(tmp_path / "mine", *TINY)
     found = find(folder, cache)
     assert (found.name, found.origin) == ("tiny", "A tiny corpus, recognised by SHA-256")
     other = fill(tmp_path / "tiny", "train.txt", "valid.txt", "test.txt")
-    assert find(other, cache).known is None
     assert find(other, cache).name == "tiny/"
+    assert find(other, cache).corpus.types is None
 
 
 @pytest.mark.parametrize(
@@ -139,22 +210,22 @@ def test_usual_names_are_found(names: tuple[str, ...], cache: Path, tmp_path: Pa
     folder = fill(tmp_path / "mine", *names, "README.md", "train.txt.bak", ".train.txt", "strain.txt")
     found = find(folder, cache)
     assert tuple(path.name for path in found.files.values()) == names
-    assert found.known is None
+    assert found.corpus.types is None
 
 
 def test_two_candidates_or_none(cache: Path, tmp_path: Path) -> None:
     folder = fill(tmp_path / "mine", "train.txt", "valid.txt", "dev.txt", "notes")
-    with pytest.raises(DataError, match=r"dev\.txt, valid\.txt could each be the valid text; looked for"):
+    with pytest.raises(DataError, match=r"dev\.txt, valid\.txt could each be the valid text; expected one file"):
         find(folder, cache)
     (folder / "dev.txt").unlink()
-    with pytest.raises(DataError, match=r"nothing there is the test text; .* holds notes, train\.txt, valid\.txt"):
+    with pytest.raises(DataError, match=r"no file is the test text; .* holds notes, train\.txt, valid\.txt"):
         find(folder, cache)
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "~nobody-of-that-name/x", "a\0b", "x" * 10_000])
 def test_a_name_that_is_no_corpus(name: str, cache: Path) -> None:
     with pytest.raises(
-        DataError, match=r"neither a known corpus \(python-docs, ptb, wikitext-2, wikitext-103, .*\) nor a folder"
+        DataError, match=r"is neither a known corpus \(python-docs, ptb, wikitext-2, wikitext-103, .*\) nor a folder"
     ) as error:
         find(name, cache)
     assert len(str(error.value)) < 400

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpora.enwiki import ENWIKI
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.lab.text.corpora import enwiki
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 
 FILE = "enwiki-first-100MB.jsonl.xz"
@@ -21,7 +20,7 @@ FILE = "enwiki-first-100MB.jsonl.xz"
 @pytest.fixture(autouse=True)
 def unpublished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own files have other hashes."""
-    monkeypatch.setattr(corpora, "PREPARED", {"enwiki-sample": replace(ENWIKI, sha256={})})
+    monkeypatch.setattr(enwiki, "ENWIKI", replace(enwiki.ENWIKI, sha256={}))
 
 
 def write(folder: Path, *lines: str) -> None:
@@ -63,19 +62,19 @@ def test_a_line_is_a_paragraph_with_its_case(tmp_path: Path, cache: Path) -> Non
 @pytest.mark.parametrize("line", ['{"id": 12, "text": "a"}', '{"id": "12"}', "[]"])
 def test_a_line_that_is_no_article(line: str, tmp_path: Path, cache: Path) -> None:
     write(tmp_path, article("12", "a"), line)
-    with pytest.raises(DataError, match=r"xz, line 2: no article with an id and a text; copy the file anew"):
+    with pytest.raises(DataError, match=r"xz, line 2: no article with an id and a text; download the file again"):
         texts(tmp_path, cache)
 
 
 def test_a_damaged_file(tmp_path: Path, cache: Path) -> None:
     write(tmp_path, "{")
-    with pytest.raises(DataError, match=r"cannot be read: .*; copy it anew"):
+    with pytest.raises(DataError, match=r"cannot be read: .*; download it again"):
         texts(tmp_path, cache)
     (tmp_path / FILE).write_bytes(b"no xz")
-    with pytest.raises(DataError, match=r"cannot be read: .*; copy it anew"):
+    with pytest.raises(DataError, match=r"cannot be read: .*; download it again"):
         texts(tmp_path, cache)
 
 
 def test_where_to_put_it(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(CorpusNotHere, match=rf"put {FILE} into DIR/enwiki-sample/"):
+    with pytest.raises(CorpusNotFound, match=rf"expected .*/enwiki-sample/{FILE}"):
         texts(tmp_path, cache)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpora.imdb import IMDB
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.lab.text.corpora import imdb
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 
 REVIEWS = {
@@ -30,7 +29,7 @@ EXPECTED = {
 @pytest.fixture(autouse=True)
 def unpublished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own files have other hashes."""
-    monkeypatch.setattr(corpora, "PREPARED", {"imdb": replace(IMDB, sha256={})})
+    monkeypatch.setattr(imdb, "IMDB", replace(imdb.IMDB, sha256={}))
 
 
 def texts(data: Path, cache: Path) -> dict[str, str]:
@@ -69,7 +68,7 @@ def test_the_folder_as_it_is_published(tmp_path: Path, cache: Path, place: str) 
 def test_a_missing_part(tmp_path: Path, cache: Path) -> None:
     pack(tmp_path / "imdb")
     (tmp_path / "imdb" / "test_pos.tsv.xz").unlink()
-    with pytest.raises(CorpusNotHere, match=r"put train_neg\.tsv\.xz, .*, or the folder aclImdb, into DIR/imdb/"):
+    with pytest.raises(CorpusNotFound, match=r"expected .*/imdb/aclImdb, or train_neg\.tsv\.xz, "):
         texts(tmp_path, cache)
 
 
@@ -77,5 +76,5 @@ def test_a_missing_part(tmp_path: Path, cache: Path) -> None:
 def test_damage_is_told(tmp_path: Path, cache: Path, damage: bytes) -> None:
     pack(tmp_path / "imdb")
     (tmp_path / "imdb" / "train_pos.tsv.xz").write_bytes(damage)
-    with pytest.raises(DataError, match=r"imdb: cannot be read: .*; copy it anew"):
+    with pytest.raises(DataError, match=r"imdb: cannot be read: .*; download it again"):
         texts(tmp_path, cache)

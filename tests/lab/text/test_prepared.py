@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpus import PREPARED, CorpusSettings, find_corpus
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.lab.text.corpora import known_corpus
+from reefknot.lab.text.corpus import SPLITS, CorpusSettings, find_corpus
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.prepared import Preparation, tokenise
+from reefknot.lab.text.prepared import PreparedCorpus, tokenise
+from reefknot.lab.text.published import Corpus, DownloadedCorpus, all_of
 from reefknot.lab.text.vocabulary import VocabularySettings
 from reefknot.storage import progress
 
 SOURCE = "the cat sat"
 
 
-def files(place: Path) -> list[Path]:
-    return [place / "source"] if (place / "source").is_file() else []
-
-
 def lines(found: list[Path]) -> Iterator[tuple[str, str]]:
     text = found[0].read_text(encoding="utf-8")
-    yield from ((split, f"{text} {split}") for split in corpora.SPLITS)
+    yield from ((split, f"{text} {split}") for split in SPLITS)
 
 
-MADE = Preparation("A made corpus", "the file source", ("here", "there"), files, lines)
+MADE = PreparedCorpus(
+    name="made",
+    description="A made corpus",
+    how_to_get="Write it yourself.",
+    expected="source",
+    folders=("here", "there"),
+    files=lambda folder: all_of(folder, "source"),
+    lines=lines,
+)
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(corpora, "PREPARED", {"made": MADE})
+def data(tmp_path: Path, register: Callable[[Corpus], None], monkeypatch: pytest.MonkeyPatch) -> Path:
+    register(MADE)
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     return tmp_path / "data"
 
@@ -80,15 +85,20 @@ def test_equal_files_in_another_place_are_the_same_text(data: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("named", [True, False])
 def test_what_to_put_where(data: Path, cache: Path, named: bool) -> None:
-    with pytest.raises(CorpusNotHere, match=r"put the file source into DIR/here/ and name DIR with --data DIR or REEF"):
+    where = rf" in {data}: expected {data}" if named else ": expected DIR"
+    message = rf"^made not found{where}/here/source\. Write it yourself\. Pass --data DIR or set REEFKNOT_DATA\.$"
+    with pytest.raises(CorpusNotFound, match=message):
         find_corpus(CorpusSettings(name="made"), data=data if named else None, cache=cache)
 
 
-def test_a_file_that_is_not_the_published_one(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_the_published_one(data: Path, cache: Path, register: Callable[[Corpus], None]) -> None:
     write(data, "something else")
     expected, found = (hashlib.sha256(text.encode()).hexdigest() for text in (SOURCE, "something else"))
-    monkeypatch.setattr(corpora, "PREPARED", {"made": replace(MADE, sha256={"source": expected})})
-    with pytest.raises(DataError, match=rf"source: not the published made file: .*{expected} expected, {found} found"):
+    register(replace(MADE, sha256={"source": expected}))
+    message = (
+        rf"source is not the published made file: expected SHA-256 {expected}, found {found}\. Download it again\.$"
+    )
+    with pytest.raises(DataError, match=message):
         find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
     write(data)
     assert find_corpus(CorpusSettings(name="made"), data=data, cache=cache).name == "made"
@@ -96,7 +106,7 @@ def test_a_file_that_is_not_the_published_one(data: Path, cache: Path, monkeypat
 
 def test_a_file_that_cannot_be_read_leaves_nothing_behind(data: Path, cache: Path) -> None:
     write(data).write_bytes(b"\xff")
-    with pytest.raises(DataError, match=r"data/source: cannot be read: .*; copy it anew"):
+    with pytest.raises(DataError, match=r"data/source: cannot be read: .*; download it again"):
         find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
     assert list((cache / "corpora").iterdir()) == []
 
@@ -122,9 +132,9 @@ def test_tokens(text: str, tokens: str) -> None:
 
 
 def is_here(name: str) -> bool:
-    folder = os.environ.get("REEFKNOT_DATA")
-    preparation = PREPARED[name]
-    return bool(folder) and any(preparation.files(Path(str(folder)) / place) for place in (*preparation.places, "."))
+    folder, corpus = os.environ.get("REEFKNOT_DATA"), known_corpus(name)
+    assert isinstance(corpus, DownloadedCorpus)
+    return bool(folder) and any(corpus.files_in(Path(str(folder), below)) for below in (*corpus.folders, name, "."))
 
 
 @pytest.mark.corpus

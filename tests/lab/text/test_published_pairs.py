@@ -6,22 +6,28 @@ import gzip
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from reefknot.errors import CorpusNotHere, DataError
-from reefknot.lab.text import corpus as corpora
-from reefknot.lab.text.corpora import tatoeba
-from reefknot.lab.text.corpus import PAIRED, CorpusSettings, PairCorpus, PairsSettings, find_pairs
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.lab.text.corpora import parallel_corpora, tatoeba
+from reefknot.lab.text.corpus import CorpusSettings, PairFiles, PairsSettings, find_pairs
+from reefknot.lab.text.prepared import PreparedCorpus
+from reefknot.lab.text.published import Corpus
+
+PAIRED = parallel_corpora()
 
 
 @pytest.fixture
-def unpublished(monkeypatch: pytest.MonkeyPatch) -> None:
+def unpublished(monkeypatch: pytest.MonkeyPatch, register: Callable[[Corpus], None]) -> None:
     """The tests' own files have other hashes."""
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    monkeypatch.setattr(corpora, "PAIRED", {name: replace(each, sha256={}) for name, each in PAIRED.items()})
+    for corpus in PAIRED.values():
+        assert isinstance(corpus, PreparedCorpus)
+        register(replace(corpus, sha256={}))
 
 
 def settings(name: str, reverse: bool = False) -> CorpusSettings:
@@ -29,7 +35,7 @@ def settings(name: str, reverse: bool = False) -> CorpusSettings:
     return CorpusSettings(name=name, pairs=PairsSettings(source=source, target=target))
 
 
-def texts(found: PairCorpus) -> dict[str, list[str]]:
+def texts(found: PairFiles) -> dict[str, list[str]]:
     return {split: [path.read_text(encoding="utf-8") for path in files] for split, files in found.files.items()}
 
 
@@ -46,7 +52,7 @@ def texts(found: PairCorpus) -> dict[str, list[str]]:
 def test_two_files_per_split(
     name: str, place: str, stems: tuple[str, ...], language: str, packed: bool, tmp_path: Path, unpublished: None
 ) -> None:
-    with pytest.raises(CorpusNotHere, match=rf"put {stems[0]}\.en, .* or each with \.gz, into DIR/{place}/"):
+    with pytest.raises(CorpusNotFound, match=rf"expected .*/{place}/{stems[0]}\.en, .*, or the same with \.gz\."):
         find_pairs(settings(name), data=tmp_path, cache=tmp_path / "cache")
     folder = tmp_path / place
     folder.mkdir(parents=True)
@@ -68,7 +74,7 @@ def test_another_file_is_not_the_published_one(tmp_path: Path) -> None:
     for stem in ("train", "val", "test_2016_flickr"):
         for language in ("en", "de"):
             (folder / f"{stem}.lc.norm.tok.{language}").write_text("x\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"train\.lc\.norm\.tok\.en: not the published multi30k file"):
+    with pytest.raises(DataError, match=r"train\.lc\.norm\.tok\.en is not the published multi30k file"):
         find_pairs(settings("multi30k"), data=tmp_path, cache=tmp_path / "cache")
 
 
@@ -154,7 +160,7 @@ def test_published_counts(
 ) -> None:
     try:
         found = find_pairs(settings(name), data=None, cache=tmp_path)
-    except CorpusNotHere:
+    except CorpusNotFound:
         pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
     read = [list(found.pairs(split)) for split in found.files]
     assert tuple(map(len, read)) == pairs

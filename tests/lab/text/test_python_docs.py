@@ -12,6 +12,7 @@ from reefknot.lab.text.corpora import python_docs
 from reefknot.lab.text.corpus import SPLITS, CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.storage.progress import silent
 
 MODULE = '''
 """Tools for the number {0} and what it is used for.
@@ -57,12 +58,19 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def build(cache: Path) -> Path:
+    """The folder of the texts."""
+    files = python_docs.PYTHON_DOCS.open(None, cache, silent)
+    assert list(files) == list(SPLITS)
+    return files["train"].parent
+
+
 def texts(folder: Path) -> dict[str, list[str]]:
     return {split: (folder / f"{split}.txt").read_text().splitlines() for split in SPLITS}
 
 
 def test_prose_is_kept_and_code_is_not(library: Path, cache: Path) -> None:
-    lines = [line for text in texts(python_docs.build(cache)).values() for line in text]
+    lines = [line for text in texts(build(cache)).values() for line in text]
     assert [line for line in lines if re.search(r"\b7\b", line)] == [
         "tools for the number 7 and what it is used for .",
         "the first item of the list is number 7 .",
@@ -76,31 +84,31 @@ def test_prose_is_kept_and_code_is_not(library: Path, cache: Path) -> None:
 
 
 def test_modules_are_not_torn_apart(library: Path, cache: Path) -> None:
-    found = texts(python_docs.build(cache))
+    found = texts(build(cache))
     numbers = {split: {n for line in text for n in re.findall(r"\d+", line)} for split, text in found.items()}
     assert all(numbers.values())
     assert sum(map(len, numbers.values())) == len(set.union(*numbers.values())) == 20
 
 
 def test_it_is_made_once_and_again_after_a_change_or_damage(library: Path, cache: Path) -> None:
-    folder = python_docs.build(cache)
+    folder = build(cache)
     made = (folder / "train.txt").stat().st_mtime_ns
-    assert python_docs.build(cache) == folder
+    assert build(cache) == folder
     assert (folder / "train.txt").stat().st_mtime_ns == made
 
     sound = (folder / "train.txt").read_bytes()
     (folder / "train.txt").write_bytes(sound[:100])
-    assert python_docs.build(cache) == folder
+    assert build(cache) == folder
     assert (folder / "train.txt").read_bytes() == sound
 
     (library / "new.py").write_text('"""A new module is a reason to make the text again."""')
-    assert python_docs.build(cache) != folder
+    assert build(cache) != folder
 
 
 def test_a_python_without_sources(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda _: str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="without the sources of its library; name another corpus"):
-        python_docs.build(cache)
+        build(cache)
 
 
 def test_the_corpus_of_this_python(cache: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_file_in_a_folder_of_its_name(folder: Path, cache: Path) -> None:
 
 def test_another_length_is_refused(folder: Path, cache: Path) -> None:
     (folder / "text8").write_bytes(TEXT + b"!")
-    with pytest.raises(DataError, match=r"text8: 41 bytes, but text8 has 40; copy it anew"):
+    with pytest.raises(DataError, match=r"text8: 41 bytes, but text8 has 40; download it again"):
         texts(folder, cache)
 
 

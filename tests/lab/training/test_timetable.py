@@ -104,12 +104,15 @@ def test_speed_is_that_of_this_sitting() -> None:
     [
         ({}, "set epochs or updates: training ends with one of them"),
         ({"epochs": 2, "updates": 7}, "epochs = 2 and updates = 7: training ends with one of them; take the other"),
-        ({"epochs": 2, "batching": "blocks", "random_steps": {}}, 'batching = "blocks" has none'),
+        (
+            {"epochs": 2, "batching": "blocks", "random_steps": {}},
+            'no meaning with batching = "blocks"',
+        ),
         (
             {"epochs": 2, "batching": "sentences", "divisor": "batch"},
             'divisor = "batch" counts streams, or pairs; .* use "tokens"',
         ),
-        ({"epochs": 2, "batching": "pairs", "random_steps": {}}, 'batching = "pairs" has none'),
+        ({"epochs": 2, "batching": "pairs", "random_steps": {}}, 'no meaning with batching = "pairs"'),
         ({"epochs": 2, "batch": 4, "accumulate": 3}, "accumulate = 3 does not divide batch = 4"),
     ],
 )

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import CorpusNotHere
+from reefknot.errors import CorpusNotFound
 from reefknot.lab.bench.measure import Absent, free_gpu_memory, ratio, reason, work_times
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
 from reefknot.lab.bench.steps import CAPTURED, EAGER, NOT_CAPTURED, prepare_update
@@ -116,7 +116,7 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
     settings = experiment.training
     try:
         dataset = open_pairs(experiment.corpus, experiment.vocabulary, data=data)
-    except CorpusNotHere:
+    except CorpusNotFound:
         if experiment.vocabulary.bpe is None:
             raise
         number = experiment.vocabulary.bpe.merges

@@ -231,7 +231,7 @@ def _encoder_line(row: encoders.Row, graph: bool) -> list[str]:
 def _bench_steps(
     report: Report, name: str, overrides: Sequence[str], rows: Sequence[str], data: Path | None, seconds: float
 ) -> None:
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.steps import measure_all
     from reefknot.lab.recipes.recipe import load_recipe
@@ -239,11 +239,11 @@ def _bench_steps(
     loaded = load_recipe(name, overrides, rows or None, alone=True)
     chosen = [row for row in loaded.rows if row.trained]
     jobs: list[steps.Job] = []
-    absent: dict[str, CorpusNotHere] = {}
+    absent: dict[str, CorpusNotFound] = {}
     for row in chosen:
         try:
             jobs.append(_job(loaded, row, data))
-        except CorpusNotHere as error:
+        except CorpusNotFound as error:
             absent[row.name] = error
     if not jobs:
         raise next(iter(absent.values()))
@@ -333,20 +333,23 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[steps
 
     What the model makes of the letters of a word (pieces, spellings) the corpus alone can tell.
     """
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.bench.steps import Text
     from reefknot.lab.cli.sizes import Texts
     from reefknot.lab.config.parts import INPUTS
-    from reefknot.lab.text.corpus import KNOWN
+    from reefknot.lab.text.corpora import known_corpus
     from reefknot.lab.text.dataset import open_dataset
 
     try:
         dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
-    except CorpusNotHere:
+    except CorpusNotFound:
         if INPUTS.asks_for(experiment.input, "spellings"):
             raise
         words = Texts(data).vocabulary_size(experiment)
-        return Text.random(words, KNOWN[experiment.corpus.name].files["train"].tokens, experiment.corpus.name), words
+        known = known_corpus(experiment.corpus.name)
+        if known is None or "train" not in known.tokens:
+            raise
+        return Text.random(words, known.tokens["train"], known.name), words
     train = dataset.splits["train"]
     text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)
     return text, dataset.vocabulary

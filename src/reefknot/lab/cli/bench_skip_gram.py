@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from reefknot.errors import CorpusNotHere, SettingsError
+from reefknot.errors import CorpusNotFound, SettingsError
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.skip_gram import Row
@@ -110,6 +110,6 @@ def _benchmarks(data: Path | None) -> dict[str, Benchmark]:
 
     try:
         found = find_benchmarks(data)
-    except CorpusNotHere:
+    except CorpusNotFound:
         return {}
     return {name: found[name] for name in PRESS if name in found}

@@ -20,23 +20,6 @@ Examples:
   reefknot ls --json
 """
 
-RULES = {
-    "evaluation.protocol": {
-        "definition": "every token counts, as `reefknot evaluate` says",
-        "zaremba": "also as Zaremba et al. (2014) count: validation in the streams and whole windows of training",
-        "awd": "also as the AWD-LSTM's program counts: validation in 10 streams, divided by their first tokens too",
-    },
-    "training.averaging.start": {
-        "nonmonotone": "once a validation loss is worse than the best of more than `interval` validations ago",
-        "at_once": "from the first step, as a finetuned AWD-LSTM does",
-    },
-    "training.stop.rule": {
-        "nonmonotone": "once a validation loss is worse than the best of more than `interval` epochs ago",
-        "patience": "once `interval` epochs have brought no new best",
-    },
-}
-"""Values of settings that name no part, without what it takes to load their homes."""
-
 
 def ls(
     name: Annotated[
@@ -59,16 +42,16 @@ def ls(
 
 
 def _families() -> dict[str, dict[str, str]]:
-    from reefknot.lab.config.parts import FAMILIES
+    from reefknot.lab.config.parts import FAMILIES, VALUES
     from reefknot.lab.recipes.catalogue import shipped
-    from reefknot.lab.text.corpus import BUILT_IN, KNOWN, PAIRED, PREPARED
+    from reefknot.lab.text.corpora import known_corpora
 
-    corpora = {BUILT_IN: "made from the documentation in this Python installation; needs no data"}
-    titles = {name: corpus.title for name, corpus in KNOWN.items()}
-    titles |= {name: corpus.title for name, corpus in {**PREPARED, **PAIRED}.items()}
-    corpora |= {name: f"{title} (needs --data)" for name, title in titles.items()}
+    corpora = {
+        name: f"{corpus.description} ({'needs --data' if corpus.needs_data else 'needs no data'})"
+        for name, corpus in known_corpora().items()
+    }
     parts = {family.family: {kind: family.summary(kind) for kind in family} for family in FAMILIES}
-    return {"recipes": shipped(), "corpora": corpora, **parts, **RULES}
+    return {"recipes": shipped(), "corpora": corpora, **parts, **VALUES}
 
 
 def _list_rows(name: str, families: list[str], as_json: bool) -> None:

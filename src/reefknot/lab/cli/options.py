@@ -98,9 +98,11 @@ def given(invocation: typer.Context) -> Iterator[tuple[str, str]]:
 def plain_corpus(name: str) -> CorpusSettings:
     """A corpus that the user names for a language model: parallel text is refused."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.text.corpus import PAIRED, CorpusSettings
+    from reefknot.lab.text.corpora import known_corpus
+    from reefknot.lab.text.corpus import CorpusSettings
 
-    if name in PAIRED:
+    known = known_corpus(name)
+    if known is not None and known.languages:
         raise SettingsError(f"{name} is parallel text, for translation; name a text of one language")
     return CorpusSettings(name=name)
 

@@ -39,8 +39,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: table, the papers' figures, curves, neighbours, samples, settings."""
     from reefknot.lab.papers.figures.section import sections
-    from reefknot.lab.recipes.catalogue import shipped
-    from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.recipes.catalogue import find_recipe, shipped
+    from reefknot.lab.recipes.file import read_file
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.results import collect
     from reefknot.lab.reports.rows import join, name_recipes
@@ -50,7 +50,7 @@ def report(
     results = collect(runs)
     known = [name for name in shipped() if any(result.recipe == name for result in results)]
     # In the order of their recipe; what it lists beside them is the business of `table`.
-    listed = [row for name in known for row in from_recipe(load_recipe(name).rows, name)]
+    listed = [row for name in known for row in from_recipe(read_file(find_recipe(name)[0], name).rows, name)]
     rows = name_recipes(row for row in join(listed, results) if row.results)
     if chosen:
         rows = _showing(rows, chosen)

@@ -70,7 +70,7 @@ def _tables(sources: Sequence[Path]) -> list[tuple[Path, str, WordVectors]]:
 
 def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark]:
     """Those that are named, each once, or all that are found."""
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.evaluation.similarity import BENCHMARKS, find_benchmarks, read_benchmark
 
     published = {name.lower(): name for name in BENCHMARKS}
@@ -87,7 +87,7 @@ def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark
         elif name in found:
             chosen[name] = found[name]
         else:
-            raise CorpusNotHere(f"{name} is not in the data folder: put {BENCHMARKS[name].file} beside the others")
+            raise CorpusNotFound(f"{name} not found: expected {BENCHMARKS[name].file} next to the other benchmarks.")
     return list(chosen.values())
 
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from reefknot.errors import CorpusNotHere, ReefknotError, SettingsError
+from reefknot.errors import CorpusNotFound, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.tasks import build_model, task_of
 from reefknot.lab.tasks.contract import Data, Experiment
-from reefknot.lab.text.corpus import KNOWN
+from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
 from reefknot.storage.progress import Say, silent
 
@@ -71,7 +71,7 @@ class Texts:
         this machine."""
         try:
             return _check_size(row, experiment, self.vocabulary_size(experiment))
-        except CorpusNotHere:
+        except CorpusNotFound:
             return None
 
     def unbuilt_model(self, experiment: Experiment) -> Any:
@@ -84,8 +84,9 @@ class Texts:
         corpus, vocabulary = experiment.corpus, experiment.vocabulary
         words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
         whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
-        if whole and corpus.name in KNOWN:
-            types = KNOWN[corpus.name].types
+        known = known_corpus(corpus.name)
+        if whole and known is not None and known.types is not None:
+            types = known.types
             return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
         return self.open(experiment).words
 

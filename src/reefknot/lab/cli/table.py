@@ -84,7 +84,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     A recipe may hold rows over a corpus that one does not have: that is no failure of the others, so the table shows
     them as not run. It is an error of a row that was asked for by name, and where nothing is left to train.
     """
-    from reefknot.errors import CorpusNotHere
+    from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import Texts, for_each_row
 
     texts = Texts(data, typer.echo)
@@ -93,7 +93,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     def open_text(row: Row, experiment: Experiment) -> OpenedData | None:
         try:
             return texts.open_checked(row, experiment)
-        except CorpusNotHere as error:
+        except CorpusNotFound as error:
             if row.name in named:
                 raise
             absent.setdefault(str(error), []).append(f'"{row.name}"')
@@ -103,7 +103,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     told = [f"not run: {', '.join(rows)}: {why}" for why, rows in absent.items()]
     found = {row: dataset for row, dataset in opened.items() if dataset is not None}
     if not found:
-        raise CorpusNotHere("\n".join(told))
+        raise CorpusNotFound("\n".join(told))
     for line in told:
         typer.echo(line, err=True)
     return found

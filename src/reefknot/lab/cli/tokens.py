@@ -66,14 +66,16 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
     from reefknot.errors import SettingsError
     from reefknot.lab.config.settings import check
     from reefknot.lab.text.bpe import BPESettings
-    from reefknot.lab.text.corpus import PAIRED, CorpusSettings
+    from reefknot.lab.text.corpora import parallel_corpora
+    from reefknot.lab.text.corpus import CorpusSettings
     from reefknot.lab.text.vocabulary import VocabularySettings
 
-    if name not in PAIRED and not Path(name).is_dir():
+    known = parallel_corpora().get(name)
+    if known is None and not Path(name).is_dir():
         return None
     if row is not None:
         raise SettingsError(f"--row is for a recipe, and {name} is a corpus; leave it out")
-    languages = PAIRED[name].languages if name in PAIRED else (None, None)
+    languages = (None, None) if known is None else known.languages
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
         raise SettingsError(f"{name}: say which languages with --source and --target, as its files are called")
@@ -85,13 +87,13 @@ def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
     """What the rows of a recipe are trained on, each text once, under its first row; sub-words always joint."""
     from reefknot.errors import SettingsError
     from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.text.corpus import PAIRED
+    from reefknot.lab.text.corpora import parallel_corpora
 
     try:
         recipe = load_recipe(name, (), row)
     except SettingsError as error:
-        known = f"; corpora of pairs are {', '.join(PAIRED)}, or a folder" if str(error).startswith("no recipe") else ""
-        raise SettingsError(f"{error}{known}") from error
+        hint = f"; the corpora of pairs are {', '.join(parallel_corpora())}, or a folder"
+        raise SettingsError(f"{error}{hint if str(error).startswith('no recipe') else ''}") from error
     if language is not None:
         raise SettingsError("--source and --target are for a corpus; a recipe names its languages itself")
     texts: Texts = {}

@@ -99,6 +99,29 @@ WINDOWS = Registry(
     },
 )
 
+VALUES = {
+    "evaluation.protocol": {
+        "definition": "every token counts, as `reefknot evaluate` says",
+        "zaremba": "also as Zaremba et al. (2014) count: validation in the streams and whole windows of training",
+        "awd": "also as the AWD-LSTM's program counts: validation in 10 streams, divided by their first tokens too",
+    },
+    "training.averaging.start": {
+        "nonmonotone": "once a validation loss is worse than the best of more than `interval` validations ago",
+        "at_once": "from the first step, as a finetuned AWD-LSTM does",
+    },
+    "training.stop.rule": {
+        "nonmonotone": "once a validation loss is worse than the best of more than `interval` validations ago",
+        "patience": "once `interval` validations have not improved on the best",
+    },
+}
+"""Settings with a fixed set of values that are not parts, and the meaning of each value."""
+
+
+def describe_values(setting: str) -> str:
+    """Return the description of such a setting, for its field."""
+    return "; ".join(f"{value}: {meaning}" for value, meaning in VALUES[setting].items())
+
+
 FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
 
 NOTHING_TO_TIE = (

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import CorpusNotHere, DataError, shortened
+from reefknot.errors import CorpusNotFound, DataError, shortened
 from reefknot.lab.evaluation.spearman import spearman, spearman_interval
 from reefknot.storage.lines import read_plain
 from reefknot.vectors.lookup import Lookup
@@ -88,14 +88,14 @@ def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
     """The published benchmarks in the folder word-similarity of `data`, else of the environment's REEFKNOT_DATA."""
     named = data or os.environ.get("REEFKNOT_DATA")
     first = next(iter(BENCHMARKS.values())).file
-    advice = f"put {first} and the others into DIR/{FOLDER}/ and name DIR with --data DIR or REEFKNOT_DATA"
+    hint = f"expected {Path(named or 'DIR', FOLDER, first)} and the others. Pass --data DIR or set REEFKNOT_DATA."
     if not named:
-        raise CorpusNotHere(f"word similarity has to be found but no data folder is named: {advice}")
+        raise CorpusNotFound(f"word-similarity benchmarks not found: {hint}")
     for place in (Path(named) / FOLDER, Path(named)):
         files = {name: place / each.file for name, each in BENCHMARKS.items() if (place / each.file).is_file()}
         if files:
             return {name: _published(name, path) for name, path in files.items()}
-    raise CorpusNotHere(f"no benchmark of word similarity is in {named}: {advice}")
+    raise CorpusNotFound(f"word-similarity benchmarks not found in {named}: {hint}")
 
 
 def _published(name: str, path: Path) -> Benchmark:

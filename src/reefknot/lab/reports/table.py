@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.recipes.file import Row
 from reefknot.lab.reports.cells import ALONE, AS_PAPER, BLEU, COLUMNS, ENDS, TIMES_PLAIN
 from reefknot.lab.reports.rows import (
     TableRow,
@@ -29,29 +29,6 @@ PERPLEXITY = ("training", "validation", "test")
 """Groups of columns, one for each text."""
 _GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, *PRESS, "time", "cost")
 _SHOWN = 4  # changed settings that a note lists before it counts the rest
-
-
-class RecipeRow(Protocol):
-    """What a recipe knows of a row before anything has run."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def paper(self) -> Mapping[str, float]: ...
-    @property
-    def paper_similarity(self) -> Mapping[str, Mapping[str, float]]: ...
-    @property
-    def parameters(self) -> int | None: ...
-    @property
-    def quoted(self) -> bool: ...
-    @property
-    def of(self) -> str | None: ...
-    @property
-    def by(self) -> str | None: ...
-    @property
-    def start(self) -> str | None: ...
-    @property
-    def corpus(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +75,7 @@ class Table:
         return row in self.best and column.title == self.decides
 
 
-def from_recipe(rows: Iterable[RecipeRow], recipe: str = "") -> list[TableRow]:
+def from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
     """A recipe's rows, not yet joined with any run."""
     rows = list(rows)
     trained = {row.name: row for row in rows}

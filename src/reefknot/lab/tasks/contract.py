@@ -20,7 +20,8 @@ from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.text.corpus import BUILT_IN, KNOWN, PAIRED, PREPARED, CorpusSettings
+from reefknot.lab.text.corpora import CORPORA
+from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.lab.training.display import Display
 from reefknot.lab.training.distributed import World, choose_device
@@ -260,7 +261,7 @@ class Task(ABC, Generic[E, D, M]):
 
     def _moved_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
         corpus = self.experiment.corpus
-        if corpus.name in (BUILT_IN, *KNOWN, *PREPARED, *PAIRED) or Path(corpus.name).expanduser().is_dir():
+        if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
             return corpus
         if data is None:
             raise DataError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from reefknot.errors import SettingsError, shortened
-from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS
+from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_values
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import ProtocolName
@@ -73,10 +73,7 @@ class EvaluationSettings(Settings):
         ),
     ] = None
     train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
-    protocol: Annotated[
-        ProtocolName,
-        Field(description="count as a paper's program does too, for its figures; definition: ours alone"),
-    ] = "definition"
+    protocol: Annotated[ProtocolName, Field(description=describe_values("evaluation.protocol"))] = "definition"
     search: Annotated[Any, Field(description="only in translation")] = None
     bleu: Annotated[Any, Field(description="only in translation")] = None
     average: Annotated[

@@ -9,13 +9,15 @@ Shapes: B rows, T steps of one window.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
+from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.text.blocks import Blocks
 from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.text.streams import RandomSteps, Streams
@@ -23,19 +25,41 @@ from reefknot.lab.text.streams import RandomSteps, Streams
 Batching = Literal["streams", "blocks", "sentences", "pairs"]
 
 
-class Reading(Protocol):
-    """What a recipe says about how a text is read."""
+class BatchSettings(Settings):
+    """How the training text is cut into windows."""
 
-    @property
-    def batching(self) -> Batching: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def random_steps(self) -> RandomSteps | None: ...
-    @property
-    def seed(self) -> int: ...
+    batching: Annotated[
+        Batching,
+        Field(
+            description="streams: parallel streams, for encoders that carry a state; blocks: blocks of `steps` tokens,"
+            " shuffled; sentences: lines, batched by length; pairs: source and target lines, batched by length"
+        ),
+    ] = "streams"
+    batch: Annotated[Count, Field(description="streams, or blocks per update, over all processes together")]
+    steps: Annotated[
+        Count,
+        Field(
+            description="tokens per stream and update, where backpropagation is cut, or tokens per block; a batch of"
+            " sentences has at most batch x steps tokens, a batch of pairs at most as many on either side"
+        ),
+    ]
+    random_steps: Annotated[RandomSteps | None, Field(description="windows of random length around `steps`")] = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="seed of every random number")] = 0
+
+    @model_validator(mode="after")
+    def _check_random_steps(self) -> Self:
+        if self.random_steps is None:
+            return self
+        if self.batching != "streams":
+            raise ValueError(
+                f'random_steps has no meaning with batching = "{self.batching}"; remove it, or use "streams"'
+            )
+        if self.random_steps.least > self.steps:
+            raise ValueError(
+                f"random_steps.least = {self.random_steps.least} is more than steps = {self.steps}: every window would"
+                " be longer than steps, and its rate larger"
+            )
+        return self
 
 
 class Batches(Protocol):
@@ -73,21 +97,23 @@ class Batches(Protocol):
 
 
 def batches_of(
-    reading: Reading, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None, eos: int | None = None
+    settings: BatchSettings, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None, eos: int | None = None
 ) -> Batches:
-    """A text as a recipe says that it is read; `eos` is the id of <eos>, which stands before the text. `PairBatches` is
-    what reads pairs of texts."""
-    batch, steps, seed = reading.batch, reading.steps, reading.seed
-    if reading.batching == "streams":
-        return Streams(ids, batch, steps, inputs, random_steps=reading.random_steps, seed=seed)
-    if reading.random_steps is not None:
-        raise SettingsError(
-            f'training.random_steps has no meaning with batching = "{reading.batching}"; remove it, or use "streams"'
-        )
-    if reading.batching == "pairs":
+    """Return the windows of one text. (`PairBatches` cuts parallel text.)
+
+    Args:
+        settings: How the text is cut.
+        ids: The text, which is also what is predicted.
+        inputs: What the input end reads, if it is not `ids`.
+        eos: Id of `<eos>`, which precedes the first token of the text.
+    """
+    batch, steps, seed = settings.batch, settings.steps, settings.seed
+    if settings.batching == "streams":
+        return Streams(ids, batch, steps, inputs, random_steps=settings.random_steps, seed=seed)
+    if settings.batching == "pairs":
         raise SettingsError(
             'training.batching = "pairs" is for sources with their translations, and this is one text; '
             'use "streams", "blocks" or "sentences"'
         )
-    kind = {"blocks": Blocks, "sentences": Sentences}[reading.batching]
+    kind = {"blocks": Blocks, "sentences": Sentences}[settings.batching]
     return kind(ids, batch, steps, inputs, eos=eos, seed=seed)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
-from reefknot.lab.text.corpus import SPLITS, Corpus
+from reefknot.lab.text.corpus import SPLITS, TextFiles
 from reefknot.lab.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularySettings
 from reefknot.storage.lines import Line
 from reefknot.storage.progress import Say
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
 
 def write_encoded(
-    folder: Path, corpus: Corpus, settings: VocabularySettings, say: Say, words: Vocabulary | None = None
+    folder: Path, corpus: TextFiles, settings: VocabularySettings, say: Say, words: Vocabulary | None = None
 ) -> None:
     """Encode every split into `folder`, with these words, or with those counted in the training text."""
     counts: Counter[str] = Counter()
@@ -141,7 +141,7 @@ def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
 
 
 def _outside(
-    vocabulary: Vocabulary, corpus: Corpus, settings: VocabularySettings, counts: Counter[str], say: Say
+    vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], say: Say
 ) -> tuple[str, ...]:
     """The words outside the vocabulary, in the order in which the texts first have them."""
     found = dict.fromkeys(word for word in counts if word not in vocabulary)
@@ -152,7 +152,7 @@ def _outside(
 
 
 def _write_split(
-    folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
 ) -> _Counts:
     tokens = words = lines = size = unknown = 0
     unk = -1 if vocabulary.unk is None else vocabulary.unk
@@ -171,7 +171,7 @@ def _write_split(
 
 
 def _write_inputs(
-    folder: Path, corpus: Corpus, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
 ) -> None:
     with _inputs_file(folder, split).open("wb", BUFFER) as stream:
         for part in _read(corpus, split, settings, "spelled", say):
@@ -188,7 +188,7 @@ def encode_line(
         raise DataError(f"{path}, line {number}: {error}") from None
 
 
-def _read(corpus: Corpus, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Part]:
+def _read(corpus: TextFiles, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Part]:
     """The lines of a split, with a line of progress every few seconds."""
     limit = corpus.settings.tokens if split == "train" else None
     tokens, reported = 0, time.monotonic()
@@ -217,16 +217,14 @@ def _parts(lines: Iterator[Line], settings: VocabularySettings, limit: int | Non
             left -= len(tokens)
 
 
-def _check_published(corpus: Corpus, splits: dict[str, _Counts], counts: Counter[str]) -> None:
-    """The bytes of a known corpus were checked before; here the way we read them is."""
-    known = corpus.known
-    if known is None:
-        return
+def _check_published(corpus: TextFiles, splits: dict[str, _Counts], counts: Counter[str]) -> None:
+    """Compare the numbers of tokens and types with the published ones, to check how we read the text."""
+    known = corpus.corpus
     cut = corpus.settings.part or corpus.settings.tokens
-    for split, found in splits.items():
-        tokens, published = found.words + found.lines, known.files[split].tokens
+    for split, published in known.tokens.items():
+        tokens = splits[split].words + splits[split].lines
         if tokens != published and not (cut and split == "train"):
             raise DataError(f"{corpus.files[split]}: {tokens:,} tokens with <eos>, {published:,} published")
     types = len(counts.keys() | {END_OF_LINE})
-    if counts and types != known.types and not cut:
+    if known.types is not None and counts and types != known.types and not cut:
         raise DataError(f"{corpus.files['train']}: {types:,} types with <eos>, {known.types:,} published")

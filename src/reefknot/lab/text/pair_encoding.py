@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
-from reefknot.lab.text.corpus import SPLITS, PairCorpus
+from reefknot.lab.text.corpus import SPLITS, PairFiles
 from reefknot.lab.text.encoding import BUFFER, ID, encode_line, read_array
 from reefknot.lab.text.pairs import Aligned
 from reefknot.lab.text.vocabulary import END_OF_LINE, Sides, UnknownPolicy, Vocabulary, VocabularySettings
@@ -132,7 +132,7 @@ class PairSplit:
         return [lines[number - 1] for number in self.numbers]
 
 
-def write_pairs(folder: Path, corpus: PairCorpus, settings: VocabularySettings, say: Say) -> None:
+def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, say: Say) -> None:
     """Encode every split into `folder`, with the words counted in the training text."""
     words = Sides.from_counts(*_count(corpus, say), settings)
     source, target = words.vocabularies
@@ -146,7 +146,7 @@ def write_pairs(folder: Path, corpus: PairCorpus, settings: VocabularySettings, 
     (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
 
 
-def read_pairs(folder: Path, corpus: PairCorpus) -> tuple[Sides, dict[str, PairSplit]]:
+def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSplit]]:
     """Open what `write_pairs` wrote, DataError if it is damaged; ids stay on disk until they are used."""
     path = folder / "counts.json"
     try:
@@ -159,7 +159,7 @@ def read_pairs(folder: Path, corpus: PairCorpus) -> tuple[Sides, dict[str, PairS
     return words, {name: _read_split(folder, corpus, name, record.splits[name]) for name in SPLITS}
 
 
-def _count(corpus: PairCorpus, say: Say) -> tuple[Counter[str], Counter[str]]:
+def _count(corpus: PairFiles, say: Say) -> tuple[Counter[str], Counter[str]]:
     """How often each side of the training text has each word. Pairs are left out later, when they are in tokens."""
     source, target = Counter[str](), Counter[str]()
     for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", say):
@@ -199,7 +199,7 @@ class _Writer:
 
 
 def _write_split(
-    folder: Path, corpus: PairCorpus, split: str, settings: VocabularySettings, words: Sides, say: Say
+    folder: Path, corpus: PairFiles, split: str, settings: VocabularySettings, words: Sides, say: Say
 ) -> _Counts:
     files, numbers, size = corpus.files[split], array("q"), 0
     dropped: Counter[str] = Counter()
@@ -243,7 +243,7 @@ def _read_words(folder: Path, record: _Record) -> Sides:
     return Sides(source, target)
 
 
-def _read_split(folder: Path, corpus: PairCorpus, name: str, counts: _Counts) -> PairSplit:
+def _read_split(folder: Path, corpus: PairFiles, name: str, counts: _Counts) -> PairSplit:
     return PairSplit(
         name,
         _read_lines(folder, name, "source", counts.pairs, counts.source.tokens),

@@ -1,6 +1,12 @@
-"""Corpora that have to be made: train.txt, valid.txt and test.txt in the cache, written from other files.
+"""Corpora that are published in another form and are converted to texts, which are kept in the cache.
 
-Of parallel text there is one for each language: train.en.txt, train.de.txt and so on.
+The texts of one corpus are a folder in the cache:
+
+    corpora/NAME-HASH/train.txt, valid.txt, test.txt          or, for parallel text,
+    corpora/NAME-HASH/train.en.txt, train.de.txt, valid.en.txt and so on
+    corpora/NAME-HASH/sizes.json                              size of each text, to detect a damaged folder
+
+HASH depends on the path, size and modification time of the files that the texts are made from.
 """
 
 from __future__ import annotations
@@ -13,93 +19,82 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from reefknot.errors import CorpusNotHere, DataError
-from reefknot.storage.cache import cached, file_hash
+from reefknot.errors import DataError
+from reefknot.lab.text.published import SPLITS, DownloadedCorpus
+from reefknot.storage.cache import cached
 from reefknot.storage.progress import Say, reported
 
-SPLITS = ("train", "valid", "test")
-
 Lines = Iterator[tuple[str, str]]
-"""Lines of the texts as they are to be written, each after the name of its text: a split, or split.language."""
+"""Lines to write, each after the name of its text: `split`, or `split.language` for parallel text."""
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-def set_apart(text: str) -> str:
-    """Words and marks of punctuation with spaces between them."""
+def separate(text: str) -> str:
+    """Put spaces between words and punctuation marks."""
     return " ".join(_TOKEN.findall(text))
 
 
 def tokenise(text: str) -> str:
-    """Lower case, words and marks of punctuation set apart."""
-    return set_apart(text.lower())
+    """Convert a text to lower case and put spaces between words and punctuation marks."""
+    return separate(text.lower())
 
 
-def made(entry: Path, lines: Callable[[], Lines], texts: Iterable[str] = SPLITS) -> Path:
-    """The folder `entry` of the cache with these texts, written first if it is not there."""
-    return cached(entry, lambda folder: _write(folder, lines(), texts), _read)
+@dataclass(frozen=True, kw_only=True)
+class PreparedCorpus(DownloadedCorpus):
+    """A published corpus that is converted to texts before it is read."""
 
-
-@dataclass(frozen=True)
-class Preparation:
-    """How a published corpus that comes in other files becomes three texts."""
-
-    title: str
-    """What it is and how it is cut, for people."""
-    wanted: str
-    """The files, as a person is told to put them somewhere."""
-    places: tuple[str, ...]
-    """Folders of the data folder they may be in."""
+    expected: str
+    """The files as an error message names them, after the name of their folder."""
     files: Callable[[Path], list[Path]]
-    """Those of them that are in a folder: all that are needed, or none."""
+    """Returns the files of the corpus that are in a folder: all that are needed, or none."""
     lines: Callable[[list[Path]], Lines]
-    """The texts that the files hold."""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of published files, by their names."""
+    """Reads the files and yields the lines of the texts."""
     version: int = 1
-    """To be raised with every change of the texts that the same files give."""
-    languages: tuple[str, ...] = ()
-    """Those of parallel text."""
+    """Increase this number with every change to the texts that the same files give."""
 
-    def build(self, name: str, data: Path | None, cache: Path, say: Say) -> Path:
-        """The folder of the texts, made first if it is not in the cache."""
-        files = self._find(name, data)
-        for path in files:
-            expected = self.sha256.get(path.name)
-            if expected is not None and (found := file_hash(path, cache)) != expected:
-                raise DataError(
-                    f"{path}: not the published {name} file: SHA-256 {expected} expected, {found} found; copy it anew"
-                )
-        return self.make(name, files, cache, say)
+    def files_in(self, folder: Path) -> list[Path]:
+        return self.files(folder)
 
-    def make(self, name: str, files: list[Path], cache: Path, say: Say) -> Path:
-        """The folder of the texts of these files, made first if it is not in the cache."""
-        # Equal files in another place are read again, to equal texts.
-        listing = json.dumps([self.version, *self.languages, *(_facts(path) for path in files)])
-        entry = cache / "corpora" / f"{name}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+    def expected_files(self) -> str:
+        return self.expected
 
-        def lines() -> Lines:
-            return reported(
-                _readable(self.lines(files), files), lambda number: f"{name}: {number:,} lines prepared", say
-            )
+    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+        files = self.find(data, cache)
+        return prepare(self.name, files, self.lines, cache, say, languages=self.languages, version=self.version)
 
-        texts = [f"{split}.{language}" for split in SPLITS for language in self.languages]
-        return made(entry, lines, texts or SPLITS)
 
-    def _find(self, name: str, data: Path | None) -> list[Path]:
-        named = data or os.environ.get("REEFKNOT_DATA")
-        advice = f"put {self.wanted} into DIR/{self.places[0]}/ and name DIR with --data DIR or REEFKNOT_DATA"
-        if not named:
-            raise CorpusNotHere(f"the corpus {name} has to be found but no data folder is named: {advice}")
-        for place in (*(Path(named) / place for place in self.places), Path(named)):
-            with contextlib.suppress(OSError):
-                if files := self.files(place):
-                    return files
-        raise CorpusNotHere(f"the corpus {name} is not in {named}: {advice}")
+def prepare(
+    name: str,
+    files: list[Path],
+    lines: Callable[[list[Path]], Lines],
+    cache: Path,
+    say: Say,
+    *,
+    languages: tuple[str, ...] = (),
+    version: int = 1,
+) -> dict[str, Path]:
+    """Return the texts that `lines` makes of `files`, and write them to the cache unless it has them."""
+    # The same files in another folder are converted again, and give the same texts.
+    listing = json.dumps([version, *languages, *(_facts(path) for path in files)])
+
+    def reported_lines() -> Lines:
+        return reported(_readable(lines(files), files), lambda number: f"{name}: {number:,} lines prepared", say)
+
+    texts = [f"{split}.{language}" for split in SPLITS for language in languages]
+    digest = hashlib.sha256(listing.encode()).hexdigest()
+    return write_texts(cache, f"{name}-{digest[:12]}", reported_lines, texts or SPLITS)
+
+
+def write_texts(cache: Path, entry: str, lines: Callable[[], Lines], texts: Iterable[str] = SPLITS) -> dict[str, Path]:
+    """Return the texts of an entry of the cache by name, and write `lines` to it unless the cache has it."""
+    names = list(texts)
+    folder = cached(cache / "corpora" / entry, lambda new: _write(new, lines(), names), _read)
+    return {name: folder / f"{name}.txt" for name in names}
 
 
 def _facts(path: Path) -> tuple[str, int, int]:
@@ -111,11 +106,11 @@ def _facts(path: Path) -> tuple[str, int, int]:
 
 
 def _readable(lines: Lines, files: list[Path]) -> Lines:
-    """The lines, or a sentence where a file is not what its name says."""
+    """Yield the lines; raise a DataError if a file is damaged or does not have the expected format."""
     try:
         yield from lines
     except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{os.path.commonpath(files)}: cannot be read: {error}; copy it anew") from error
+        raise DataError(f"{os.path.commonpath(files)}: cannot be read: {error}; download it again") from error
 
 
 def _write(folder: Path, lines: Iterable[tuple[str, str]], texts: Iterable[str]) -> None:
@@ -128,9 +123,10 @@ def _write(folder: Path, lines: Iterable[tuple[str, str]], texts: Iterable[str])
 
 
 def _read(folder: Path) -> Path | None:
+    """Return the folder if its texts have the sizes that were written, else None."""
     try:
         sizes = json.loads((folder / "sizes.json").read_bytes())
-        sound = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return None
-    return folder if sound and sizes else None
+    return folder if complete and sizes else None

@@ -16,19 +16,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from reefknot.lab.config.parts import describe_values
 from reefknot.lab.config.settings import Count, Settings
 
 
 class AveragingSettings(Settings):
     """Validate and keep the mean of the iterates, while training goes on from the last one."""
 
-    start: Annotated[
-        Literal["nonmonotone", "at_once"],
-        Field(
-            description="nonmonotone: once a validation loss is worse than the best of more than `interval` "
-            "validations ago; at_once: from the first step on"
-        ),
-    ]
+    start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_values("training.averaging.start"))]
     interval: Annotated[Count, Field(description="validations that the nonmonotone rule does not look at")] = 5
 
 

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.config.settings import Count, Positive, Settings
-from reefknot.lab.text.batches import Batching
-from reefknot.lab.text.streams import RandomSteps
+from reefknot.lab.text.batches import BatchSettings
 from reefknot.lab.training.averaging import AveragingSettings
 from reefknot.lab.training.stopping import StoppingSettings
 
@@ -27,29 +26,13 @@ class StartSettings(Settings):
     row: Annotated[str, Field(min_length=1, max_length=100, description="whose best weights training begins with")]
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(BatchSettings):
     """Stochastic gradient descent over a text: how it is read, for how long, and what is made of the gradients."""
 
     epochs: Annotated[Count | None, Field(description="passes over the training text; or say `updates`")] = None
     updates: Annotated[
         Count | None, Field(description="updates until training ends, in the middle of an epoch if need be")
     ] = None
-    batching: Annotated[
-        Batching,
-        Field(
-            description="streams: parallel ones, for encoders that carry a state; blocks: of `steps` tokens, shuffled; "
-            "sentences: lines, batched by length; pairs: of a source and a target line, batched by length"
-        ),
-    ] = "streams"
-    batch: Annotated[Count, Field(description="parallel streams, or blocks of an update, over all processes together")]
-    steps: Annotated[
-        Count,
-        Field(
-            description="tokens per stream and update, where backpropagation is cut, or of a block; "
-            "a batch of sentences has room for batch x steps tokens, one of pairs for so many on either side"
-        ),
-    ]
-    random_steps: Annotated[RandomSteps | None, Field(description="windows of random length around `steps`")] = None
     accumulate: Annotated[
         Count, Field(description="pieces that an update's rows are cut into, one after the other, to save memory")
     ] = 1
@@ -79,7 +62,6 @@ class TrainingSettings(Settings):
     capture: Annotated[bool, Field(description="on a GPU, replay steps whose shapes come up again as CUDA graphs")] = (
         True
     )
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="of every random number")] = 0
     log_every: Annotated[Count, Field(description="updates between two lines of metrics")] = 100
     save_every: Annotated[Count, Field(description="updates between two checkpoints; every validation has one")] = 1000
     validate_every: Annotated[
@@ -102,13 +84,6 @@ class TrainingSettings(Settings):
     def _check_batching(self) -> TrainingSettings:
         if self.batching == "streams" and self.batch % self.accumulate:
             raise ValueError(f"accumulate = {self.accumulate} does not divide batch = {self.batch}")
-        if self.batching != "streams" and self.random_steps is not None:
-            raise ValueError(f'random_steps are lengths of streams\' windows; batching = "{self.batching}" has none')
-        if self.random_steps is not None and self.random_steps.least > self.steps:
-            raise ValueError(
-                f"random_steps.least = {self.random_steps.least} is more than steps = {self.steps}: every window would "
-                "be longer than these, and the rate larger with it"
-            )
         if self.batching in ("blocks", "sentences") and self.divisor == "batch":
             raise ValueError(
                 f'divisor = "batch" counts streams, or pairs; batching = "{self.batching}" has none, use "tokens"'

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reefknot.lab.config.parts import describe_values
 from reefknot.lab.config.settings import Count, Settings
 
 
@@ -28,13 +29,7 @@ def impatient(earlier: Sequence[float], current: float, interval: int) -> bool:
 class StoppingSettings(Settings):
     """End training before its time. Where averages are to be kept, their validation losses alone count."""
 
-    rule: Annotated[
-        Literal["nonmonotone", "patience"],
-        Field(
-            description="nonmonotone: a validation loss is worse than the best of more than `interval` of them ago; "
-            "patience: `interval` of them have brought no new best"
-        ),
-    ]
+    rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_values("training.stop.rule"))]
     interval: Annotated[Count, Field(description="validations that the rule waits")] = 5
 
     def verdict(self, earlier: Sequence[float], current: float) -> str | None:

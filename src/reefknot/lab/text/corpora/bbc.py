@@ -14,19 +14,19 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from reefknot.lab.text.prepared import Lines, Preparation, tokenise
+from reefknot.lab.text.prepared import Lines, PreparedCorpus, tokenise
 
 _ARCHIVE = "bbc-fulltext.zip"
 _TOPICS = ("business", "entertainment", "politics", "sport", "tech")
 
 
-def _files(place: Path) -> list[Path]:
-    if (place / _ARCHIVE).is_file():
-        return [place / _ARCHIVE]
-    for root in (place, place / "bbc", place / "bbc-fulltext" / "bbc"):
-        found = [sorted((root / topic).glob("*.txt")) for topic in _TOPICS]
-        if all(found):
-            return [path for files in found for path in files]
+def _files(folder: Path) -> list[Path]:
+    if (folder / _ARCHIVE).is_file():
+        return [folder / _ARCHIVE]
+    for root in (folder, folder / "bbc", folder / "bbc-fulltext" / "bbc"):
+        topics = [sorted((root / topic).glob("*.txt")) for topic in _TOPICS]
+        if all(topics):
+            return [path for articles in topics for path in articles]
     return []
 
 
@@ -58,10 +58,12 @@ def _split(text: str) -> str:
     return {0: "valid", 1: "test"}.get(tenth, "train")
 
 
-BBC = Preparation(
-    title="BBC news articles, lower-cased; a tenth of them, by hash, is valid and a tenth test",
-    wanted=f"{_ARCHIVE} or what it unpacks to",
-    places=("bbc", "bbc-news"),
+BBC = PreparedCorpus(
+    name="bbc",
+    description="BBC news articles, lower-cased; a tenth of them, by hash, is valid and a tenth test",
+    how_to_get="The archive is published at http://mlg.ucd.ie/datasets/bbc.html.",
+    expected=f"{_ARCHIVE}, or the folders it unpacks to",
+    folders=("bbc", "bbc-news"),
     files=_files,
     lines=_lines,
     sha256={_ARCHIVE: "3b63088333102316c4780aff395f5eebd3cebfdb117691af7e8380905ccff8bd"},

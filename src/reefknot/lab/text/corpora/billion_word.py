@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reefknot.lab.text.prepared import Lines, Preparation
+from reefknot.lab.text.prepared import Lines, PreparedCorpus
+from reefknot.lab.text.published import all_of
 
 _TRAIN = tuple(f"news.en-{shard:05}-of-00100" for shard in range(1, 100))
 _HELD_OUT = {"news.en.heldout-00010-of-00050": "valid", "news.en.heldout-00000-of-00050": "test"}
@@ -17,10 +18,9 @@ _FOLDERS = ("training-monolingual.tokenized.shuffled", "heldout-monolingual.toke
 _RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 
 
-def _files(place: Path) -> list[Path]:
-    training, held_out = (place / folder for folder in _FOLDERS)
-    found = [*(training / name for name in _TRAIN), *(held_out / name for name in _HELD_OUT)]
-    return found if all(path.is_file() for path in found) else []
+def _files(folder: Path) -> list[Path]:
+    training, held_out = _FOLDERS
+    return all_of(folder, *(f"{training}/{name}" for name in _TRAIN), *(f"{held_out}/{name}" for name in _HELD_OUT))
 
 
 def _lines(files: list[Path]) -> Lines:
@@ -30,10 +30,12 @@ def _lines(files: list[Path]) -> Lines:
             yield from ((split, line.rstrip("\n")) for line in stream)
 
 
-BILLION_WORD = Preparation(
-    title="One Billion Word, single sentences; held-out shards 10 and 0 are valid and test",
-    wanted=(f"the folders {_FOLDERS[0]} ({_TRAIN[0]} to {_TRAIN[-1]}) and {_FOLDERS[1]} ({' and '.join(_HELD_OUT)})"),
-    places=("billion-word", _RELEASE),
+BILLION_WORD = PreparedCorpus(
+    name="billion-word",
+    description="One Billion Word, single sentences; held-out shards 10 and 0 are valid and test",
+    how_to_get="It is published at https://www.statmt.org/lm-benchmark/.",
+    expected=f"{_FOLDERS[0]} ({_TRAIN[0]} to {_TRAIN[-1]}) and {_FOLDERS[1]} ({' and '.join(_HELD_OUT)})",
+    folders=("billion-word", _RELEASE),
     files=_files,
     lines=_lines,
     sha256={

@@ -15,14 +15,10 @@ import lzma
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, Preparation, set_apart
+from reefknot.lab.text.prepared import Lines, PreparedCorpus, separate
+from reefknot.lab.text.published import all_of
 
 _FILE = "enwiki-first-100MB.jsonl.xz"
-
-
-def _files(place: Path) -> list[Path]:
-    path = place / _FILE
-    return [path] if path.is_file() else []
 
 
 def _lines(files: list[Path]) -> Lines:
@@ -33,8 +29,8 @@ def _lines(files: list[Path]) -> Lines:
                 case {"id": str(name), "text": str(text)}:
                     split = _split(name)
                 case _:
-                    raise DataError(f"{path}, line {number}: no article with an id and a text; copy the file anew")
-            yield from ((split, line) for line in map(set_apart, text.split("\n")) if line)
+                    raise DataError(f"{path}, line {number}: no article with an id and a text; download the file again")
+            yield from ((split, line) for line in map(separate, text.split("\n")) if line)
 
 
 def _split(name: str) -> str:
@@ -42,11 +38,14 @@ def _split(name: str) -> str:
     return {0: "valid", 1: "test"}.get(hundredth, "train")
 
 
-ENWIKI = Preparation(
-    title="a sample of English Wikipedia, 5,511 articles; a hundredth of them, by hash, is valid and a hundredth test",
-    wanted=_FILE,
-    places=("enwiki-sample", "enwiki"),
-    files=_files,
+ENWIKI = PreparedCorpus(
+    name="enwiki-sample",
+    description="a sample of English Wikipedia, 5,511 articles; a hundredth of them, by hash, is valid and a hundredth"
+    " test",
+    how_to_get="The file holds the first 100 MB of WikiExtractor's output for a dump of English Wikipedia.",
+    expected=_FILE,
+    folders=("enwiki-sample", "enwiki"),
+    files=lambda folder: all_of(folder, _FILE),
     lines=_lines,
     sha256={_FILE: "e76a3195a7f96b14429a937dd86030543dd4cb456651420197b1a12ee41290ba"},
 )

@@ -14,21 +14,21 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from reefknot.lab.text.prepared import Lines, Preparation, tokenise
+from reefknot.lab.text.prepared import Lines, PreparedCorpus, tokenise
+from reefknot.lab.text.published import all_of
 
 _FOLDERS = ("train/neg", "train/pos", "train/unsup", "test/neg", "test/pos")
 _PACKED = {f"{folder.replace('/', '_')}.tsv.xz": folder for folder in _FOLDERS}
 _BREAK = re.compile(r"<br\s*/?>")
 
 
-def _files(place: Path) -> list[Path]:
-    packed = [place / name for name in _PACKED]
-    if all(path.is_file() for path in packed):
+def _files(folder: Path) -> list[Path]:
+    if packed := all_of(folder, *_PACKED):
         return packed
-    for root in (place, place / "aclImdb"):
-        found = [sorted((root / folder).glob("*_*.txt"), key=_number) for folder in _FOLDERS]
-        if all(found):
-            return [path for files in found for path in files]
+    for root in (folder, folder / "aclImdb"):
+        reviews = [sorted((root / name).glob("*_*.txt"), key=_number) for name in _FOLDERS]
+        if all(reviews):
+            return [path for paths in reviews for path in paths]
     return []
 
 
@@ -64,10 +64,12 @@ def _split(folder: str, number: int) -> str:
     return "test" if number % 2 else "valid"
 
 
-IMDB = Preparation(
-    title="IMDB film reviews, lower-cased; valid and test are the even and the odd reviews of the test folders",
-    wanted=f"{', '.join(_PACKED)}, or the folder aclImdb,",
-    places=("imdb", "aclImdb"),
+IMDB = PreparedCorpus(
+    name="imdb",
+    description="IMDB film reviews, lower-cased; valid and test are the even and the odd reviews of the test folders",
+    how_to_get="It is published at https://ai.stanford.edu/~amaas/data/sentiment/.",
+    expected=f"aclImdb, or {', '.join(_PACKED)}",
+    folders=("imdb", "aclImdb"),
     files=_files,
     lines=_lines,
     sha256={

@@ -6,19 +6,22 @@ is that of tokens (`evaluation.bleu.tokenize = "none"`); `multi30k-raw` reads th
 
 from __future__ import annotations
 
-from reefknot.lab.text.pairs import published
+from reefknot.lab.text.pairs import published_pairs
 
 _LANGUAGES = ("en", "de")
+_HOW_TO_GET = "It is published at https://github.com/multi30k/dataset, in data/task1."
 
-MULTI30K = published(
-    title="Multi30k English-German, lower-cased and tokenised by its authors; test is test_2016_flickr",
+MULTI30K = published_pairs(
+    name="multi30k",
+    description="Multi30k English-German, lower-cased and tokenised by its authors; test is test_2016_flickr",
     stems={
         "train": "train.lc.norm.tok",
         "valid": "val.lc.norm.tok",
         "test": "test_2016_flickr.lc.norm.tok",
     },
+    how_to_get=_HOW_TO_GET,
     languages=_LANGUAGES,
-    places=("multi30k/tok", "multi30k"),
+    folders=("multi30k/tok", "multi30k"),
     sha256={
         "train.lc.norm.tok.en": "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
         "train.lc.norm.tok.de": "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
@@ -29,11 +32,13 @@ MULTI30K = published(
     },
 )
 
-MULTI30K_RAW = published(
-    title="Multi30k English-German as it was written; test is test_2016_flickr",
+MULTI30K_RAW = published_pairs(
+    name="multi30k-raw",
+    description="Multi30k English-German as it was written; test is test_2016_flickr",
     stems={"train": "train", "valid": "val", "test": "test_2016_flickr"},
+    how_to_get=_HOW_TO_GET,
     languages=_LANGUAGES,
-    places=("multi30k/raw", "multi30k-raw", "multi30k"),
+    folders=("multi30k/raw", "multi30k-raw", "multi30k"),
     sha256={
         "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
         "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",

@@ -23,9 +23,9 @@ from itertools import chain
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, made
-
-ORIGIN = f"documentation of the standard library of Python {platform.python_version()}"
+from reefknot.lab.text.prepared import Lines, write_texts
+from reefknot.lab.text.published import Corpus
+from reefknot.storage.progress import Say
 
 _BUILDER = 1  # to be raised with every change of the text that the same sources give
 _HELD_OUT = 0.06  # share of the tokens for valid, and for test
@@ -37,13 +37,21 @@ _LEFT_OUT = frozenset(
 )
 
 
-def build(cache: Path) -> Path:
-    """The folder with train.txt, valid.txt and test.txt in the cache, made first if it is not there."""
-    sources = _sources(Path(sysconfig.get_path("stdlib")))
-    listing = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
-    digest = hashlib.sha256(listing.encode()).hexdigest()
-    entry = cache / "corpora" / f"python-docs-{platform.python_version()}-{_BUILDER}-{digest[:12]}"
-    return made(entry, lambda: _lines(sources))
+class PythonDocs(Corpus):
+    """The documentation of the running Python, which is always there."""
+
+    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+        sources = _sources(Path(sysconfig.get_path("stdlib")))
+        listing = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
+        digest = hashlib.sha256(listing.encode()).hexdigest()
+        entry = f"python-docs-{platform.python_version()}-{_BUILDER}-{digest[:12]}"
+        return write_texts(cache, entry, lambda: _lines(sources))
+
+
+PYTHON_DOCS = PythonDocs(
+    name="python-docs",
+    description=f"documentation of the standard library of Python {platform.python_version()}",
+)
 
 
 def _lines(sources: dict[str, Path]) -> Lines:

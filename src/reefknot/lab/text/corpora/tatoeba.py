@@ -21,7 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, Preparation
+from reefknot.lab.text.prepared import Lines, PreparedCorpus
+from reefknot.lab.text.published import all_of
 
 _ARCHIVE = "deu-eng.zip"
 _TEXT = "deu.txt"
@@ -29,11 +30,6 @@ _HELD_OUT = 2_000  # components for each of valid and test
 
 _Pair = tuple[str, str]  # English, German
 _Node = tuple[str, str]  # language, bare sentence
-
-
-def _files(place: Path) -> list[Path]:
-    path = place / _ARCHIVE
-    return [path] if path.is_file() else []
 
 
 def _lines(files: list[Path]) -> Lines:
@@ -49,12 +45,12 @@ def _lines(files: list[Path]) -> Lines:
 def _pairs(path: Path) -> Iterator[_Pair]:
     with zipfile.ZipFile(path) as archive:
         if _TEXT not in archive.namelist():
-            raise DataError(f"{path}: holds no {_TEXT}; copy it anew")
+            raise DataError(f"{path}: holds no {_TEXT}; download it again")
         lines = archive.read(_TEXT).decode().removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         columns = line.removesuffix("\r").split("\t")
         if len(columns) != 2:
-            raise DataError(f"{path}, line {number}: not English, tab, German; copy it anew")
+            raise DataError(f"{path}, line {number}: not English, tab, German; download it again")
         yield columns[0], columns[1]
 
 
@@ -96,11 +92,14 @@ def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-TATOEBA = Preparation(
-    title="Tatoeba English-German; by hash 2,000 groups of sentences that share translations are valid, 2,000 test",
-    wanted=_ARCHIVE,
-    places=("tatoeba-deu-eng", "tatoeba"),
-    files=_files,
+TATOEBA = PreparedCorpus(
+    name="tatoeba",
+    description="Tatoeba English-German; by hash 2,000 groups of sentences that share translations are valid, 2,000"
+    " test",
+    how_to_get="It is published at https://www.manythings.org/anki/; the file of 2018-05-13 is needed.",
+    expected=_ARCHIVE,
+    folders=("tatoeba-deu-eng", "tatoeba"),
+    files=lambda folder: all_of(folder, _ARCHIVE),
     lines=_lines,
     sha256={_ARCHIVE: "b7688f84f99fa33c17397c14d8bd9cef1fdeb2ee0bf50074767023aee8926e28"},
     version=2,

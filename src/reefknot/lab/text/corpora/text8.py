@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, Preparation
+from reefknot.lab.text.prepared import Lines, PreparedCorpus
+from reefknot.lab.text.published import all_of
 
 SIZE = 100_000_000
 HELD_OUT = 1_000_000
@@ -19,15 +20,10 @@ WORDS = 1_000  # of a line
 _BLOCK = 1 << 20
 
 
-def _files(place: Path) -> list[Path]:
-    path = place / "text8"
-    return [path] if path.is_file() else []
-
-
 def _lines(files: list[Path]) -> Lines:
     (path,) = files
     if path.stat().st_size != SIZE:
-        raise DataError(f"{path}: {path.stat().st_size:,} bytes, but text8 has {SIZE:,}; copy it anew")
+        raise DataError(f"{path}: {path.stat().st_size:,} bytes, but text8 has {SIZE:,}; download it again")
     with path.open("rb") as stream:
         yield from (("train", line) for line in _cut(stream, SIZE - HELD_OUT))
         for line in _cut(stream, HELD_OUT):
@@ -52,10 +48,11 @@ def _cut(stream: BinaryIO, size: int) -> Iterator[str]:
         yield b" ".join(words).decode("ascii")
 
 
-TEXT8 = Preparation(
-    title="text8, lines of 1,000 words; the last 1,000,000 characters are valid and test alike",
-    wanted="the file text8",
-    places=("text8",),
-    files=_files,
+TEXT8 = PreparedCorpus(
+    name="text8",
+    description="text8, lines of 1,000 words; the last 1,000,000 characters are valid and test alike",
+    how_to_get="It is published at http://mattmahoney.net/dc/text8.zip.",
+    expected="text8",
+    files=lambda folder: all_of(folder, "text8"),
     lines=_lines,
 )

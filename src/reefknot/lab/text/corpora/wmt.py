@@ -1,25 +1,25 @@
-"""WMT 2014, as Press & Wolf (2017) and Pappas & Henderson (2019) train translators on it: the user's own files.
+"""WMT 2014, on which Press & Wolf (2017) and Pappas & Henderson (2019) train translators. The user provides the files.
 
-Which training text, and how it was cleaned and tokenised, differs from paper to paper and is left to whoever brings
-it; valid is newstest2013, test newstest2014. Press & Wolf also test English-German on newstest2015.
+The papers differ in which training text they use and in how they clean and tokenise it, so that is left to the user.
+Valid is newstest2013 and test is newstest2014. Press & Wolf also test English-German on newstest2015.
 """
 
 from __future__ import annotations
 
-from reefknot.lab.text.pairs import published
-from reefknot.lab.text.prepared import Preparation
-
-_STEMS = {"train": "train", "valid": "newstest2013", "test": "newstest2014"}
+from reefknot.lab.text.pairs import published_pairs
+from reefknot.lab.text.prepared import PreparedCorpus
 
 
-def _wmt(language: str, named: str) -> Preparation:
-    return published(
-        title=f"WMT 2014 English-{named}, the user's files; newstest2013 and newstest2014 are valid and test",
-        stems=_STEMS,
-        languages=("en", language),
-        places=(f"wmt14-en-{language}",),
+def _wmt14(code: str, language: str) -> PreparedCorpus:
+    return published_pairs(
+        name=f"wmt14-en-{code}",
+        description=f"WMT 2014 English-{language}, the user's files; newstest2013 and newstest2014 are valid and test",
+        how_to_get="The texts are published at https://www.statmt.org/wmt14/translation-task.html; clean and tokenise"
+        " them as you like.",
+        languages=("en", code),
+        stems={"train": "train", "valid": "newstest2013", "test": "newstest2014"},
     )
 
 
-WMT14_EN_DE = _wmt("de", "German")
-WMT14_EN_FR = _wmt("fr", "French")
+WMT14_EN_DE = _wmt14("de", "German")
+WMT14_EN_FR = _wmt14("fr", "French")

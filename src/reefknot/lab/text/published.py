@@ -1,0 +1,150 @@
+"""Corpora that have a name: what is known about one before it is read, and how its files are found.
+
+A `Corpus` has a name, a description and a method `open`, which returns its text files. Most corpora in `corpora/` are
+files that the user downloads into a data folder:
+
+* `PublishedCorpus` (here) is read as it is published, as a train, a valid and a test text;
+* `PreparedCorpus` (`prepared.py`) is published in another form and converted to such texts first.
+
+`TextFolder` and `PairFolder` (`folders.py`) are the user's own texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reefknot.errors import CorpusNotFound, DataError
+from reefknot.storage.cache import file_hash
+from reefknot.storage.progress import Say
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus(ABC):
+    """A text, or a parallel text, under one name. Creating one reads nothing."""
+
+    name: str
+    description: str
+    """One line that says what the text is and how it is split."""
+    languages: tuple[str, ...] = ()
+    """The two languages of a parallel text; empty for any other text."""
+    types: int | None = None
+    """Number of distinct words in the training text, `<eos>` included, if it is published."""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Number of tokens in each split, one `<eos>` per line included, if it is published."""
+
+    @abstractmethod
+    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+        """Return the files of the splits: `train`, `valid` and `test`, or `train.en`, `train.de` and so on.
+
+        A file that has to be written first goes to `cache`, and `say` receives the progress.
+        """
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the user has to download files first."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadedCorpus(Corpus):
+    """A corpus whose files the user downloads into a folder of the data folder, or into the data folder itself."""
+
+    how_to_get: str
+    """A sentence that says where the files come from, for the error message when they are missing."""
+    folders: tuple[str, ...] = ()
+    """Folders of the data folder where the files may be; the corpus name if empty."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the published files by file name."""
+
+    @abstractmethod
+    def files_in(self, folder: Path) -> list[Path]:
+        """Return the files of the corpus that are in a folder: all that are needed, or none."""
+
+    @abstractmethod
+    def expected_files(self) -> str:
+        """Describe the files for an error message, in which this follows the name of their folder."""
+
+    @property
+    def needs_data(self) -> bool:
+        return True
+
+    def find(self, data: Path | None, cache: Path) -> list[Path]:
+        """Find the files in `data`, or in REEFKNOT_DATA, and compare their hashes with the published ones."""
+        paths = self._search(data)
+        for path in paths:
+            published = self.sha256.get(path.name)
+            if published is not None and (sha256 := file_hash(path, cache)) != published:
+                raise DataError(
+                    f"{path} is not the published {self.name} file: expected SHA-256 {published}, found {sha256}."
+                    f" Download it again{self._alternative()}."
+                )
+        return paths
+
+    def _search(self, data: Path | None) -> list[Path]:
+        root = data or os.environ.get("REEFKNOT_DATA")
+        if not root:
+            raise CorpusNotFound(f"{self.name} not found: {self._hint('DIR')}")
+        folders = [Path(root, folder) for folder in (*(self.folders or (self.name,)), ".")]
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                if paths := self.files_in(folder):
+                    return paths
+        self._check_incomplete(folders, root)
+        raise CorpusNotFound(f"{self.name} not found in {root}: {self._hint(root)}")
+
+    def _hint(self, root: str | Path) -> str:
+        folder = Path(root, (self.folders or (self.name,))[0])
+        return f"expected {folder}/{self.expected_files()}. {self.how_to_get} Pass --data DIR or set REEFKNOT_DATA."
+
+    def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
+        """Raise a DataError if some files are there: losing a file is an error, not having a corpus may not be one."""
+
+    def _alternative(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCorpus(DownloadedCorpus):
+    """A corpus that is published as a train, a valid and a test text, and read as it is.
+
+    A file without a SHA-256 is identified by the published `tokens` and `types`, which are compared when it is encoded.
+    """
+
+    files: Mapping[str, str]
+    """File name of each split."""
+
+    def files_in(self, folder: Path) -> list[Path]:
+        return all_of(folder, *self.files.values())
+
+    def expected_files(self) -> str:
+        *names, last = self.files.values()
+        return f"{', '.join(names)} and {last}"
+
+    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+        return dict(zip(self.files, self.find(data, cache), strict=True))
+
+    def matches(self, hashes: Mapping[str, str]) -> bool:
+        """Whether files with these hashes, by split, are those of this corpus."""
+        return all(hashes[split] == self.sha256.get(name) for split, name in self.files.items())
+
+    def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
+        missing = [name for name in self.files.values() if not any((folder / name).is_file() for folder in folders)]
+        if len(missing) < len(self.files):
+            problem = f"{', '.join(missing)} not found" if missing else "the files are in different folders"
+            raise DataError(f"{self.name} is incomplete in {root}: {problem}; {self._hint(root)}")
+
+    def _alternative(self) -> str:
+        return f", or set corpus.name to its folder instead of {self.name} to use the text as it is"
+
+
+def all_of(folder: Path, *names: str) -> list[Path]:
+    """Return the files with these names in a folder, or none unless all are there."""
+    paths = [folder / name for name in names]
+    return paths if all(path.is_file() for path in paths) else []

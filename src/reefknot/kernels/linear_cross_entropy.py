@@ -15,13 +15,14 @@ import math
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixed
 from reefknot.kernels.choice import Choice, Impl, current, resolve
 from reefknot.kernels.reference import compute_dtype, reference_losses
-from reefknot.kernels.scores import IGNORE, at_least_float32, scores_for, wide
+from reefknot.kernels.scores import IGNORE, at_least_float32, inside, scores_for, wide
 
 Reduction = Literal["mean", "sum", "none"]
 WHO = "linear_cross_entropy"
@@ -79,28 +80,44 @@ def linear_cross_entropy(
     if reduction != "none" and not label_smoothing and not z_loss:
         loss = summed_loss(h_ND, weight, bias, y_N, choice=choice)
     else:
-        found = row_losses(h_ND, weight, bias, y_N, choice=choice)
-        loss = _smoothed(found, h_ND, weight, bias, label_smoothing, z_loss, y_N)
+        rows = row_losses(h_ND, weight, bias, y_N, choice=choice)
+        loss = rows.nll
+        if label_smoothing:
+            loss = loss + label_smoothing * smoothing_losses(h_ND, weight, bias, y_N, rows.lse - rows.nll)
+        if z_loss:
+            loss = loss + z_loss * rows.lse.square().where(y_N != IGNORE, 0.0)
     if reduction == "none":
         return loss.view(targets.shape)
     loss = loss.sum()
     return loss / (y_N != IGNORE).sum().clamp(min=1) if reduction == "mean" else loss
 
 
-def _smoothed(
-    found: RowLosses, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, smoothing: float, z_loss: float, y_N: Tensor
+def smoothing_losses(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, target_N: Tensor | None = None
 ) -> Tensor:
-    """Losses with the other classes' share of a smoothed target, nll + smoothing (z_y - mean z), and the z-loss."""
-    loss_N = found.nll
-    if smoothing:
-        with torch.autocast(h_ND.device.type, enabled=False):
-            mean_N = at_least_float32(h_ND) @ w_VD.mean(0, dtype=wide(w_VD.dtype)).to(wide(h_ND.dtype))
-        if b_V is not None:
-            mean_N = mean_N + b_V.mean(dtype=wide(b_V.dtype))
-        loss_N = loss_N + smoothing * (found.lse - found.nll - mean_N)
-    if z_loss:
-        loss_N = loss_N + z_loss * found.lse.square()
-    return loss_N.where(y_N != IGNORE, 0.0)
+    """Return z_y - mean_v z_v of each row, at least in float32, and zero for ignored targets.
+
+    If a share s of every target is spread over all classes, its loss is (1 - s) nll + s mean_v(-log p_v). This equals
+    nll + s (z_y - mean_v z_v), so that no log-probability but the target's is needed.
+
+    Args:
+        h_ND: Contexts.
+        w_VD: One vector per class.
+        b_V: Bias per class, or None.
+        y_N: Target ids. Rows with `IGNORE` cost nothing.
+        target_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
+            gradient is then summed in the type of `w_VD`.
+    """
+    with torch.autocast(h_ND.device.type, enabled=False):
+        wide_ND = at_least_float32(h_ND)
+        if target_N is None:
+            classes_N = inside(y_N, w_VD.shape[0])
+            # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
+            target_N = (wide_ND * F.embedding(classes_N, w_VD)).sum(-1)
+            target_N = target_N if b_V is None else target_N + F.embedding(classes_N, b_V[:, None])[:, 0]
+        mean_N = wide_ND @ w_VD.mean(0, dtype=wide(w_VD.dtype)).to(wide_ND.dtype)
+        mean_N = mean_N if b_V is None else mean_N + b_V.mean(dtype=wide(b_V.dtype))
+    return (target_N - mean_N).where(y_N != IGNORE, 0.0)
 
 
 def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:

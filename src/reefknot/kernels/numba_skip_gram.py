@@ -17,11 +17,9 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
-from torch import Tensor
 
-from reefknot.kernels.skip_gram import CLIP, Rates
-from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP, Draws
+from reefknot.kernels.skip_gram import CLIP, Stretch
+from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP
 
 PLACES = 10_000
 """Words that a thread takes at once."""
@@ -38,36 +36,26 @@ _LOOSE = {"reassoc", "contract", "arcp", "nsz"}
 """Sums in any order, products fused with them. A weight that is not a number stays one: nothing is taken as finite."""
 
 
-def train_compiled(
-    input_VD: Tensor,
-    output_VD: Tensor,
-    ids: NDArray[np.int32],
-    start: int,
-    stop: int,
-    draws: Draws,
-    key: int,
-    rates: Rates,
-    workers: int,
-) -> None:
-    """Pieces of the stretch in their order, each by the next thread that is free."""
-    tables = (input_VD.detach().numpy(), output_VD.detach().numpy())
-    tied = input_VD.data_ptr() == output_VD.data_ptr()
+def train_compiled(stretch: Stretch, workers: int) -> None:
+    """Train on pieces of the stretch in order. The next free thread takes the next piece."""
+    ids, draws, rates = stretch.ids, stretch.draws, stretch.rates
+    tables = (stretch.inputs.numpy(), stretch.outputs.numpy())
     drawn = (draws.keep.numpy(), draws.accept.numpy(), draws.alias.numpy())
     sizes = (draws.window, draws.negatives, draws.eos)
     fall = (*rates.line, rates.lowest)
 
-    def piece(first: int) -> None:
-        last = min(first + PLACES, stop)
-        reach = draws.reach(key, ids, first, last)
-        _train(*tables, tied, ids, *reach, first, last, *drawn, *sizes, np.uint64(key), *fall)
+    def train_piece(first: int) -> None:
+        last = min(first + PLACES, stretch.stop)
+        reach = draws.reach(stretch.key, ids, first, last)
+        _train(*tables, stretch.tied, ids, *reach, first, last, *drawn, *sizes, np.uint64(stretch.key), *fall)
 
-    firsts = range(start, stop, PLACES)
+    firsts = range(stretch.start, stretch.stop, PLACES)
     if workers == 1:
         for first in firsts:
-            piece(first)
+            train_piece(first)
         return
     with ThreadPoolExecutor(workers) as threads:
-        for _ in threads.map(piece, firsts):
+        for _ in threads.map(train_piece, firsts):
             pass
 
 

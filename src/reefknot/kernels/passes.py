@@ -19,8 +19,9 @@ from reefknot.kernels.scores import (
     add_to_classes,
     add_to_rows,
     at_least_float32,
+    is_class,
+    mask_ignored,
     product,
-    told,
     wide,
 )
 
@@ -73,7 +74,7 @@ class LossInputs:
 
     def scored(self, rows: slice) -> Tensor:
         """Which of the rows have a target."""
-        return (self.y[rows] >= 0) & (self.y[rows] < self.w.shape[0])
+        return is_class(self.y[rows], self.w.shape[0])
 
     def blocks(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> Blocks:
         """Blocks within the budget, for gradients (so many matrices of them at once) or for losses alone."""
@@ -231,7 +232,7 @@ def _losses(inputs: LossInputs, rows: slice, blocks: Blocks, tau: float | None) 
     assert lse is not None
     y = inputs.y[rows]
     nll = lse - inputs.scores.target_scores(h, inputs.w, inputs.b, y, inputs.centre).to(lse.dtype)
-    return told(nll, y, inputs.scored(rows)), lse, lse_tau
+    return mask_ignored(nll, y, inputs.w.shape[0]), lse, lse_tau
 
 
 def added(normalisers: list[Tensor | None]) -> Tensor | None:

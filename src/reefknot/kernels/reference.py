@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.scores import IGNORE, product, told
+from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ignored, product
 
 
 def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
@@ -59,6 +59,16 @@ def reference_losses(
 
 
 def _nll(logits_NV: Tensor, y_N: Tensor) -> Tensor:
-    scored_N = (y_N >= 0) & (y_N < logits_NV.shape[1])
-    found_N = F.cross_entropy(logits_NV, y_N.where(scored_N, IGNORE), reduction="none", ignore_index=IGNORE)
-    return told(found_N, y_N, scored_N)
+    classes = logits_NV.shape[1]
+    valid_N = y_N.where(is_class(y_N, classes), IGNORE)
+    nll_N = F.cross_entropy(logits_NV, valid_N, reduction="none", ignore_index=IGNORE)
+    return mask_ignored(nll_N, y_N, classes)
+
+
+def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Return means of the values less their overall mean, and negative entropies, under softmax(K l_u / tau)."""
+    logq_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
+    q_UV = logq_UV.exp()
+    with torch.autocast(queries_UD.device.type, enabled=False):
+        mean_UC = (q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
+    return mean_UC, (q_UV * logq_UV).sum(-1)

@@ -116,11 +116,12 @@ class Scores:
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
         """Losses and gradients of rows against all classes, in one pass. A row without a target has scale zero."""
         logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
-        scored_N = (y_N >= 0) & (y_N < w_VD.shape[0])
-        place_N1 = inside(y_N, w_VD.shape[0])[:, None]
+        classes = w_VD.shape[0]
+        place_N1 = inside(y_N, classes)[:, None]
         nll_N = -logp_NV.gather(1, place_N1)[:, 0]
         p_NV = logp_NV.exp_().scatter_add_(1, place_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
-        return Exponentials(p_NV.to(h_ND.dtype), told(nll_N, y_N, scored_N), scored_N.to(nll_N.dtype))
+        scale_N = is_class(y_N, classes).to(nll_N.dtype)
+        return Exponentials(p_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, classes), scale_N)
 
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
@@ -147,10 +148,9 @@ class Scores:
         if b_V is not None:
             z_NV += b_V
         g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain[:, None])
-        hit_N = (y_N >= 0) & (y_N < w_VD.shape[0])
-        g_NV.scatter_add_(
-            1, inside(y_N, w_VD.shape[0])[:, None], -terms.target.where(hit_N, 0.0)[:, None].to(g_NV.dtype)
-        )
+        classes = w_VD.shape[0]
+        target_N = terms.target.where(is_class(y_N, classes), 0.0).to(g_NV.dtype)
+        g_NV.scatter_add_(1, inside(y_N, classes)[:, None], -target_N[:, None])
         db_V = g_NV.sum(0) if bias_gradient else None
         if tempered_NV is not None:
             g_NV += tempered_NV
@@ -184,14 +184,19 @@ class Scores:
         return z_NV if b_V is None else z_NV.add_(b_V)
 
 
-def told(nll_N: Tensor, y_N: Tensor, scored_N: Tensor) -> Tensor:
-    """Losses where a target was scored; zero where it is left out, not a number where it is no class."""
-    return nll_N.where(scored_N, torch.where(y_N == IGNORE, 0.0, torch.nan))
+def is_class(y_N: Tensor, classes: int) -> Tensor:
+    """Return which targets are classes: neither ignored nor out of range."""
+    return (y_N >= 0) & (y_N < classes)
 
 
 def inside(y_N: Tensor, classes: int) -> Tensor:
-    """Targets that can index the classes: 0 stands for those that cannot."""
-    return y_N.where((y_N >= 0) & (y_N < classes), 0)
+    """Return targets that can index the classes, with 0 in place of those that cannot."""
+    return y_N.where(is_class(y_N, classes), 0)
+
+
+def mask_ignored(nll_N: Tensor, y_N: Tensor, classes: int) -> Tensor:
+    """Return the losses with zero for ignored targets, and NaN for targets that are out of range."""
+    return nll_N.where(is_class(y_N, classes), torch.where(y_N == IGNORE, 0.0, torch.nan))
 
 
 # -- products ------------------------------------------------------------------------------------------------------

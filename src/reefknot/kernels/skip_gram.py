@@ -58,6 +58,29 @@ class Rates:
         return self.first * (1.0 - self.before / self.places), self.first / self.places
 
 
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """The work of an implementation: two tables, and the part of a text whose words are the centres."""
+
+    inputs: Tensor
+    """input_VD, changed in place."""
+    outputs: Tensor
+    """output_VD, changed in place."""
+    ids: NDArray[np.int32]
+    """The whole text."""
+    start: int
+    stop: int
+    draws: Draws
+    key: int
+    """The key of the epoch's random numbers."""
+    rates: Rates
+
+    @property
+    def tied(self) -> bool:
+        """Whether both tables are one."""
+        return self.inputs.data_ptr() == self.outputs.data_ptr()
+
+
 def train_stretch(
     input_VD: Tensor,
     output_VD: Tensor,
@@ -84,23 +107,23 @@ def train_stretch(
     _check(input_VD, output_VD, ids, start, stop, workers)
     chosen = resolve(input_VD, impl)
     say_once("skip-gram", chosen, input_VD.device.type, input_VD.dtype)
-    key = draws.key(epoch)
+    stretch = Stretch(input_VD.detach(), output_VD.detach(), ids, start, stop, draws, draws.key(epoch), rates)
     if chosen == "numba":
         from reefknot.kernels.numba_skip_gram import train_compiled
 
-        train_compiled(input_VD, output_VD, ids, start, stop, draws, key, rates, workers)
+        train_compiled(stretch, workers)
     elif chosen == "triton":
         from reefknot.kernels.triton_skip_gram import train_at_once
 
-        train_at_once(input_VD, output_VD, ids, start, stop, draws, key, rates)
+        train_at_once(stretch)
     elif chosen == "torch":
         from reefknot.kernels.torch_skip_gram import train_batches
 
-        train_batches(input_VD, output_VD, ids, start, stop, draws, key, rates)
+        train_batches(stretch)
     else:
         from reefknot.kernels.skip_gram_reference import train_pair_by_pair
 
-        train_pair_by_pair(input_VD, output_VD, ids, start, stop, draws, key, rates)
+        train_pair_by_pair(stretch)
 
 
 def resolve(table: Tensor, impl: Impl = "auto") -> Impl:

@@ -9,31 +9,23 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from reefknot.kernels.skip_gram import CLIP, Rates
+from reefknot.kernels.skip_gram import CLIP, Stretch
 from reefknot.kernels.skip_gram_draws import Draws
 
 
-def train_pair_by_pair(
-    input_VD: Tensor,
-    output_VD: Tensor,
-    ids: NDArray[np.int32],
-    start: int,
-    stop: int,
-    draws: Draws,
-    key: int,
-    rates: Rates,
-) -> None:
-    """One pair after the other; computed in float64, whatever the tables' type."""
-    tied = input_VD.data_ptr() == output_VD.data_ptr()
-    inputs = input_VD.detach().double().cpu().numpy()
-    outputs = inputs if tied else output_VD.detach().double().cpu().numpy()
-    for centre, context, negatives, place in pairs(ids, start, stop, draws, key):
-        rate = rates.at(place)
+def train_pair_by_pair(stretch: Stretch) -> None:
+    """Train on one pair after the other, in float64 whatever the type of the tables."""
+    tied = stretch.tied
+    inputs = stretch.inputs.double().cpu().numpy()
+    outputs = inputs if tied else stretch.outputs.double().cpu().numpy()
+    for centre, context, negatives, place in pairs(
+        stretch.ids, stretch.start, stretch.stop, stretch.draws, stretch.key
+    ):
+        rate = stretch.rates.at(place)
         v = inputs[context]
         e = np.zeros_like(v)
-        for target in [centre, *(each for each in negatives if each != centre)]:
+        for target in [centre, *(negative for negative in negatives if negative != centre)]:
             u = outputs[target]
             g = rate * ((target == centre) - sigmoid(u @ v))
             e += g * u
@@ -42,8 +34,8 @@ def train_pair_by_pair(
             else:
                 u += g * v
         v += e
-    input_VD.detach().copy_(input_VD.new_tensor(inputs))
-    output_VD.detach().copy_(output_VD.new_tensor(outputs))
+    stretch.inputs.copy_(stretch.inputs.new_tensor(inputs))
+    stretch.outputs.copy_(stretch.outputs.new_tensor(outputs))
 
 
 def sigmoid(score: float) -> float:
@@ -55,7 +47,7 @@ def sigmoid(score: float) -> float:
 def pairs(
     ids: NDArray[np.int32], start: int, stop: int, draws: Draws, key: int
 ) -> Iterator[tuple[int, int, list[int], int]]:
-    """Centre, context, negatives and the centre's place, in the order of the text."""
+    """Yield centre, context, negatives and the place of the centre, in the order of the text."""
     first, last = draws.reach(key, ids, start, stop)
     for line in lines(ids, first, last, draws.eos):
         kept = [place for place in line if draws.kept(key, place, int(ids[place]))]

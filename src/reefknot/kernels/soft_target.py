@@ -22,14 +22,13 @@ from reefknot.kernels.autograd import refuse_second_derivatives
 from reefknot.kernels.blocks import Blocks
 from reefknot.kernels.choice import current, resolve
 from reefknot.kernels.passes import LossInputs, added, room_for
-from reefknot.kernels.reference import compute_dtype, linear_scores
+from reefknot.kernels.reference import compute_dtype, reference_soft_targets
 from reefknot.kernels.scores import (
     RowTerms,
     Scores,
     SoftTerms,
     add_to_classes,
     add_to_rows,
-    at_least_float32,
     scores_for,
     wide,
 )
@@ -54,11 +53,7 @@ def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: fl
         return ops.soft_targets(queries_UD, keys_VD, values, tau, dtype, choice)
     impl = resolve(choice, queries_UD.device, dtype)
     if impl == "reference":
-        logq_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
-        q_UV = logq_UV.exp()
-        with torch.autocast(queries_UD.device.type, enabled=False):
-            mean_UC = (q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
-        return SoftTargets(mean_UC, (q_UV * logq_UV).sum(-1))
+        return SoftTargets(*reference_soft_targets(queries_UD, keys_VD, values_VC, tau))
     how = tau, dtype, scores_for(impl), choice.budget(queries_UD.device)
     return SoftTargets(*_SoftTargets.apply(queries_UD, keys_VD, values, *how))  # type: ignore[no-untyped-call]
 

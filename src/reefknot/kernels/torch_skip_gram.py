@@ -9,13 +9,11 @@ Shapes: V words, D width, N pairs of a batch, K negatives, T = 1 + K targets of 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.kernels.skip_gram import CLIP, Rates
-from reefknot.kernels.skip_gram_draws import Draws, kept_words, pairs_of
+from reefknot.kernels.skip_gram import CLIP, Stretch
+from reefknot.kernels.skip_gram_draws import kept_words, pairs_of
 
 BATCH = {"cpu": 512, "cuda": 65_536}
 """Pairs at once, at most: more are no faster."""
@@ -23,29 +21,23 @@ PLACES = 65_536
 """Words whose pairs are laid out at once."""
 
 
-def train_batches(
-    input_VD: Tensor,
-    output_VD: Tensor,
-    ids: NDArray[np.int32],
-    start: int,
-    stop: int,
-    draws: Draws,
-    key: int,
-    rates: Rates,
-) -> None:
-    """On the device of the tables."""
-    batch = min(BATCH.get(input_VD.device.type, BATCH["cuda"]), draws.at_once(rates.first))
+def train_batches(stretch: Stretch) -> None:
+    """Train on the device of the tables."""
+    inputs, outputs = stretch.inputs, stretch.outputs
+    draws, key, rates = stretch.draws, stretch.key, stretch.rates
+    batch = min(BATCH.get(inputs.device.type, BATCH["cuda"]), draws.at_once(rates.first))
     begin, fall = rates.line
-    inputs, outputs = input_VD.detach(), output_VD.detach()
-    for first in range(start, stop, PLACES):
-        pairs = pairs_of(draws, key, kept_words(draws, key, ids, first, min(first + PLACES, stop)))
+    for first in range(stretch.start, stretch.stop, PLACES):
+        last = min(first + PLACES, stretch.stop)
+        pairs = pairs_of(draws, key, kept_words(draws, key, stretch.ids, first, last))
         targets_NT = torch.cat([pairs.centres[:, None], pairs.negatives], 1)
         rates_N = (begin - fall * pairs.places.double()).clamp(min=rates.lowest).to(inputs.dtype)
-        # What is no target of its pair has no step.
+        # A negative that equals its centre is not a target and has a step of zero.
         steps_NT = rates_N[:, None] * (targets_NT != pairs.centres[:, None])
         steps_NT[:, 0] = rates_N
-        for each in zip(*(torch.split(part, batch) for part in (pairs.contexts, targets_NT, steps_NT)), strict=True):
-            update(inputs, outputs, *each)
+        batches = (torch.split(part, batch) for part in (pairs.contexts, targets_NT, steps_NT))
+        for contexts_N, targets, steps in zip(*batches, strict=True):
+            update(inputs, outputs, contexts_N, targets, steps)
 
 
 def update(input_VD: Tensor, output_VD: Tensor, contexts_N: Tensor, targets_NT: Tensor, steps_NT: Tensor) -> None:

@@ -12,47 +12,36 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import triton
-from numpy.typing import NDArray
-from torch import Tensor
 
-from reefknot.kernels.skip_gram import CLIP, Rates
-from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP, Draws, kept_words, signed
+from reefknot.kernels.skip_gram import CLIP, Stretch
+from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP, kept_words, signed
 from reefknot.kernels.triton_skip_gram_kernels import skip_gram_kernel
 
 
-def train_at_once(
-    input_VD: Tensor,
-    output_VD: Tensor,
-    ids: NDArray[np.int32],
-    start: int,
-    stop: int,
-    draws: Draws,
-    key: int,
-    rates: Rates,
-) -> None:
-    """One launch for the whole stretch."""
-    kept = kept_words(draws, key, ids, start, stop)
+def train_at_once(stretch: Stretch) -> None:
+    """Train on the whole stretch in one launch."""
+    draws, rates = stretch.draws, stretch.rates
+    kept = kept_words(draws, stretch.key, stretch.ids, stretch.start, stretch.stop)
     count = len(kept.words)
     if not count:
         return
-    words, width = input_VD.shape
+    words, dim = stretch.inputs.shape
     begin, fall = rates.line
     each = triton.cdiv(count, draws.at_once(rates.first))
     skip_gram_kernel[(triton.cdiv(count, each),)](
-        *(input_VD.detach(), output_VD.detach(), *kept, draws.accept, draws.alias),
-        *(count, each, words, signed(key), begin, fall, rates.lowest),
-        **constants(width, draws.negatives, draws.window),
-        num_warps=2 if width > 64 else 1,
+        *(stretch.inputs, stretch.outputs, *kept, draws.accept, draws.alias),
+        *(count, each, words, signed(stretch.key), begin, fall, rates.lowest),
+        **constants(dim, draws.negatives, draws.window),
+        num_warps=2 if dim > 64 else 1,
     )
 
 
-def constants(width: int, negatives: int, window: int) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+def constants(dim: int, negatives: int, window: int) -> dict[str, Any]:
+    """Return the constants that the kernel is compiled for."""
     return {
-        "D": width,
-        "BD": triton.next_power_of_2(width),
+        "D": dim,
+        "BD": triton.next_power_of_2(dim),
         "K": negatives,
         "BT": triton.next_power_of_2(1 + negatives),
         "WINDOW": window,

@@ -11,14 +11,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.linear_cross_entropy import row_losses, smoothing_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
-from reefknot.kernels.scores import IGNORE, at_least_float32, inside, wide
 from reefknot.kernels.topk import linear_topk
 from reefknot.lab.config.settings import Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier, NestedClassifier
@@ -55,7 +53,8 @@ class Softmax(OutputEnd):
         c_ND, w_VD = classifier.context(h_ND), classifier.weight()
         parts = {"nll": LossPart(summed_loss(c_ND, w_VD, classifier.bias, y_N), plan.count)}
         if self.smoothing:
-            parts["smoothing"] = LossPart(_above_mean(c_ND, w_VD, classifier.bias, y_N), plan.count, self.smoothing)
+            above_mean = smoothing_losses(c_ND, w_VD, classifier.bias, y_N).sum()
+            parts["smoothing"] = LossPart(above_mean, plan.count, self.smoothing)
         return parts
 
     def penalties(self) -> dict[str, Tensor]:
@@ -79,15 +78,3 @@ class Softmax(OutputEnd):
 
     def tables(self) -> list[WordTable]:
         return [self.classifier.table]
-
-
-def _above_mean(c_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Tensor:
-    """How far the targets' scores are above the means of all classes' scores, summed; at least in float32."""
-    own_N = inside(y_N, w_VD.shape[0])
-    with torch.autocast(c_ND.device.type, enabled=False):
-        # Rows share targets. The gradient of an embedding adds them up in one order, that of indexing in any.
-        apart_ND = F.embedding(own_N, w_VD) - w_VD.mean(0, dtype=wide(w_VD.dtype))
-        above_N = (at_least_float32(c_ND) * apart_ND).sum(-1)
-        if b_V is not None:
-            above_N = above_N + F.embedding(own_N, b_V[:, None])[:, 0] - b_V.mean(dtype=wide(b_V.dtype))
-    return above_N.where(y_N != IGNORE, 0.0).sum()

@@ -23,7 +23,7 @@ from reefknot.lab.cli.main import main
 from reefknot.lab.recipes.catalogue import FOLDER
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
-LINES, SECONDS = 10, 5.0
+LINES, SECONDS = 10, 60.0
 
 
 def keys(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") -> Iterator[str]:

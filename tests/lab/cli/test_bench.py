@@ -225,7 +225,7 @@ def test_translation(cli: Cli, tmp_path: Path) -> None:
         (("steps", "demo", "--row", "tide"), 'demo: no row "tide"'),
         (("steps", "demo", "--row", "tide*"), 'demo: no row to train fits "tide*"; `reefknot ls demo` lists the'),
         (("translation", "pappas2019/multi30k", "--row", "x*"), 'pappas2019/multi30k: no row to train fits "x*"; '),
-        (("steps", "pappas2019/multi30k"), 'row "Baseline": a translator; use reefknot bench translation'),
+        (("steps", "pappas2019/multi30k"), 'row "Baseline" trains a translator; use reefknot bench translation'),
         (("translation", "demo"), "a language model; use reefknot bench steps"),
         (("translation", "--graph"), "bench translation takes no --graph; leave it out"),
         (("heads", "demo"), "bench heads: takes no recipe; leave out demo"),

@@ -121,10 +121,10 @@ def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: P
     text.rename(moved)
     outcome = cli("evaluate", run)
     assert outcome.code == 3
-    assert f"{run}: its text was in {text}, and there is no such folder here; say with --data" in outcome.err
+    assert f"{run}: its text was in {text}, which does not exist here; pass the folder" in outcome.err
     assert cli("evaluate", run, "--data", moved).code == 0
     (moved / "test.txt").write_text("other words\n", encoding="utf-8")
-    assert "its text has changed" in cli("evaluate", run, "--data", moved).err
+    assert "has changed; restore it" in cli("evaluate", run, "--data", moved).err
 
 
 def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Pa
     (moved / "config.json").write_text(config, encoding="utf-8")
     outcome = cli("compare", moved, runs.untied, "--by", "documents")
     assert outcome.code == 3
-    assert "its text has changed" in outcome.err
+    assert "has changed; restore it" in outcome.err
 
 
 def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Pat
     (moved / "config.json").write_text(json.dumps(config), encoding="utf-8")
     outcome = cli("evaluate", moved)
     assert outcome.code == 3
-    assert "its text has changed" in outcome.err
+    assert "has changed; restore it" in outcome.err
 
 
 def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:

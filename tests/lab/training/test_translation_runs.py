@@ -208,7 +208,7 @@ def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[...
     assert separate.model.tied
     assert [len(words) for words in separate.words.vocabularies] == [14, 14]
     assert separate.words.vocabularies[0].words != separate.words.vocabularies[1].words
-    assert separate.pairs(None).fingerprint == separate.run.config["corpus"]
+    assert separate.dataset(None).fingerprint == separate.run.config["corpus"]
 
 
 def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
@@ -218,7 +218,7 @@ def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
     opened = open_run(tmp_path / "run")
     source, target = opened.words.vocabularies
     assert source.words != target.words
-    assert (source, target) == opened.pairs(None).words.vocabularies
+    assert (source, target) == opened.dataset(None).words.vocabularies
     assert isinstance(opened.model, Translator)
     sizes = [opened.model.source.tables()[0].weight.shape[0], opened.model.output.tables()[0].weight.shape[0]]
     assert sizes == [len(source), len(target)]
@@ -247,5 +247,5 @@ def test_what_does_not_belong_together_is_refused(recipe: Path, row: str, overri
 
 
 def test_a_language_model_has_no_search(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"evaluation\.search is for translation"):
+    with pytest.raises(SettingsError, match=r"evaluation\.search: is for translation"):
         load_recipe("demo", ["evaluation.search={beam = 3}"], "tied")

@@ -269,8 +269,11 @@ def config_hash(config: dict[str, Any]) -> str:
 
     The field `task` is left out: it follows from the settings, and older runs do not have it.
     """
-    hashed = {key: value for key, value in config.items() if key != "task"}
-    return hashlib.sha256(_canonical(hashed).encode()).hexdigest()
+    return hashlib.sha256(_canonical(_without_task(config)).encode()).hexdigest()
+
+
+def _without_task(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "task"}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -308,7 +311,8 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
-    changed = [each for each in differences(old, new) if finished or not each.startswith(_FREE)]
+    changed = differences(_without_task(old), _without_task(new))
+    changed = [each for each in changed if finished or not each.startswith(_FREE)]
     if changed and all(each.startswith("start.") for each in changed):
         raise SettingsError(
             f"{path} holds a run that began with other weights; leave out --start to go on with it, "

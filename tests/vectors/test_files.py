@@ -147,7 +147,7 @@ def test_a_format_that_is_named_is_insisted_on(tmp_path: Path) -> None:
     for format in ("word2vec", "word2vec-binary"):
         with pytest.raises(DataError, match=r"no header of word2vec.*'400000 300'.*format glove"):
             read_vectors(path, format)
-    with pytest.raises(DataError, match="no safetensors file"):
+    with pytest.raises(DataError, match="not a safetensors file"):
         read_vectors(path, "safetensors")
     with pytest.raises(DataError, match="no folder of TensorBoard's projector"):
         read_vectors(path, "projector")
@@ -359,16 +359,16 @@ def test_safetensors_of_something_else_are_refused(tmp_path: Path) -> None:
         ({"vectors": x, "words": words(["a"])}, "a JSON list of 2 words"),
         ({"vectors": x, "words": words(["a", 2])}, "a JSON list of 2 words"),
         ({"vectors": x, "words": words({"a": 1})}, "a JSON list of 2 words"),
-        ({"vectors": x, "words": words("\ud800")[:-1]}, "torn or no JSON"),
+        ({"vectors": x, "words": words("\ud800")[:-1]}, "truncated or not valid JSON"),
         ({"vectors": x, "words": words(["a", "\ud800"])}, "half a character"),
-        ({"vectors": x, "words": x}, "torn or no JSON"),
+        ({"vectors": x, "words": x}, "truncated or not valid JSON"),
         ({"vectors": x, "words": words(["a", "b"]), "counts": np.array([1])}, "counts must be"),
     ):
         save_file(tensors, path)
         with pytest.raises(DataError, match=sentence):
             read_vectors(path)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="torn or no safetensors"):
+    with pytest.raises(DataError, match="truncated or not a safetensors"):
         read_vectors(path)
 
 

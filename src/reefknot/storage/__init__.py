@@ -1,1 +1,1 @@
-"""Durable files, hashes, the cache and lines of text on disk."""
+"""Crash-safe files, hashes, the cache, and reading lines of text."""

@@ -1,8 +1,8 @@
-"""The cache folder: what is made once from a text and read ever after. Deleting it is always safe.
+"""The cache folder holds what is derived from texts. It can be deleted at any time.
 
-An entry is a folder that appears complete or not at all: it is filled under a temporary name, flushed to disk
-and renamed. Several processes may make the same entry at once; one rename wins and the others use its result.
-What a killed process was filling is removed when this machine next fills an entry.
+An entry is a folder that appears complete or not at all: it is written under a temporary name, flushed to disk and
+renamed. If several processes write the same entry, one rename wins and the others use its result. What a killed
+process left behind is removed when the same machine next writes an entry.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from reefknot.storage import files as durable
 
 T = TypeVar("T")
 
-_ATTEMPTS = 5  # each one is lost only when another process swaps the entry in the same instant
-_SETTLED_NS = 2_000_000_000  # a file changed more recently than this could change again within one clock tick
+_ATTEMPTS = 5  # an attempt fails only if another process replaces the entry at the same moment
+_SETTLED_NS = 2_000_000_000  # a file that was modified more recently may change again within one clock tick
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """The folder given, else the environment's REEFKNOT_CACHE, else ~/.cache/reefknot."""
+    """Return `cache` if it is given, else REEFKNOT_CACHE from the environment, else ~/.cache/reefknot."""
     if cache is not None:
         return cache
-    named = os.environ.get("REEFKNOT_CACHE")
-    if named:
-        return Path(named)
+    variable = os.environ.get("REEFKNOT_CACHE")
+    if variable:
+        return Path(variable)
     try:
         return Path.home() / ".cache" / "reefknot"
     except RuntimeError as error:
-        raise DataError("there is no home folder for the cache; name one with REEFKNOT_CACHE") from error
+        raise DataError("there is no home folder for the cache; set REEFKNOT_CACHE to a folder") from error
 
 
 def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
-    """What `read` makes of the folder `entry`; when it finds no sound one (None), `fill` writes it first."""
+    """Return `read(entry)`. If that is None because the entry is missing or damaged, `fill` writes the entry first."""
     for _ in range(_ATTEMPTS):
         value = read(entry)
         if value is not None:
@@ -62,40 +62,42 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
 
 
-def mended(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], say: Callable[[str], None]) -> T:
-    """As `cached`, for a `read` that raises DataError where the entry is damaged; `say` hears of it."""
+def cached_or_rebuilt(
+    entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], say: Callable[[str], None]
+) -> T:
+    """Do the same as `cached`, for a `read` that raises DataError if the entry is damaged; `say` receives the error."""
 
-    def sound(folder: Path) -> T | None:
+    def read_if_intact(folder: Path) -> T | None:
         if not folder.exists():
             return None
         try:
             return read(folder)
         except DataError as damage:
-            say(f"the cached text is damaged and is made again: {damage}")
+            say(f"the cached text is damaged and is encoded again: {damage}")
             return None
 
-    return cached(entry, fill, sound)
+    return cached(entry, fill, read_if_intact)
 
 
 def file_hash(path: Path, cache: Path) -> str:
-    """SHA-256 of a file, remembered in the cache while its path, size and time of change stay the same."""
+    """Return the SHA-256 of a file. The cache keeps it while path, size and modification time stay the same."""
     try:
-        facts = path.stat()
-        place = str(path.resolve())
-        seen = {"path": place, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
-        record = cache / "hashes" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.json"
-        remembered = _read_record(record)
-        if remembered is not None and all(remembered.get(key) == seen[key] for key in seen):
-            return str(remembered["sha256"])
+        stat = path.stat()
+        location = str(path.resolve())
+        identity = {"path": location, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        record = cache / "hashes" / f"{hashlib.sha256(os.fsencode(location)).hexdigest()[:32]}.json"
+        stored = _read_record(record)
+        if stored is not None and all(stored.get(key) == identity[key] for key in identity):
+            return str(stored["sha256"])
         with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if time.time_ns() - facts.st_mtime_ns > _SETTLED_NS:
-        with contextlib.suppress(OSError, ResourceError):  # what cannot be remembered is computed again
+    if time.time_ns() - stat.st_mtime_ns > _SETTLED_NS:
+        with contextlib.suppress(OSError, ResourceError):  # a hash that cannot be stored is computed again
             record.parent.mkdir(parents=True, exist_ok=True)
-            durable.write_json(record, {**seen, "sha256": found})
-    return found
+            durable.write_json(record, {**identity, "sha256": sha256})
+    return sha256
 
 
 def _read_record(path: Path) -> dict[str, object] | None:
@@ -120,19 +122,19 @@ def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> N
 
 
 def _temporary(entry: Path) -> Path:
-    """An empty folder beside `entry`, with its owner in the name: a cache may be shared by several machines."""
+    """Create an empty folder next to `entry`. Its name has machine and process, as machines may share a cache."""
     return Path(tempfile.mkdtemp(prefix=f".{entry.name}@{platform.node()}-{os.getpid()}-", dir=entry.parent))
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary folders of this machine's dead processes; of another machine's nobody here can tell."""
+    """Remove the temporary folders of processes of this machine that have ended."""
     ours = re.compile(rf"\..+@{re.escape(platform.node())}-(\d+)-\w+")
     for path in folder.iterdir():
         match = ours.fullmatch(path.name)
         if match:
             try:
-                os.kill(int(match[1]), 0)  # signal 0 only asks whether the process is there
+                os.kill(int(match[1]), 0)  # signal 0 only checks whether the process exists
             except ProcessLookupError:
                 durable.remove(path)
             except PermissionError:
-                pass  # alive, and another user's
+                pass  # the process exists and belongs to another user

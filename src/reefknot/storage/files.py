@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: written beside their place, synced, then renamed.
+"""Files that are complete or absent: written to a temporary file, flushed to disk, then renamed.
 
-Every system call that changes the disk goes through `put`, `commit` and `sync`, so that tests can
-fail each one. Importing this file does not import torch: reading verbs start fast.
+Every system call that changes the disk goes through `put`, `commit` and `sync`, so that tests can make each one fail.
+Importing this module does not import torch, so that commands that only read start fast.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TEMPORARY = re.compile(r".+\.tmp-(\d+)")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def temporary(path: Path) -> Path:
-    """Where `path` is prepared: beside it, because a rename is atomic only within one file system."""
+    """Return the temporary name for `path`, in the same folder because a rename is atomic only in one file system."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was preparing in `folder`; another living process keeps its own."""
+    """Remove the temporary files in `folder` whose processes have ended."""
     for path in folder.glob("*.tmp-*"):
         match = _TEMPORARY.fullmatch(path.name)
         if match and not _alive(int(match[1])):
@@ -40,7 +40,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder. A failure is left for the next attempt: nothing depends on it."""
+    """Remove a file, a link or a folder. A failure is ignored, because nothing depends on it."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -50,7 +50,7 @@ def remove(path: Path) -> None:
 
 def _alive(pid: int) -> bool:
     if pid == os.getpid():
-        return False  # this process prepares one thing at a time, so what it left behind is done with
+        return False  # this process writes one file at a time, so an older temporary file is not in use
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -62,34 +62,34 @@ def _alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's complaints about writing `path` into one sentence."""
+    """Turn an OSError from writing `path` into a ResourceError."""
     try:
         yield
     except OSError as error:
-        advice = "; free some space and run the same command again" if error.errno in _FULL else ""
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}{advice}") from error
+        hint = "; free some space and run the same command again" if error.errno in _DISK_FULL else ""
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}{hint}") from error
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write `data` to `path` and wait until the disk has it. Not atomic: for files nobody reads yet."""
+    """Write `data` to `path` and flush it to disk. This is not atomic, so no other process may read the file yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def commit(prepared: Path, path: Path) -> None:
-    """Rename `prepared` to `path` and wait until the disk knows the new name."""
-    os.replace(prepared, path)  # noqa: PTH105 - named as the system call it is
+    """Rename `prepared` to `path` and flush the new name to disk."""
+    os.replace(prepared, path)  # noqa: PTH105 - the system call by its name
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has what was written: the content of a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,7 +98,7 @@ def sync(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`; whatever goes wrong, the file is the old one or the new one."""
+    """Replace the content of `path`. If anything fails, the file is the old one or the new one."""
     prepared = temporary(path)
     try:
         with writing(path):
@@ -110,17 +110,17 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` in UTF-8."""
+    """Replace the content of `path` by `text` in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by `value`. NaN and infinities are a `ValueError`: JSON has no words for them."""
+    """Replace the content of `path` by `value` as JSON. NaN and infinities raise a ValueError: JSON has none."""
     write_bytes(path, encode_json(value))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace `path` by `tensors` in safetensors format."""
+    """Replace the content of `path` by `tensors` in the safetensors format."""
     write_bytes(path, encode_tensors(tensors))
 
 
@@ -129,30 +129,30 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file; equal tensors give equal bytes.
+    """Return the bytes of a safetensors file. Equal tensors give equal bytes.
 
-    Two names may not hold the same memory: a tie is a fact about the model, not something to store twice.
+    Two tensors may not share memory: the model knows which weights are tied, so they are stored once.
     """
     from safetensors.torch import save
 
-    _refuse_overlap(tensors)
+    _reject_overlap(tensors)
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
 
 
-def _refuse_overlap(tensors: Mapping[str, Tensor]) -> None:
-    # Neighbours in one storage are fine: cuDNN keeps the weights of an LSTM like that.
-    held: dict[str, list[tuple[int, int, str]]] = {}
+def _reject_overlap(tensors: Mapping[str, Tensor]) -> None:
+    # Tensors may be neighbours in one storage, as the weights of an LSTM are in cuDNN.
+    spans_by_device: dict[str, list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            length = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             start = tensor.data_ptr()
-            spans = held.setdefault(str(tensor.device), [])
-            spans.append((start, start + reach * tensor.element_size(), name))
-    for spans in held.values():
+            spans = spans_by_device.setdefault(str(tensor.device), [])
+            spans.append((start, start + length * tensor.element_size(), name))
+    for spans in spans_by_device.values():
         spans.sort()
         for (_, end, name), (start, _, other) in pairwise(spans):
             if start < end:
-                raise ValueError(f"'{name}' and '{other}' share memory; give one name per tensor")
+                raise ValueError(f"'{name}' and '{other}' share memory; store the tensor under one name")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -165,42 +165,42 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value in `path`, or a `DataError` when it is missing or torn."""
+    """Return the JSON value in `path`; raise a DataError if the file is missing or truncated."""
     return decode_json(read_bytes(path), path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in `path`, or a `DataError` when it is missing or torn."""
+    """Return the tensors in `path`; raise a DataError if the file is missing or truncated."""
     return decode_tensors(read_bytes(path), path)
 
 
 def decode_json(data: bytes, where: Path | str) -> Any:
-    """`where` the data comes from is for the message."""
+    """Decode JSON; `where` names its origin in error messages."""
     try:
-        return json.loads(data.decode(), parse_constant=_refuse_constant)
+        return json.loads(data.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is torn or no JSON: {error}") from error
+        raise DataError(f"{where} is truncated or not valid JSON: {error}") from error
 
 
 def decode_object(data: bytes, where: Path | str) -> dict[str, Any]:
-    """As `decode_json`, for the files that hold names and values."""
+    """Decode JSON that must be an object."""
     value = decode_json(data, where)
     if not isinstance(value, dict):
-        raise DataError(f"{where} holds no JSON object")
+        raise DataError(f"{where} does not hold a JSON object")
     return value
 
 
 def decode_tensors(data: bytes, where: Path | str) -> dict[str, Tensor]:
-    """`where` the data comes from is for the message."""
+    """Decode a safetensors file; `where` names its origin in error messages."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         return load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        # The format checks offsets and sizes itself; what is left is a type of number torch does not have.
-        raise DataError(f"{where} is torn or no safetensors file: {error}") from error
+        # The format checks offsets and sizes itself; other errors come from number types that torch does not have.
+        raise DataError(f"{where} is truncated or not a safetensors file: {error}") from error
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")

@@ -1,8 +1,8 @@
-"""Lines of words: the one place where bytes become words.
+"""Reading lines of words. This is the only module that splits bytes into words.
 
-Text is UTF-8. A line ends at `\\n` and nowhere else; words are what stands between ASCII whitespace (space,
-tab, carriage return, vertical tab, form feed), so a no-break space or another Unicode space stays inside its
-word, and the published counts of Penn Treebank and WikiText-2 hold. A leading byte order mark is dropped. A file whose
+Text is UTF-8. A line ends at `\\n` and nowhere else. Words are separated by ASCII whitespace (space, tab, carriage
+return, vertical tab, form feed). A no-break space or another Unicode space is part of its word, because only then do
+the counts of Penn Treebank and WikiText-2 equal the published ones. A leading byte order mark is dropped. A file whose
 name ends in .gz is unpacked as it is read.
 """
 
@@ -24,7 +24,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Line(NamedTuple):
-    """One line of a text: its number from 1, its words, and its size in bytes with the line end."""
+    """One line of a text: its number, counted from 1, its words, and its size in bytes including the line end."""
 
     number: int
     words: list[str]
@@ -32,35 +32,35 @@ class Line(NamedTuple):
 
 
 def read_file(path: Path) -> Iterator[Line]:
-    """The lines of a file, read as they are asked for; the file is never held in memory."""
+    """Yield the lines of a file. The file is never held in memory as a whole."""
     with _opened(path) as stream:
         yield from read_stream(stream, str(path))
 
 
 def read_plain(path: Path) -> Iterator[str]:
-    """The lines of a file as they stand there, without their ends."""
+    """Yield the lines of a file as strings, without their line ends."""
     with _opened(path) as stream:
-        yield from (text for _, text, _ in _read(stream, str(path), _without_end))
+        yield from (text for _, text, _ in _read(stream, str(path), _without_line_end))
 
 
-def is_packed(path: Path) -> bool:
-    """Whether a file is packed by gzip, by its name."""
+def is_gzip(path: Path) -> bool:
+    """Whether the name of a file says that it is packed by gzip."""
     return path.suffix.lower() == ".gz"
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, without looking at its words."""
+    """Return the number of lines in a file."""
     with _opened(path) as stream:
         return sum(1 for _ in stream)
 
 
 def words_in(text: str, where: str) -> list[str]:
-    """The words of a text in memory, cut as those of a corpus are."""
+    """Return the words of a string, split as those of a file are; `where` names the string in error messages."""
     return [word for line in read_text(text, where) for word in line.words]
 
 
 def read_text(text: str, where: str) -> Iterator[Line]:
-    """The lines of a text in memory; `where` names it in messages."""
+    """Yield the lines of a string; `where` names it in error messages."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -69,23 +69,23 @@ def read_text(text: str, where: str) -> Iterator[Line]:
 
 
 def read_stream(stream: Iterable[bytes], where: str) -> Iterator[Line]:
-    """The lines of what gives them as bytes, such as standard input; `where` names it in messages."""
-    return (Line(*found) for found in _read(stream, where, _split))
+    """Yield the lines of a binary stream, such as standard input; `where` names it in error messages."""
+    return (Line(*line) for line in _read(stream, where, _split))
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[bytes]]:
     try:
-        with gzip.open(path) if is_packed(path) else path.open("rb") as stream:
+        with gzip.open(path) if is_gzip(path) else path.open("rb") as stream:
             yield stream
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be unpacked: {error}; copy it anew") from error
+        raise DataError(f"{path}: cannot be unpacked: {error}; download it again") from error
 
 
 def _read(lines: Iterable[bytes], where: str, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T, int]]:
-    """Each line's number, what `parse` makes of it, and its size."""
+    """Yield the number of each line, the result of `parse`, and the size of the line in bytes."""
     offset = 0
     for number, raw in enumerate(lines, start=1):
         line = raw
@@ -96,25 +96,25 @@ def _read(lines: Iterable[bytes], where: str, parse: Callable[[bytes], T]) -> It
         if nul >= 0:
             raise DataError(f"{where}, line {number}: NUL byte at byte {offset + nul}; is this a text file?")
         try:
-            found = parse(line)
+            parsed = parse(line)
         except UnicodeDecodeError:
             bad = _first_bad_byte(line)
             raise DataError(
                 f"{where}, line {number}: byte {offset + bad} (0x{line[bad]:02x}) is not valid UTF-8;"
                 " convert the text to UTF-8"
             ) from None
-        yield number, found, len(line)
+        yield number, parsed, len(line)
         offset += len(line)
 
 
 def _split(line: bytes) -> list[str]:
-    # bytes.split knows ASCII whitespace only, str.split all of Unicode's. Joining before decoding keeps the
-    # work in two calls; no word can hold the joining character.
+    # bytes.split splits at ASCII whitespace only, str.split at all of Unicode. Joining the words before they are
+    # decoded takes two calls instead of one per word; no word contains the line end.
     words = line.split()
     return b"\n".join(words).decode().split("\n") if words else []
 
 
-def _without_end(line: bytes) -> str:
+def _without_line_end(line: bytes) -> str:
     return line.removesuffix(b"\n").removesuffix(b"\r").decode()
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work, reported as lines of text to whoever asked for them."""
+"""Progress reports: lines of text that long-running functions pass to a callback."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-Say = Callable[[str], None]
-
-
 T = TypeVar("T")
 
+Say = Callable[[str], None]
+"""A callback that receives one line of progress."""
 
 _SECONDS = 3.0  # between two lines of progress
 
 
 def silent(_: str) -> None:
-    """For whoever wants to hear of no progress."""
+    """Ignore the progress."""
 
 
-def reported(items: Iterable[T], sentence: Callable[[int], str], say: Say) -> Iterator[T]:
-    """The items; every few seconds `say` hears the sentence on how many there have been."""
-    told = time.monotonic()
+def reported(items: Iterable[T], message: Callable[[int], str], say: Say) -> Iterator[T]:
+    """Yield the items, and every few seconds call `say` with the message for the number of items so far."""
+    last = time.monotonic()
     for number, item in enumerate(items, start=1):
         yield item
-        if time.monotonic() - told > _SECONDS:
-            say(sentence(number))
-            told = time.monotonic()
+        if time.monotonic() - last > _SECONDS:
+            say(message(number))
+            last = time.monotonic()

@@ -42,7 +42,7 @@ def read_safetensors(path: Path) -> Iterator[Block]:
                     found = vectors_VD[rows].astype(np.float32)
                 yield Block(words[rows], found, None if counts_V is None else counts_V[rows])
     except (SafetensorError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is torn or no safetensors file: {error}") from error
+        raise DataError(f"{path} is truncated or not a safetensors file: {error}") from error
 
 
 def _words(spelled: NDArray[Any], number: int, path: Path) -> list[bytes]:

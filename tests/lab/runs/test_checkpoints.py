@@ -312,7 +312,7 @@ def test_a_hostile_tensor_file_with_a_true_manifest_is_refused(two: Checkpoints,
     path = two.path_of(2) / "model.safetensors"
     path.write_bytes(data)
     reseal(path.parent)
-    with pytest.raises(DataError, match=r"model\.safetensors is torn or no safetensors file"):
+    with pytest.raises(DataError, match=r"model\.safetensors is truncated or not a safetensors file"):
         two.load(path.parent)
 
 

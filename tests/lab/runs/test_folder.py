@@ -110,7 +110,7 @@ def test_open_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no config\.json"):
         RunFolder.open(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(DataError, match=r"config\.json holds no JSON object"):
+    with pytest.raises(DataError, match=r"config\.json does not hold a JSON object"):
         _ = RunFolder.open(tmp_path).config
 
 
@@ -152,7 +152,7 @@ def test_scores_round_trip_and_torn_ones_are_named(tmp_path: Path) -> None:
     assert torch.equal(run.read_scores()["test"], torch.arange(3.0))
     path = tmp_path / "scores.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"scores\.safetensors is torn"):
+    with pytest.raises(DataError, match=r"scores\.safetensors is truncated"):
         run.read_scores()
 
 
@@ -199,7 +199,7 @@ def test_a_torn_last_line_is_dropped_and_a_torn_middle_is_named(metrics: Metrics
     assert metrics.path.read_text() == '{"step": 1}\n'
     with metrics.path.open("a") as file:
         file.write('{"st\n{"step": 3}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2, is torn"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2, is truncated"):
         metrics.read()
 
 

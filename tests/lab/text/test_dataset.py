@@ -153,7 +153,7 @@ def test_a_damaged_entry_is_made_again(file: str, damage: str, corpus: Corpus, o
         (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
     said: list[str] = []
     after = opened(folder, say=said.append)
-    assert "damaged and is made again" in said[0]
+    assert "damaged and is encoded again" in said[0]
     assert (entry / file).read_bytes() == sound
     assert words(after) == words(before)
     assert opened(folder, say=said.append).fingerprint == before.fingerprint

@@ -271,7 +271,7 @@ def test_a_damaged_entry_is_made_again(file: str, damage: str, write: Write, ope
         (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
     said: list[str] = []
     after = opened(folder, say=said.append, sides="separate")
-    assert "damaged and is made again" in said[0]
+    assert "damaged and is encoded again" in said[0]
     assert (entry / file).read_bytes() == sound
     assert lines(after) == lines(before)
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]

@@ -102,7 +102,7 @@ def test_an_empty_text_is_refused(folder: Path, find: Find) -> None:
         ("train.de", b"eine \xff\nein\n", r"train\.de, line 1: byte 5 \(0xff\) is not valid UTF-8"),
         ("train.de", b"eine\nei\0n\n", r"train\.de, line 2: NUL byte"),
         ("train.de.gz", b"plain text", r"train\.de\.gz: cannot be read: Not a gzipped file"),
-        ("train.de.gz", gzip.compress(DE, mtime=0)[:-9], r"train\.de\.gz: cannot be unpacked: .*; copy it anew"),
+        ("train.de.gz", gzip.compress(DE, mtime=0)[:-9], r"train\.de\.gz: cannot be unpacked: .*; download it again"),
         (
             "train.de.gz",
             gzip.compress(b"\xff\nx\n", mtime=0),

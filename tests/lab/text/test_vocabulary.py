@@ -93,11 +93,11 @@ def test_fingerprint_tells_words_and_counts_apart() -> None:
 @pytest.mark.parametrize(
     ("stored", "problem"),
     [
-        (b"", "is torn or no JSON"),
-        (b"\x80\x04]\x94.", "is torn or no JSON"),
-        (b'{"format": 1, "words": ["a"', "is torn or no JSON"),
-        (b"[" * 100_000, "is torn or no JSON"),
-        (b'["a"]', "holds no JSON object"),
+        (b"", "is truncated or not valid JSON"),
+        (b"\x80\x04]\x94.", "is truncated or not valid JSON"),
+        (b'{"format": 1, "words": ["a"', "is truncated or not valid JSON"),
+        (b"[" * 100_000, "is truncated or not valid JSON"),
+        (b'["a"]', "does not hold a JSON object"),
         ({"format": 2, "words": ["a"], "counts": [1]}, "must hold format 1, words and counts"),
         ({"format": 1, "words": ["a"]}, "must hold format 1, words and counts"),
         ({"format": 1, "words": ["a"], "counts": [1], "more": 1}, "must hold format 1, words and counts"),

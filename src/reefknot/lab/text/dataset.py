@@ -12,7 +12,7 @@ from typing import Any
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 from reefknot.lab.text.encoding import FORMAT, Split, read_encoded, write_encoded
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
-from reefknot.storage.cache import cache_folder, mended
+from reefknot.storage.cache import cache_folder, cached_or_rebuilt
 from reefknot.storage.progress import Say, silent
 
 __all__ = ["Dataset", "Split", "open_dataset"]
@@ -97,7 +97,7 @@ def open_dataset(
         write_encoded(entry, source, vocabulary, say, words)
 
     entry = folder / "datasets" / digest(identity, FORMAT)[:32]
-    found, splits = mended(entry, fill, read_encoded, say)
+    found, splits = cached_or_rebuilt(entry, fill, read_encoded, say)
     fingerprint = digest(identity, found.fingerprint)
     return Dataset(source.name, source.origin, found, splits, source.hashes, fingerprint, corpus, vocabulary)
 

@@ -11,7 +11,7 @@ from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.pairs import GZIP, read_aligned
 from reefknot.lab.text.prepared import prepare
 from reefknot.lab.text.published import SPLITS, Corpus
-from reefknot.storage.lines import is_packed
+from reefknot.storage.lines import is_gzip
 from reefknot.storage.progress import Say
 
 _SPLIT_NAMES = {"train": "train", "valid": "valid|validation|dev|val", "test": "test"}
@@ -51,7 +51,7 @@ class PairFolder(Corpus):
         names = list_folder(self.folder)
         files = {split: self._files(split, names) for split in SPLITS}
         paths = [path for sides in files.values() for path in sides]
-        if any(len(sides) == 1 for sides in files.values()) or any(map(is_packed, paths)):
+        if any(len(sides) == 1 for sides in files.values()) or any(map(is_gzip, paths)):
             return prepare("pairs", paths, read_aligned(self.languages), cache, say, languages=self.languages)
         return {
             f"{split}.{language}": path

@@ -14,7 +14,7 @@ from reefknot.lab.text.corpus import CorpusSettings, find_pairs
 from reefknot.lab.text.dataset import digest
 from reefknot.lab.text.pair_encoding import FORMAT, SIDES, Lines, PairSplit, Side, read_pairs, told, write_pairs
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
-from reefknot.storage.cache import cache_folder, mended
+from reefknot.storage.cache import cache_folder, cached_or_rebuilt
 from reefknot.storage.progress import Say, silent
 
 __all__ = ["SIDES", "Lines", "PairDataset", "PairSplit", "Side", "open_pairs"]
@@ -97,7 +97,7 @@ def open_pairs(
     folder = cache_folder(cache)
     found = find_pairs(corpus, data=data, cache=folder, say=say)
     identity = {"text": found.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
-    words, splits = mended(
+    words, splits = cached_or_rebuilt(
         folder / "datasets" / digest(identity, "pairs", FORMAT)[:32],
         lambda entry: write_pairs(entry, found, vocabulary, say),
         lambda entry: read_pairs(entry, found),

@@ -20,7 +20,7 @@ dropout = {dropout}
 
 [base.output]
 kind = "softmax"
-classifier = {{ kind = "{classifiers}", table = "words" }}
+classifier = {{ kind = "{classifier}", table = "words" }}
 """
 
 UNTIED = """

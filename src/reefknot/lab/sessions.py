@@ -26,6 +26,7 @@ from reefknot.lab.recipes.recipe import Experiment, Recipe, Row, build_model
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.starts import Start
 from reefknot.lab.tasks.initialisation import start_tables
+from reefknot.lab.tasks.language_model import build_with_tables
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from reefknot.lab.text.batches import Batches, batches_of
 from reefknot.lab.text.dataset import Dataset
@@ -91,7 +92,7 @@ class LanguageModelSession(Session):
         set_determinism(experiment.training.determinism)
         seed_everything(seed)
         with asked.recipe.naming(asked.row):
-            self.model = experiment.build(dataset.words)
+            self.model, tables = build_with_tables(experiment, dataset.words)
         _check_size(asked, self.model)
         if experiment.evaluation.subspace:
             # Where tables span no space to speak of, that is said now and not when training has ended.
@@ -101,7 +102,7 @@ class LanguageModelSession(Session):
         if first:
             first.begin(self.model, dataset.words)
         else:
-            self.starts = start_tables(self.model, dataset.words, say)
+            self.starts = start_tables(self.model, tables, experiment.tables, dataset.words, say)
         # Ranks build the same weights and drop other units.
         seed_everything(seed, world.rank)
 

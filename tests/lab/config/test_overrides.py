@@ -123,6 +123,6 @@ def test_kinds_and_braces_are_one_change(overrides: list[str]) -> None:
 
 
 def test_the_kind_of_a_table_that_is_called_like_another_part() -> None:
-    assert override(BASE, ["tables.classifiers.kind=banded"])["tables"]["classifier"] == {"kind": "banded", "dim": 4}
+    assert override(BASE, ["tables.classifier.kind=banded"])["tables"]["classifier"] == {"kind": "banded", "dim": 4}
     assert override(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}
     assert override({"tables": 3}, ["tables.new.kind=word"])["tables"] == {"new": {"kind": "word"}}

@@ -152,7 +152,7 @@ def test_a_recipe_gives_the_labels_the_latent_width(latent_dim: int | None, widt
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"latent_dim": 5}, "latent_dim = 5 but the classifiers read 4 numbers"),
+        ({"latent_dim": 5}, "latent_dim = 5 but the classifier reads 4 numbers"),
         ({"experts": 0}, "experts = 0"),
         ({"dropout": 1.0}, r"dropout = 1.0: must be"),
     ],

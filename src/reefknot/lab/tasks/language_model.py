@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
+from torch import nn
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS
+from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings, check
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
     EncoderSettings = Settings
     OutputSettings = Settings
     WindowsSettings = Settings
+    ActivationSettings = Settings
 else:
     TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
     WindowsSettings = WINDOWS.settings()
+    ActivationSettings = derive_settings(RegularisationSettings)
 
 
 class EvaluationSettings(Settings):
@@ -101,7 +105,7 @@ class Experiment(Settings):
     output: OutputSettings
     source: Annotated[InputSettings | None, Field(description="how the words of a source go in, in translation")] = None
     init: InitialisationSettings = InitialisationSettings()
-    regularisation: RegularisationSettings = RegularisationSettings()
+    regularisation: ActivationSettings = ActivationSettings()
     training: TrainingSettings
     evaluation: EvaluationSettings = EvaluationSettings()
 
@@ -224,11 +228,18 @@ class Experiment(Settings):
 
 
 def build_model(experiment: Experiment, vocabulary: Vocabulary | int | Sides) -> LanguageModel:
-    """The model an experiment describes, drawn from torch's generator as it stands.
+    """Return the model that an experiment describes, drawn from torch's generator as it stands.
 
     A number of words is enough where nothing is to be read: an input end that spells then spells nothing. One
     vocabulary of a translator is that of both sides.
     """
+    return build_with_tables(experiment, vocabulary)[0]
+
+
+def build_with_tables(
+    experiment: Experiment, vocabulary: Vocabulary | int | Sides
+) -> tuple[LanguageModel, dict[str, nn.Module]]:
+    """Return the model that an experiment describes, and its tables by the names that the experiment gives them."""
     words = vocabulary if isinstance(vocabulary, Sides) else Sides(vocabulary, vocabulary)
     given: dict[str, Any] = {"tables": {}, "projections": {}}
     for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
@@ -248,12 +259,13 @@ def build_model(experiment: Experiment, vocabulary: Vocabulary | int | Sides) ->
         encoder = ENCODERS.build(experiment.encoder, given | widths)
     with _naming("output"):
         output = OUTPUTS.build(experiment.output, given | {"context_dim": encoder.dim})
+    regularisation = RegularisationSettings(**experiment.regularisation.model_dump())
     if source_end is None:
-        model = LanguageModel(input_end, encoder, output, experiment.regularisation)
+        model = LanguageModel(input_end, encoder, output, regularisation)
     else:
-        model = Translator(source_end, input_end, encoder, output, experiment.regularisation)
+        model = Translator(source_end, input_end, encoder, output, regularisation)
     initialise(model, experiment.init)
-    return model
+    return model, given["tables"]
 
 
 def _size(words: Vocabulary | int) -> int:

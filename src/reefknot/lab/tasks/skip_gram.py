@@ -10,11 +10,48 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from reefknot.lab.config.settings import Settings
+from reefknot.kernels.skip_gram_draws import Counts, Draws
+from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.lab.training.skip_gram import SkipGramTraining
-from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
+from reefknot.nn.models.skip_gram import SkipGram
+
+
+class SkipGramSettings(Settings):
+    """Skip-gram with negative sampling; the defaults are word2vec's."""
+
+    dim: Annotated[Dim, Field(description="dimension of the word vectors")] = 100
+    tied: Annotated[bool, Field(description="use one table for input and output")] = False
+    window: Annotated[
+        Count, Field(le=1000, description="maximum number of context words on either side; reduced at random")
+    ] = 5
+    negatives: Annotated[Count, Field(le=1000, description="noise words per pair")] = 5
+    power: Annotated[NonNegative, Field(le=10, description="noise words are drawn by counts to this power")] = 0.75
+    sample: Annotated[
+        NonNegative,
+        Field(le=1, description="words with a larger share of the text are left out at random; 0: never"),
+    ] = 1e-3
+
+    def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
+        """Return what is drawn at random over a text with these word counts.
+
+        `eos` is the id of the word that ends lines, `unknown` that of words outside the vocabulary.
+        """
+        return Draws.of(
+            counts,
+            window=self.window,
+            negatives=self.negatives,
+            power=self.power,
+            sample=self.sample,
+            eos=eos,
+            unknown=unknown,
+            seed=seed,
+        )
+
+    def build(self, vocab_size: int) -> SkipGram:
+        """Return the model with initial weights drawn from torch's generator."""
+        return SkipGram.create(vocab_size, self.dim, self.tied)
 
 
 class VectorEvaluation(Settings):
@@ -50,4 +87,4 @@ class SkipGramExperiment(Settings):
     def build(self, vocabulary: Vocabulary | int | Sides) -> SkipGram:
         """The tables that are trained, drawn from torch's generator as it stands."""
         words = vocabulary.target if isinstance(vocabulary, Sides) else vocabulary
-        return SkipGram.of(self.skip_gram, words if isinstance(words, int) else len(words))
+        return self.skip_gram.build(words if isinstance(words, int) else len(words))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import combinations
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
-from reefknot.lab.config.registry import Registry, _arguments
+from reefknot.lab.config.registry import Registry
 from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
@@ -146,29 +146,26 @@ def part_settings(
     entry = f"{registry.family}.{kind}"
     values = SETTINGS.get(entry, {})
     found: dict[str, Any] = {"kind": kind, **values}
-    for argument in _arguments(registry, kind):
+    for argument in registry.arguments(kind):
         if argument.role == "shared":
             found[argument.name] = shared[argument.name]
-        elif argument.role == "part":
-            inner = nested if argument.marker is CLASSIFIERS and nested else next(iter(argument.marker))
-            found[argument.name] = part_settings(argument.marker, inner, shared_inside or shared)
-        elif argument.role == "plain" and argument.default is ... and argument.name not in values:
+        elif argument.family is not None:
+            inner = nested if argument.family is CLASSIFIERS and nested else next(iter(argument.family))
+            found[argument.name] = part_settings(argument.family, inner, shared_inside or shared)
+        elif argument.role == "setting" and argument.default is ... and argument.name not in values:
             pytest.fail(f'{entry} needs {argument.name}: add "{entry}": {{"{argument.name}": ...}} to SETTINGS')
     return found
 
 
 def _takes_table(registry: Registry, kind: str) -> bool:
-    return any(argument.role == "shared" for argument in _arguments(registry, kind))
+    return any(argument.role == "shared" for argument in registry.arguments(kind))
 
 
 def _banded(registry: Registry, kind: str) -> bool:
     """Whether an end reads bands: its table must have them, or it holds projections of them."""
-    for argument in _arguments(registry, kind):
-        if argument.role == "shared":
-            wanted = get_args(argument.annotation)[0]
-            if wanted is BandedTable or argument.marker.group == "projections":
-                return True
-    return False
+    return any(
+        argument.annotation is BandedTable or argument.group == "projections" for argument in registry.arguments(kind)
+    )
 
 
 def all_cases() -> list[Case]:
@@ -180,7 +177,7 @@ def _product(encoders: Sequence[str]) -> Iterator[Case]:
     for source in INPUTS:
         for encoder in encoders:
             for output in OUTPUTS:
-                takes_labels = any(argument.marker is CLASSIFIERS for argument in _arguments(OUTPUTS, output))
+                takes_labels = any(argument.family is CLASSIFIERS for argument in OUTPUTS.arguments(output))
                 for classifier in CLASSIFIERS if takes_labels else (None,):
                     for tied in (True, False):
                         yield Case(source, encoder, output, classifier, tied)

@@ -14,7 +14,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from reefknot.lab.config.parts import ENCODERS
-from reefknot.lab.config.registry import _arguments
 from reefknot.nn.encoders.contract import Encoder, State, detach, join_streams, select_streams
 
 from .combinations import part_settings
@@ -25,7 +24,7 @@ STREAMS, STEPS = 3, 7
 @pytest.fixture
 def dropping(encoder_kind: str) -> Encoder:
     """The same in training, with every rate it has at one half."""
-    rates = [each.name for each in _arguments(ENCODERS, encoder_kind) if "drop" in each.name]
+    rates = [each.name for each in ENCODERS.arguments(encoder_kind) if "drop" in each.name]
     settings = part_settings(ENCODERS, encoder_kind, {}) | dict.fromkeys(rates, 0.5)
     torch.manual_seed(0)
     built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": 6})

@@ -187,7 +187,7 @@ def test_a_target_that_is_no_class_is_refused(end_case: Case) -> None:
     for wrong in (output.vocab_size, -1):
         y_N = TARGETS.clone()
         y_N[0] = wrong
-        with pytest.raises(ArgumentError, match=f"target {wrong} is no class: there are {output.vocab_size}"):
+        with pytest.raises(ArgumentError, match=f"target {wrong} is not a class: there are {output.vocab_size}"):
             output.prepare(y_N)
         try:
             assert output.target_log_probs(hidden(output), y_N)[0].isnan()

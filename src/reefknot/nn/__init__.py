@@ -1,1 +1,1 @@
-"""What `import reefknot` offers: tables, inputs, classifiers, outputs, encoders and models as PyTorch modules."""
+"""Tables, inputs, classifiers, outputs, encoders and models, as PyTorch modules."""

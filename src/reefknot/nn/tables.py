@@ -1,51 +1,50 @@
-"""What is learned per word. Two ends that hold the same table object are tied; there is no flag for it.
+"""Tables: the parameters that are learned per word. Two ends that hold the same table object are tied.
 
-Shapes: V words, D width.
+Shapes: V words, D dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.parts import NOTHING_TO_TIE
-from reefknot.lab.config.registry import Shared
-from reefknot.lab.config.settings import Count, Dim, Positive
+from reefknot.nn.bounds import Count, Dim, Positive
+from reefknot.nn.messages import NOTHING_TO_TIE
 
 
 class WordTable(nn.Module):
-    """One vector of the same width for every word of the vocabulary."""
+    """One vector of the same dimension for every word of the vocabulary.
+
+    Give one table to an input end and to a classifier to tie the two ends:
+
+        words = WordTable(10_000, 200)
+        model = LanguageModel(Lookup(words), LSTM(200, 200), Softmax(Plain(words)))
+
+    Args:
+        vocab_size: Number of words, V.
+        dim: Dimension of the word vectors, D.
+        unit_norm: Scale every vector to length 1 wherever the table is read (Inan et al. 2017, validation experiment).
+        uniform: Draw the initial weights from [-uniform, uniform], even if the whole model is initialised in another
+            way. With `unit_norm`, longer vectors change direction more slowly.
+        frozen: Keep the initial weights: neither updates nor weight decay change them.
+    """
 
     def __init__(
         self,
         vocab_size: int,
-        dim: Annotated[Dim, Field(description="width of a word's vector")],
-        unit_norm: Annotated[
-            bool, Field(description="scale every vector to length 1 wherever it is used (Inan's validation experiment)")
-        ] = False,
-        uniform: Annotated[
-            Positive | None,
-            Field(
-                description="draw it from [-uniform, uniform], whatever [init] says; with unit_norm, longer vectors "
-                "turn more slowly"
-            ),
-        ] = None,
-        vectors: Annotated[
-            str | None,
-            Field(min_length=1, description="file of word vectors to start from; words that it has not are drawn"),
-        ] = None,
-        frozen: Annotated[bool, Field(description="stay as it starts: no update and no decay changes it")] = False,
+        dim: Dim,
+        unit_norm: bool = False,
+        uniform: Positive | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         if vocab_size < 1 or dim < 1:
-            raise SettingsError(f"word table: {vocab_size} words of width {dim}: both must be at least 1")
+            raise SettingsError(f"word table: {vocab_size} words of dimension {dim}: both must be at least 1")
         if uniform is not None and not uniform > 0:
             raise SettingsError(f"word table: uniform = {uniform}: must be greater than 0")
         self.vocab_size = vocab_size
@@ -53,55 +52,56 @@ class WordTable(nn.Module):
         self.unit_norm = unit_norm
         self.uniform = uniform
         self.weight = nn.Parameter(torch.empty(vocab_size, dim), requires_grad=not frozen)
-        self.draw()
-        self.file = vectors
-        """What the first update finds is read from here, by who knows the words (see `lab/tasks/initialisation.py`)."""
+        self.reset_parameters()
 
     @torch.no_grad()
-    def draw(self) -> None:
-        """Start as the table itself does where nobody else says how."""
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
         if self.uniform is not None:
             self.weight.uniform_(-self.uniform, self.uniform)
         else:
-            # Rows of unit expected norm: a tied classifier then starts with logits of the size of the context.
+            # Rows have an expected norm of 1, so the logits of a tied classifier start at the scale of the context.
             self.weight.normal_(std=self.dim**-0.5)
 
     @property
     def frozen(self) -> bool:
-        """Whether training leaves the table as it starts."""
+        """Whether training leaves the weights unchanged."""
         return not self.weight.requires_grad
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
-        """The vectors of these words, or of all."""
-        found = self.weight if ids is None else F.embedding(ids, self.weight)
-        return F.normalize(found, dim=-1) if self.unit_norm else found
+        """Return the vectors of these words, with shape (*ids.shape, D), or of all words, (V, D)."""
+        vectors = self.weight if ids is None else F.embedding(ids, self.weight)
+        return F.normalize(vectors, dim=-1) if self.unit_norm else vectors
 
     def extra_repr(self) -> str:
-        told = [f"{self.vocab_size}, {self.dim}"]
-        told += ["unit_norm=True"] if self.unit_norm else []
-        told += [f"vectors={self.file!r}"] if self.file is not None else []
-        return ", ".join(told + (["frozen=True"] if self.frozen else []))
+        """Return the arguments that `print(model)` shows."""
+        unit_norm = ", unit_norm=True" if self.unit_norm else ""
+        frozen = ", frozen=True" if self.frozen else ""
+        return f"{self.vocab_size}, {self.dim}{unit_norm}{frozen}"
 
 
 class BandedTable(nn.Module):
-    """Words in bands of falling frequency, each band `factor` times narrower than the one before it.
+    """A table in bands of decreasing word frequency, each of a smaller dimension than the band before it.
 
-    Where the bands begin and end is said in one of two ways: `sizes`, as papers do (20,000 and 40,000 words, the last
-    band takes the rest), or `cutoffs`, the ids at which the second and later bands begin (20,000 and 60,000: the same
-    bands). Ids must fall in frequency, as those of our vocabularies do.
+    The bands are given in one of two ways: `sizes`, as in papers (20,000 and 40,000 words; the last band has the rest),
+    or `cutoffs`, the first ids of the second and later bands (20,000 and 60,000 for the same bands). Ids must be sorted
+    by decreasing frequency, as those of our vocabularies are.
+
+    Args:
+        vocab_size: Number of words, V.
+        dim: Dimension of the first band.
+        sizes: Number of words of every band except the last, which has the rest.
+        cutoffs: Instead of `sizes`: the first ids of the second and later bands.
+        factor: The dimension of each band is that of the band before it divided by this factor, rounded down.
     """
 
     def __init__(
         self,
         vocab_size: int,
-        dim: Annotated[Dim, Field(description="width of the first band")],
-        sizes: Annotated[
-            Sequence[Count] | None, Field(description="words per band; the last band, not listed, takes the rest")
-        ] = None,
-        cutoffs: Annotated[
-            Sequence[Count] | None, Field(description="instead of sizes: first ids of the second and later bands")
-        ] = None,
-        factor: Annotated[Count, Field(description="each band is so many times narrower than the one before")] = 4,
+        dim: Dim,
+        sizes: Sequence[Count] | None = None,
+        cutoffs: Sequence[Count] | None = None,
+        factor: Count = 4,
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
@@ -110,17 +110,17 @@ class BandedTable(nn.Module):
         self.bounds = _bounds(vocab_size, sizes, cutoffs)
         if factor < 1:
             raise SettingsError(f"banded table: factor = {factor}: must be at least 1")
-        widths = [dim // factor**band for band in range(len(self.sizes))]
-        if not widths[-1]:
+        dims = [dim // factor**band for band in range(len(self.sizes))]
+        if not dims[-1]:
             raise SettingsError(
-                f"banded table: {len(widths)} bands from width {dim}, each divided by {factor}, leave band "
-                f"{widths.index(0) + 1} no width; use fewer bands, a smaller factor or a larger dim"
+                f"banded table: {len(dims)} bands from dim = {dim}, each divided by factor = {factor}, leave band "
+                f"{dims.index(0) + 1} with dimension 0; use fewer bands, a smaller factor or a larger dim"
             )
-        self.bands = nn.ModuleList(WordTable(size, width) for size, width in zip(self.sizes, widths, strict=True))
+        self.bands = nn.ModuleList(WordTable(size, band_dim) for size, band_dim in zip(self.sizes, dims, strict=True))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Words per band, the last one too."""
+        """Number of words of each band, including the last."""
         return tuple(stop - start for start, stop in pairwise(self.bounds))
 
     @property
@@ -129,66 +129,67 @@ class BandedTable(nn.Module):
         return list(self.bands)  # type: ignore[arg-type]
 
     def by_band(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """One vector per id: what `vectors(band, words)` gives for the band that the id lies in.
+        """Return one vector per id: `vectors(band, words)` of the band of the id, whose words are counted from 0.
 
-        On the CPU each band is asked for its own words only. On a GPU to find them would make the host wait, and in a
-        graph it would break it: there each band is asked for all ids, and what is not its own is passed over.
+        On the CPU each band looks up its own words only. On a GPU, selecting them would synchronise with the host, and
+        inside a compiled graph it would break the graph. There each band looks up all ids, and a mask selects.
         """
         on_host = ids.device.type == "cpu" and not torch.compiler.is_compiling()
         return self._by_rows(ids, vectors) if on_host else self._by_masks(ids, vectors)
 
     def _by_rows(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
-        flat = ids.reshape(-1)
-        rows = rows_by_band(flat, self.bounds)
-        where = torch.cat([where for where, _ in rows])
-        if len(where) != len(flat):
+        flat_ids = ids.reshape(-1)
+        rows = rows_by_band(flat_ids, self.bounds)
+        positions = torch.cat([positions for positions, _ in rows])
+        if len(positions) != len(flat_ids):
             raise IndexError(f"an id is outside the vocabulary, 0 to {self.vocab_size - 1}")
-        found = torch.cat([vectors(band, words) for band, (_, words) in enumerate(rows)])
-        return torch.empty_like(found).index_copy(0, where, found).view(*ids.shape, found.shape[-1])
+        by_band = torch.cat([vectors(band, words) for band, (_, words) in enumerate(rows)])
+        return torch.empty_like(by_band).index_copy(0, positions, by_band).view(*ids.shape, by_band.shape[-1])
 
     def _by_masks(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
-        # Ids outside the vocabulary stay outside the first or the last band, where the lookup itself refuses them.
-        found = vectors(0, ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids)
+        # Ids outside the vocabulary stay outside the first or the last band, where the lookup itself rejects them.
+        selected = vectors(0, ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids)
         for band, (start, stop) in enumerate(pairwise(self.bounds[1:]), start=1):
             words = (ids - start).clamp(0, stop - start - 1 if stop < self.vocab_size else None)
-            found = torch.where((ids >= start)[..., None], vectors(band, words), found)
-        return found
+            selected = torch.where((ids >= start)[..., None], vectors(band, words), selected)
+        return selected
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
-        """The vectors of these words, or of all; only where all bands have one width."""
-        self.check_one_width()
+        """Return the vectors of these words, or of all words; an error unless all bands have the same dimension."""
+        self.check_one_dimension()
         if ids is None:
             return torch.cat([table.vectors() for table in self.tables])
         return self.by_band(ids, lambda band, words: self.tables[band].vectors(words))
 
-    def check_one_width(self) -> None:
-        """Refuse to be read as a table of one width where the bands have several."""
+    def check_one_dimension(self) -> None:
+        """Raise an error unless all bands have the same dimension."""
         if self.factor != 1 and len(self.sizes) > 1:
-            widths = ", ".join(str(table.dim) for table in self.tables)
+            dims = ", ".join(str(table.dim) for table in self.tables)
             raise SettingsError(
-                f"the bands have the widths {widths}, so their words have no common width: use an adaptive lookup, "
+                f"the bands have the dimensions {dims}, so their words have no common one: use an adaptive lookup, "
                 "or factor = 1"
             )
 
     def extra_repr(self) -> str:
+        """Return the arguments that `print(model)` shows."""
         return f"{self.vocab_size}, sizes={list(self.sizes)}, cutoffs={list(self.bounds[1:-1])}"
 
 
 def rows_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """For each band, which of the rows hold its words, and those words counted from the band's first."""
-    found = []
+    """Return for each band the positions of its words in `ids_N`, and these words counted from the band's first id."""
+    rows = []
     for start, stop in pairwise(bounds):
-        where = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
-        found.append((where, ids_N[where] - start))
-    return found
+        positions = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
+        rows.append((positions, ids_N[positions] - start))
+    return rows
 
 
 def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
-    """First id of every band, and the end of the last."""
+    """Return the first id of every band, and the end of the last band."""
     if (sizes is None) == (cutoffs is None):
-        fault = "both are given" if sizes is not None else "neither is given"
+        error = "both are given" if sizes is not None else "neither is given"
         raise SettingsError(
-            f"banded table: give sizes (words per band) or cutoffs (first ids of the later bands); {fault}"
+            f"banded table: give sizes (words per band) or cutoffs (first ids of the later bands); {error}"
         )
     if sizes is not None:
         if any(size < 1 for size in sizes):
@@ -196,28 +197,28 @@ def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int]
         starts = list(accumulate(sizes))
         if starts and starts[-1] >= vocab_size:
             raise SettingsError(
-                f"banded table: the bands of sizes = {list(sizes)} take {starts[-1]:,} words and leave the last band "
-                f"none of the vocabulary's {vocab_size:,}; use smaller bands"
+                f"banded table: the bands of sizes = {list(sizes)} have {starts[-1]:,} words and leave none of the "
+                f"vocabulary's {vocab_size:,} for the last band; use smaller bands"
             )
         return (0, *starts, vocab_size)
     bounds = (0, *(cutoffs or ()), vocab_size)
     if any(start >= stop for start, stop in pairwise(bounds)):
         raise SettingsError(
-            f"banded table: cutoffs = {list(cutoffs or ())} must rise, from 1 to less than the vocabulary's "
+            f"banded table: cutoffs = {list(cutoffs or ())} must increase, from 1 to less than the vocabulary's "
             f"{vocab_size:,} words: each is the first id of a band, and no band may be empty"
         )
     return bounds
 
 
 def projection(input_dim: int, dim: int) -> nn.Linear:
-    """A matrix without a bias between a table's width and the model's, started as the matrices of bands are."""
-    matrix = nn.Linear(input_dim, dim, bias=False)
-    nn.init.xavier_uniform_(matrix.weight)
-    return matrix
+    """Return a linear layer without bias between the dimensions of a table and of the model, with Xavier weights."""
+    layer = nn.Linear(input_dim, dim, bias=False)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
 
 
 def check_banded(table: nn.Module, who: str) -> None:
-    """Refuse a table without bands where bands are needed."""
+    """Raise an error unless the table has bands. `who` is the module that the message names."""
     if isinstance(table, BandedTable):
         return
     if not isinstance(table, WordTable):
@@ -226,19 +227,18 @@ def check_banded(table: nn.Module, who: str) -> None:
 
 
 class BandProjections(nn.Module):
-    """One matrix per band between the band's width and the model's; an object of its own, so that ends can share it.
+    """One matrix per band between the dimension of the band and that of the model. Several ends can share it.
 
-    The input end maps a band's vectors up with it; the adaptive softmax maps the hidden state down with its transpose.
+    The input end maps the vectors of a band up to the dimension of the model; the adaptive softmax maps the hidden
+    state down with the transpose of the same matrix.
+
+    Args:
+        table: The banded table whose dimensions the matrices have.
+        dim: Dimension of the model.
+        head: Include a matrix for the first band. An input end needs it; an output end may not.
     """
 
-    def __init__(
-        self,
-        table: NamedBands,
-        dim: Annotated[Dim, Field(description="width of the model's side")],
-        head: Annotated[
-            bool, Field(description="a matrix for the first band too: an input end needs it, an output end may not")
-        ] = True,
-    ) -> None:
+    def __init__(self, table: BandedTable, dim: Dim, head: bool = True) -> None:
         super().__init__()
         check_banded(table, "band projections")
         self.dim = dim
@@ -255,19 +255,13 @@ class BandProjections(nn.Module):
         return matrix
 
     def up(self, band: int, vectors: Tensor) -> Tensor:
-        """From a band's width to the model's."""
+        """Map vectors from the dimension of a band to that of the model."""
         return F.linear(vectors, self._matrix(band))
 
     def down(self, band: int, h_ND: Tensor) -> Tensor:
-        """From the model's width to a band's."""
+        """Map hidden states from the dimension of the model to that of a band."""
         return F.linear(h_ND, self._matrix(band).T)
 
     def extra_repr(self) -> str:
+        """Return the dimensions that `print(model)` shows."""
         return f"{list(self.widths)} <-> {self.dim}"
-
-
-NamedTable = Annotated[WordTable, Shared("tables")]
-"""A table in a constructor's signature: in a recipe, the name of an entry of [tables]."""
-NamedBands = Annotated[BandedTable, Shared("tables")]
-AnyTable = Annotated[WordTable | BandedTable, Shared("tables")]
-NamedProjections = Annotated[BandProjections, Shared("projections")]

@@ -12,11 +12,11 @@ import pytest
 
 from reefknot.lab.bench.skip_gram import GENSIM, Job, facts, measure_all
 from reefknot.lab.evaluation.similarity import Benchmark
+from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import VocabularySettings
 from reefknot.lab.training.skip_gram import SkipGramTraining
-from reefknot.nn.models.skip_gram import SkipGramSettings
 
 SYMBOLS = ("<eos>", "<unk>")
 PAIRS = Benchmark("made", (("w0", "w1", 3.0), ("w1", "w2", 1.0), ("w3", "w4", 2.0), ("w0", "nowhere", 9.0)))

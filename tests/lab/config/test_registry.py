@@ -1,49 +1,76 @@
-"""Registries: settings read off constructors, references, and what building says when it cannot."""
+"""Registries: settings derived from constructors, references, and errors of building."""
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
+from reefknot.lab.config.docstrings import argument_descriptions
 from reefknot.lab.config.parts import FAMILIES
-from reefknot.lab.config.registry import GIVEN, Registry, Shared, _settings
-from reefknot.lab.config.settings import WRONG_KIND, Dim
+from reefknot.lab.config.registry import GIVEN, Registry, derive_settings
+from reefknot.lab.config.settings import WRONG_KIND
+from reefknot.nn.bounds import Dim, Probability
+from reefknot.nn.models.regularisation import RegularisationSettings
 
 
-class Leaf:
+class Table:
+    """An object that parts share."""
+
+
+class Place(Table):
+    """Another one, with a section of its own."""
+
+
+class Inner:
+    """The base class of the parts inside another."""
+
+
+SHARED = {f"{__name__}:Place": "elsewhere", f"{__name__}:Table": "tables"}
+
+
+class Leaf(Inner):
     """A part inside another."""
 
-    def __init__(self, table: Annotated[str, Shared("tables")], vocab_size: int, sharp: bool = True) -> None:
+    def __init__(self, table: Table, vocab_size: int, sharp: bool = True) -> None:
         self.table, self.vocab_size, self.sharp = table, vocab_size, sharp
 
 
-class Twig:
+class Twig(Inner):
     """Another leaf, with nothing to set."""
 
 
-INNER = Registry("inner", {"leaf": "tests_of_registry:Leaf", "twig": "tests_of_registry:Twig"})
+INNER = Registry("inner", {"leaf": "tests_of_registry:Leaf", "twig": "tests_of_registry:Twig"}, shared=SHARED)
 
 
 class Branch:
     """A part with every kind of argument.
 
     More about it.
+
+    Args:
+        width: How wide it is.
+        inner: The parts inside, or a table
+            that stands for them.
+        spare: Another table.
     """
 
     def __init__(
         self,
-        width: Annotated[Dim, Field(description="how wide")],
-        inner: Annotated[Any, INNER],
-        rate: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5,
+        width: Dim,
+        inner: Sequence[Inner] | Table,
+        rate: Probability = 0.5,
         mode: Literal["a", "b"] = "a",
-        spare: Annotated[str | None, Shared("tables")] = None,
-        other: Annotated[str | None, Shared("elsewhere")] = None,
+        spare: Table | None = None,
+        other: Place | None = None,
     ) -> None:
         self.width, self.inner, self.rate, self.mode = width, inner, rate, mode
         self.spare, self.other = spare, other
@@ -54,7 +81,12 @@ def grow(parameters: list[int], speed: float = 1.0) -> tuple[list[int], float]:
     return parameters, speed
 
 
-OUTER = Registry("outer", {"branch": "tests_of_registry:Branch", "grow": "tests_of_registry:grow"})
+OUTER = Registry(
+    "outer",
+    {"branch": "tests_of_registry:Branch", "grow": "tests_of_registry:grow"},
+    nested={f"{__name__}:Inner": INNER},
+    shared=SHARED,
+)
 SOUND = {"kind": "branch", "width": 4, "inner": {"kind": "leaf", "table": "words"}}
 
 
@@ -76,17 +108,19 @@ def problems(raw: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def test_settings_are_the_arguments() -> None:
-    fields = _settings(OUTER, "branch").model_fields
+    fields = OUTER.settings_of("branch").model_fields
     assert set(fields) == {"kind", "width", "inner", "rate", "mode", "spare", "other"}
     assert {name for name, field in fields.items() if field.is_required()} == {"kind", "width", "inner"}
     assert fields["rate"].default == 0.5
-    assert fields["width"].description == "how wide"
-    assert fields["spare"].description == "name of an entry in [tables]"
+    assert fields["width"].description == "How wide it is."
+    assert fields["inner"].description == "The parts inside, or a table that stands for them."
+    assert fields["spare"].description == "Another table. The name of an entry in [tables]."
+    assert fields["rate"].description is None
 
 
 def test_given_arguments_are_no_settings() -> None:
     assert "vocab_size" in GIVEN
-    assert set(_settings(INNER, "leaf").model_fields) == {"kind", "table", "sharp"}
+    assert set(INNER.settings_of("leaf").model_fields) == {"kind", "table", "sharp"}
     assert problems(SOUND | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
         ("vocab_size", "extra_forbidden")
     }
@@ -159,15 +193,31 @@ def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
             ask("brnach")
 
 
-def test_every_part_loads_and_is_explained() -> None:
-    for family in FAMILIES:
-        assert list(family)
-        for kind in family:
-            assert family.load(kind).__doc__
-            assert family.summary(kind) == family.load(kind).__doc__.strip().partition("\n")[0]
-            for name, field in _settings(family, kind).model_fields.items():
-                # Nested parts explain themselves.
-                assert name in ("kind", "classifier") or field.description, f"{family.family}.{kind}: {name}"
+PARTS = [(family, kind) for family in FAMILIES for kind in family]
+
+
+def test_every_part_loads_and_has_a_summary() -> None:
+    for family, kind in PARTS:
+        assert family.summary(kind) == family.load(kind).__doc__.strip().partition("\n")[0] != ""
+
+
+def test_every_argument_of_every_part_is_documented_and_no_other() -> None:
+    """Also those that are not settings: `Args:` is what `help` shows."""
+    for family, kind in PARTS:
+        part = family.load(kind)
+        signature = list(inspect.signature(part).parameters)
+        assert list(argument_descriptions(part)) == signature, f"{family.family}.{kind}"
+        described = {name for name, field in family.settings_of(kind).model_fields.items() if field.description}
+        assert described == set(family.settings_of(kind).model_fields) - {"kind"}, f"{family.family}.{kind}"
+
+
+def test_settings_of_a_dataclass() -> None:
+    settings = derive_settings(RegularisationSettings)
+    assert settings.__name__ == "RegularisationSettings"
+    assert settings().model_dump() == asdict(RegularisationSettings())
+    assert all(field.description for field in settings.model_fields.values())
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        settings(activation=-1.0)
 
 
 def test_families_have_names_of_their_own() -> None:

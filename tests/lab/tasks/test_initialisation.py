@@ -138,16 +138,16 @@ def counted(words: tuple[str, ...]) -> Vocabulary:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> str:
+def file(tmp_path: Path) -> Path:
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     write_vectors(WordVectors(("the", "sea", "été", "The"), rows), tmp_path / "v.txt", "glove")
-    return str(tmp_path / "v.txt")
+    return tmp_path / "v.txt"
 
 
-def test_words_take_their_vectors_as_written_then_lower_cased_and_others_keep_theirs(file: str) -> None:
-    table = WordTable(len(WORDS), 3, vectors=file)
+def test_words_take_their_vectors_as_written_then_lower_cased_and_others_keep_theirs(file: Path) -> None:
+    table = WordTable(len(WORDS), 3)
     drawn = table.weight.detach().clone()
-    said = start_table(table, counted(WORDS))
+    said = start_table(table, file, counted(WORDS))
     assert said == f"{file} has vectors of 4 of the 6 words; the others are drawn"
     assert table.weight[[0, 1, 3, 4]].tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [6, 7, 8]]
     assert torch.equal(table.weight[[2, 5]], drawn[[2, 5]])
@@ -166,8 +166,8 @@ def start(pieces: Vocabulary, path: Path, *words: str) -> dict[str, list[float]]
     """The vectors of the tokens that a file of these words has given theirs; the n-th word's is n."""
     rows = np.repeat(np.arange(1.0, len(words) + 1, dtype=np.float32)[:, None], 3, axis=1)
     write_vectors(WordVectors(words, rows), path, "glove")
-    table = WordTable(len(pieces), 3, vectors=str(path))
-    said = start_table(table, pieces)
+    table = WordTable(len(pieces), 3)
+    said = start_table(table, path, pieces)
     given = {word: row for word, row in zip(pieces.words, table.weight[:, 0].tolist(), strict=True) if row == int(row)}
     assert f"{len(given)} of the {len(pieces)} words" in said
     return given
@@ -201,21 +201,21 @@ def test_a_table_of_words_takes_those_that_a_file_of_pieces_has_whole(pieces: Vo
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(
-    arguments: dict[str, Any], words: tuple[str, ...], error: type[Exception], sentence: str, file: str
+    arguments: dict[str, Any], words: tuple[str, ...], error: type[Exception], sentence: str, file: Path
 ) -> None:
     with pytest.raises(error, match=sentence):
-        start_table(WordTable(6, **arguments, vectors=file), counted(words))
-    with pytest.raises(SettingsError, match="starts from no file"):
-        start_table(WordTable(6, 3), counted(WORDS))
+        start_table(WordTable(6, **arguments), file, counted(words))
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_starts_only_the_tables_that_ask_for_it(tied: bool, file: str) -> None:
-    table = WordTable(len(WORDS), 3, vectors=file, frozen=True)
+def test_a_model_starts_only_the_tables_that_ask_for_it(tied: bool, file: Path) -> None:
+    table = WordTable(len(WORDS), 3, frozen=True)
     classes = table if tied else WordTable(len(WORDS), 3)
     drawn = classes.weight.detach().clone()
     model = LanguageModel(Lookup(table), LSTM(3, 3), Softmax(Plain(classes)))
-    assert len(start_tables(model, counted(WORDS))) == 1
+    settings = table_settings({"words": {"dim": 3, "vectors": str(file)}, "classes": {"dim": 3}})
+    tables = {"words": table, "classes": classes}
+    assert len(start_tables(model, tables, settings, counted(WORDS))) == 1
     assert table.weight[0].tolist() == [9, 10, 11]
     assert torch.equal(classes.weight, drawn) != tied
     model.loss(torch.tensor([[0, 1, 2, 3]])).mean().backward()
@@ -223,19 +223,23 @@ def test_a_model_starts_only_the_tables_that_ask_for_it(tied: bool, file: str) -
     assert missing == {"input.table.weight"}
 
 
-def test_the_files_of_tables_are_known_by_their_content(file: str) -> None:
-    kinds: TypeAdapter[Any] = TypeAdapter(dict[str, TABLES.settings()])  # type: ignore[misc]
-    tables = kinds.validate_python(
+def table_settings(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    kinds: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, TABLES.settings()])  # type: ignore[misc]
+    return kinds.validate_python({name: {"kind": "word"} | table for name, table in tables.items()})
+
+
+def test_the_files_of_tables_are_known_by_their_content(file: Path) -> None:
+    tables = table_settings(
         {
-            "words": {"kind": "word", "dim": 3, "vectors": file},
-            "classes": {"kind": "word", "dim": 3},
+            "words": {"dim": 3, "vectors": str(file)},
+            "classes": {"dim": 3},
             "bands": {"kind": "banded", "dim": 3, "sizes": [2]},
         }
     )
-    known = fingerprint(Path(file))
+    known = fingerprint(file)
     assert file_hashes(tables) == {"words": known}
     assert file_hashes(tables, {"words": "another"}) == {"words": known}
-    Path(file).unlink()
+    file.unlink()
     assert file_hashes(tables, {"words": "recorded"}) == {"words": "recorded"}
     with pytest.raises(DataError, match="cannot be read"):
         file_hashes(tables)

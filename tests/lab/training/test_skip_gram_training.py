@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.training import skip_gram
 from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.lab.training.state import Progress
-from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
 
 WORDS, VOCABULARY, EOS = 2_000, 30, 0
 SETTINGS = SkipGramSettings(dim=8, window=3, negatives=3, sample=1e-2)
@@ -44,7 +44,7 @@ def trainer(
 ) -> SkipGramTrainer:
     torch.manual_seed(training.seed)
     settings = SETTINGS.model_copy(update={"tied": tied})
-    model = SkipGram.of(settings, VOCABULARY)
+    model = settings.build(VOCABULARY)
     counts = np.bincount(ids, minlength=VOCABULARY)
     draws = settings.draws(counts, eos=EOS, unknown=None, seed=training.seed)
     return SkipGramTrainer(model, ids, draws, training, run, name="words", **options)
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, ids: NDArray[
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
-    model = SkipGram.of(SETTINGS, VOCABULARY)
+    model = SETTINGS.build(VOCABULARY)
     with RunFolder.open_for_training(tmp_path, {}) as run:
 
         def make(ids: NDArray[np.int32], words: int) -> SkipGramTrainer:

@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(tmp_path: Path, tr
     write_vectors(WordVectors(("ja", "nein"), np.ones((2, 8), np.float32)), strange, "glove")
     cut.write_bytes(file.read_bytes()[:-60])
     for path, error, sentence in (
-        (narrow, SettingsError, "has vectors of 5 numbers but the table has dim = 8; make it as wide"),
+        (narrow, SettingsError, "has vectors of 5 numbers but the table has dim = 8; make them equal"),
         (strange, DataError, r"has none of the \d+ words; start from vectors of the same language"),
         (cut, DataError, "cut off|numbers after the word"),
     ):

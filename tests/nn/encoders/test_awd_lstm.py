@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.encoders import awd_lstm
 from reefknot.nn.encoders.awd_lstm import AWDLSTM
-from reefknot.nn.encoders.stacked import run
+from reefknot.nn.encoders.stacked import run_layer
 
 from .authority import HIDDEN, IN, STREAMS, same_as_torch, vectors
 
@@ -47,9 +47,9 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
 
     def seeing(layer: nn.Module, x_BTD: Tensor, start: Any, weights: list[Tensor]) -> Any:
         seen.append(weights)
-        return run(layer, x_BTD, start, weights)
+        return run_layer(layer, x_BTD, start, weights)
 
-    monkeypatch.setattr(awd_lstm, "run", seeing)
+    monkeypatch.setattr(awd_lstm, "run_layer", seeing)
     return seen
 
 

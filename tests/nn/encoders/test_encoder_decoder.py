@@ -18,7 +18,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder, SourceBlock, TargetBlock
-from reefknot.nn.encoders.transformer import Room
+from reefknot.nn.encoders.transformer import CacheSlots
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.models.translator import Translator
 from reefknot.nn.outputs.softmax import Softmax
@@ -61,11 +61,11 @@ def test_the_stacks_are_torchs(norm: str) -> None:
     assert found.raw is found.output
 
 
-def test_the_room_of_a_memory_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slots_of_a_cache_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build()
     state = encoder.read(*source()) | encoder.memory(STREAMS, steps=vectors().shape[1])
     expected = encoder.attention(vectors(), encoder.read(*source()))
-    monkeypatch.setattr(Room, "after", asked := Mock(wraps=Room.after))
+    monkeypatch.setattr(CacheSlots, "after", asked := Mock(wraps=CacheSlots.after))
     close(encoder.attention(vectors(), state), expected)
     assert asked.call_count == 1
 
@@ -391,10 +391,10 @@ def test_every_parameter_has_a_gradient(norm: str) -> None:
         ({"layers": 0}, "EncoderDecoder: layers = 0: must be at least 1"),
         ({"ffn_dim": 0}, "EncoderDecoder: ffn_dim = 0: must be at least 1"),
         ({"heads": 0}, "EncoderDecoder: heads = 0: must be at least 1"),
-        ({"heads": 3}, "EncoderDecoder: heads = 3 do not divide the width of the vectors it reads, 8; use a number"),
+        ({"heads": 3}, "EncoderDecoder: heads = 3 does not divide the dimension of the input vectors, 8; use a number"),
         (
             {"source_dim": 6},
-            "EncoderDecoder: its source is 6 wide and its target 8, but both stacks have one",
+            "EncoderDecoder: source vectors have 6 dimensions and target vectors 8, but both",
         ),
         ({"source_dim": 0}, "EncoderDecoder: source_dim = 0: must be at least 1"),
         ({"norm": "both"}, "EncoderDecoder: norm = 'both': must be 'pre' or 'post'"),

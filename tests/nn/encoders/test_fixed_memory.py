@@ -127,9 +127,9 @@ def test_it_has_gradients(encoder: Encoder) -> None:
 def test_more_steps_than_there_is_room_for_are_refused(encoder: Encoder) -> None:
     state = encoder(vectors()[:, :5], begun(encoder, 6)).state
     state = encoder(vectors()[:, :1], state).state
-    with pytest.raises(ArgumentError, match="1 more steps after 6 do not fit into a memory of 6; begin with one of mo"):
+    with pytest.raises(ArgumentError, match="1 more steps after 6 do not fit into a KV cache of 6 steps; use a larger"):
         encoder(vectors()[:, :1], state)
-    with pytest.raises(ArgumentError, match="7 more steps after 0 do not fit into a memory of 6"):
+    with pytest.raises(ArgumentError, match="7 more steps after 0 do not fit into a KV cache of 6 steps"):
         encoder(vectors(), begun(encoder, 6))
     # Of another device, what its shapes alone tell.
     meta = {name: each.to("meta") for name, each in state.items()}
@@ -137,7 +137,7 @@ def test_more_steps_than_there_is_room_for_are_refused(encoder: Encoder) -> None
     assert encoder(vectors()[:, :1].to("meta"), meta).output.is_meta
     with pytest.raises(ArgumentError, match="7 more steps"):
         encoder(vectors().to("meta"), meta)
-    with pytest.raises(SettingsError, match="a memory: steps = 0: must be at least 1"):
+    with pytest.raises(SettingsError, match="KV cache: steps = 0: must be at least 1"):
         encoder.memory(STREAMS, steps=0)
 
 

@@ -320,7 +320,7 @@ def test_it_compiles_whole() -> None:
         ({"layers": 0}, "Transformer: layers = 0: must be at least 1"),
         ({"ffn_dim": 0}, "Transformer: ffn_dim = 0: must be at least 1"),
         ({"heads": 0}, "Transformer: heads = 0: must be at least 1"),
-        ({"heads": 3}, "Transformer: heads = 3 do not divide the width of the vectors it reads, 8; use a number that"),
+        ({"heads": 3}, "Transformer: heads = 3 does not divide the dimension of the input vectors, 8; use a number"),
         ({"dropout": 1.0}, "Transformer: dropout = 1.0: must be at least 0 and less than 1"),
         ({"dropout_attention": -0.1}, "Transformer: dropout_attention = -0.1: must be at least 0"),
         ({"dropout_relu": float("nan")}, "Transformer: dropout_relu = nan: must be at least 0"),

@@ -174,7 +174,7 @@ def test_the_papers_first_band_has_a_projection_too() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     table = BandedTable(WORDS, WIDTH, sizes=[3, 4], factor=2)
     others = BandProjections(BandedTable(WORDS, WIDTH, sizes=[3], factor=2), DIM)
-    with pytest.raises(SettingsError, match=r"the widths \[8, 4\] but the table has \[8, 4, 2\]"):
+    with pytest.raises(SettingsError, match=r"the dimensions \[8, 4\] but the table has \[8, 4, 2\]"):
         AdaptiveLookup(table, others)
     with pytest.raises(SettingsError, match="no matrix for it; set head = true"):
         AdaptiveLookup(table, BandProjections(table, DIM, head=False))

@@ -102,7 +102,7 @@ def test_vectors_of_unit_length_come_from_the_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"scale": 0.0}, "lookup: scale = 0.0: must be more than 0"),
+        ({"scale": 0.0}, "lookup: scale = 0.0: must be greater than 0"),
         ({"scale": float("nan")}, "lookup: scale = nan"),
         ({"dropout": 1.0}, "lookup: dropout = 1.0: must be at least 0 and less than 1"),
         ({"word_dropout": -0.1}, "lookup: word_dropout = -0.1: must be at least 0 and less than 1"),
@@ -115,5 +115,5 @@ def test_impossible_values_are_refused(arguments: dict[str, Any], sentence: str)
 
 
 def test_bands_of_several_widths_are_refused_when_building() -> None:
-    with pytest.raises(SettingsError, match=r"widths 8, 2.*use an adaptive lookup"):
+    with pytest.raises(SettingsError, match=r"dimensions 8, 2.*use an adaptive lookup"):
         Lookup(BandedTable(WORDS, 8, sizes=[2]))

@@ -90,7 +90,7 @@ def test_a_target_table_that_nothing_trains_is_refused() -> None:
 
     assert model(words).loss(TOKENS).parts.keys() == {"nll", "augmented"}
     model(classes, detach_target=False)
-    with pytest.raises(SettingsError, match="with detach_target its table learns nothing here; give it the table of"):
+    with pytest.raises(SettingsError, match="with detach_target its table is not trained here; give it the table of"):
         model(classes)
 
 

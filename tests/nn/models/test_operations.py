@@ -29,7 +29,13 @@ from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.inputs.spelling import spell
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import of_classifier, of_encoder, of_input, of_output, operations
+from reefknot.nn.models.operations import (
+    classifier_operations,
+    encoder_operations,
+    input_operations,
+    operations,
+    output_operations,
+)
 from reefknot.nn.outputs import adaptive
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.augmented import Augmented
@@ -219,10 +225,10 @@ class UnknownEnd(OutputEnd):
 
 
 def test_a_part_without_a_line_is_matrices_that_meet_every_row() -> None:
-    assert of_encoder(Unknown(), torch.tensor([2, 3])) == 6 * 5 * D * D
-    assert of_output(UnknownEnd(), torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
-    assert of_input(Lookup(WordTable(V, D)), torch.zeros(5, dtype=torch.long)) == 0
-    assert of_classifier(Classifier(WordTable(V, D), D, bias=True), 5) == 6 * 5 * D * V
+    assert encoder_operations(Unknown(), torch.tensor([2, 3])) == 6 * 5 * D * D
+    assert output_operations(UnknownEnd(), torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
+    assert input_operations(Lookup(WordTable(V, D)), torch.zeros(5, dtype=torch.long)) == 0
+    assert classifier_operations(Classifier(WordTable(V, D), D, bias=True), 5) == 6 * 5 * D * V
 
 
 def test_the_paper_s_model() -> None:

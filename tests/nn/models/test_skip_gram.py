@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from reefknot.errors import SettingsError
-from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
+from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.nn.tables import WordTable
 
 
 def test_untied_tables_start_as_those_of_word2vec() -> None:
-    model = SkipGram.of(SkipGramSettings(dim=10), vocab_size=500)
+    model = SkipGram.create(vocab_size=500, dim=10)
     assert not model.tied
     assert not model.output.weight.any()
     values = model.input.weight.detach()
@@ -23,9 +23,9 @@ def test_untied_tables_start_as_those_of_word2vec() -> None:
 
 def test_a_tied_table_starts_as_the_input_does() -> None:
     torch.manual_seed(1)
-    tied = SkipGram.of(SkipGramSettings(dim=10, tied=True), vocab_size=500)
+    tied = SkipGram.create(vocab_size=500, dim=10, tied=True)
     torch.manual_seed(1)
-    untied = SkipGram.of(SkipGramSettings(dim=10), vocab_size=500)
+    untied = SkipGram.create(vocab_size=500, dim=10)
     assert tied.tied
     assert tied.input.weight is tied.output.weight
     assert len(list(tied.parameters())) == 1
@@ -50,7 +50,7 @@ def test_the_loss_is_the_sum_over_pairs_and_their_negatives(tied: bool) -> None:
 
 
 def test_ends_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"7 words of width 3, the output 7 of width 4"):
+    with pytest.raises(SettingsError, match=r"7 words of dimension 3, the output 7 of dimension 4"):
         SkipGram(WordTable(7, 3), WordTable(7, 4))
     with pytest.raises(SettingsError, match="without unit_norm"):
         SkipGram(WordTable(7, 3, unit_norm=True), WordTable(7, 3))

@@ -121,7 +121,7 @@ def test_the_published_size_of_the_base_transformer_with_and_without_drill() -> 
 
 def test_what_is_no_translator_is_refused() -> None:
     words = WordTable(V, D)
-    with pytest.raises(SettingsError, match="a GRU reads none"):
+    with pytest.raises(SettingsError, match="a GRU does not"):
         Translator(Lookup(words), Lookup(words), GRU(D, D), Softmax(Plain(words)))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="gives 8 numbers per token but the encoder reads 16"):
         Translator(Lookup(WordTable(V, 8)), Lookup(words), body("attention_gru"), Softmax(Plain(words)))

@@ -184,7 +184,7 @@ def test_ties_at_the_kth_place_keep_the_values() -> None:
 @pytest.mark.parametrize("k", [0, V + 1])
 def test_asking_for_more_than_there_is(k: int) -> None:
     for output in (build(), Softmax(Plain(WordTable(V, D)))):
-        with pytest.raises(SettingsError, match=f"the {k} best of {V} classes"):
+        with pytest.raises(SettingsError, match=f"k = {k}: the best of {V} classes need a k from 1 to {V}"):
             output.topk(hidden(2), k)
 
 
@@ -218,7 +218,7 @@ def test_rows_that_fill_up_a_tail_change_nothing(monkeypatch: pytest.MonkeyPatch
         loss = ours.loss(h_ND, y_N, plan)["nll"]
         loss.sum.backward()
         found.append((loss, plan, [h_ND.grad, *(parameter.grad for parameter in ours.parameters())]))
-        monkeypatch.setattr(adaptive, "_filled", lambda rows, words, total: (rows, words))
+        monkeypatch.setattr(adaptive, "_padded", lambda rows, words, total: (rows, words))
     (filled, more, ours_grads), (bare, fewer, grads) = found
     assert filled.count == bare.count
     torch.testing.assert_close(filled.sum, bare.sum)
@@ -236,7 +236,7 @@ def test_pieces_of_an_update_have_tails_of_one_length() -> None:
     ours, h_ND, y_N = build(), hidden(310), targets(310)
     y_N[:100] = 0
     parts = list(zip(h_ND.split(100), y_N.split(100), strict=True))
-    plans = ours.prepare_pieces([y for _, y in parts])
+    plans = ours.prepare_micro_batches([y for _, y in parts])
     assert [[len(words) for _, words in plan.tails] for plan in plans] == [[32, 64], [32, 64], [32, 64], [10, 10]]
     for (h, y), plan in zip(parts, plans, strict=True):
         inputs = [h_ND, *ours.parameters()]
@@ -270,7 +270,7 @@ def test_few_shapes_over_many_batches(rows: int, pieces: int, most: int) -> None
         shares = 0.1 * torch.rand(rows // 512, 1, generator=draw) * torch.tensor([1.4, 0.6])
         picks = torch.rand(rows // 512, 512, generator=draw)
         y_N = torch.where(picks < shares[:, :1], 7, torch.where(picks > 1 - shares[:, 1:], 15, 0)).flatten()
-        plans = ours.prepare_pieces(y_N.chunk(pieces))
+        plans = ours.prepare_micro_batches(y_N.chunk(pieces))
         shapes.add(tuple(len(words) for plan in plans for _, words in plan.tails))
     assert 1 < len(shapes) <= most
 
@@ -388,9 +388,9 @@ def test_refusals() -> None:
     fitting = BandProjections(bands, D, head=False)
     with pytest.raises(SettingsError, match="3 classifiers but projections for 2 bands"):
         AdaptiveSoftmax(bands, BandProjections(BandedTable(V, D, sizes=[7], factor=2), D))
-    with pytest.raises(SettingsError, match=r"for a model 12 wide but the hidden state has 16 .* project_to = 12"):
+    with pytest.raises(SettingsError, match=r"have dim = 12 but the hidden state has 16 .* project_to = 12"):
         AdaptiveSoftmax(bands, fitting, context_dim=16)
-    with pytest.raises(SettingsError, match="classifier of band 1 reads 12 numbers but 16 reach it"):
+    with pytest.raises(SettingsError, match="the classifier of band 1 reads 12 numbers but receives 16"):
         AdaptiveSoftmax(bands, BandProjections(bands, 16, head=False))
     with pytest.raises(SettingsError, match="'shared' needs projections with a matrix for the first band"):
         AdaptiveSoftmax(bands, fitting, head_projection="shared")

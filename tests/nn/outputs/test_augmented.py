@@ -186,7 +186,7 @@ def test_targets_come_in_few_numbers(distinct: int, length: int) -> None:
 def test_pieces_of_an_update_have_as_many_targets() -> None:
     table = WordTable(40, CONTEXT)
     pieces = [torch.arange(3), torch.arange(33), torch.full((4,), IGNORE), torch.tensor([IGNORE, 5])]
-    plans = Augmented(Plain(table), table, gamma=0.5).prepare_pieces(pieces)
+    plans = Augmented(Plain(table), table, gamma=0.5).prepare_micro_batches(pieces)
     assert [len(plan.targets) for plan in plans] == [64, 64, 0, 64]
     assert [plan.count for plan in plans] == [3, 33, 0, 1]
     for piece, plan in zip(pieces, plans, strict=True):
@@ -254,9 +254,9 @@ def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: fl
     [
         ({"gamma": None}, "one of alpha, gamma .* and beta; none is given"),
         ({"alpha": 1.0}, "alpha and gamma are given"),
-        ({"gamma": -0.5}, "gamma = -0.5 must be 0 or more"),
-        ({"gamma": None, "beta": 1.5}, "beta = 1.5 must be from 0 to 1"),
-        ({"tau": 0.0}, "tau = 0.0 must be above 0"),
+        ({"gamma": -0.5}, "gamma = -0.5: must be 0 or greater"),
+        ({"gamma": None, "beta": 1.5}, "beta = 1.5: must be from 0 to 1"),
+        ({"tau": 0.0}, "tau = 0.0: must be greater than 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Any, sentence: str) -> None:
@@ -268,7 +268,7 @@ def test_a_table_that_does_not_fit_is_refused() -> None:
     classifier = Plain(WordTable(WORDS, CONTEXT))
     with pytest.raises(SettingsError, match="12 words but the classifier has 11 classes"):
         Augmented(classifier, WordTable(12, CONTEXT), gamma=0.5)
-    with pytest.raises(SettingsError, match="BandedTable is no word table"):
+    with pytest.raises(SettingsError, match="a BandedTable is not one"):
         Augmented(classifier, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]
 
 

@@ -24,7 +24,7 @@ from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
-from reefknot.nn.encoders.transformer import Halves, sinusoids
+from reefknot.nn.encoders.transformer import ResidualBlock, sinusoids
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.models.translator import PAD, Translator, sides
@@ -162,7 +162,7 @@ def _embedding(end: InputEnd, embeddings: dict[nn.Module, nn.Embedding]) -> tupl
 def _stacks(encoder: EncoderDecoder) -> nn.Transformer:
     """Build encoder and decoder. nn.Transformer has one dropout rate, so the others are set afterwards."""
     block = encoder.source_blocks[0]
-    assert isinstance(block, Halves)
+    assert isinstance(block, ResidualBlock)
     layers, pre = len(encoder.source_blocks), block.norm == "pre"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="enable_nested_tensor")

@@ -32,9 +32,9 @@ from reefknot.kernels.skip_gram import Impl, numba_available, train_stretch
 from reefknot.kernels.skip_gram_draws import learned
 from reefknot.lab.bench.measure import Absent, ratio, reason, version
 from reefknot.lab.evaluation.similarity import Benchmark, Judgement, judge
+from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.training.skip_gram import SkipGramTraining
-from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
 from reefknot.vectors.word_vectors import WordVectors
 
 CORPUS, LEAST = "enwiki-sample", 5
@@ -189,7 +189,7 @@ def _ours(impl: Impl, device: str) -> Run:
         draws = settings.draws(words.counts, eos=words.eos, unknown=words.unk, seed=training.seed)
         draws = draws.to(torch.device(device))
         torch.manual_seed(training.seed)
-        model = SkipGram.of(settings, len(words)).to(device)
+        model = settings.build(len(words)).to(device)
         tables = model.input.weight.detach(), model.output.weight.detach()
         copies = tables[0].clone(), tables[1].clone()
         rates = [training.rates(len(ids), epoch) for epoch in range(1, training.epochs + 1)]

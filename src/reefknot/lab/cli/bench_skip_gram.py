@@ -28,10 +28,10 @@ def bench_skip_gram(
     from reefknot.lab.bench.skip_gram import CORPUS, LEAST, Job, facts, measure_all
     from reefknot.lab.cli.bench import print_figures
     from reefknot.lab.cli.options import plain_corpus
+    from reefknot.lab.tasks.skip_gram import SkipGramSettings
     from reefknot.lab.text.dataset import open_dataset
     from reefknot.lab.text.vocabulary import VocabularySettings
     from reefknot.lab.training.skip_gram import SkipGramTraining
-    from reefknot.nn.models.skip_gram import SkipGramSettings
 
     if overrides:
         raise SettingsError(f"bench skip-gram takes no settings; leave out {overrides[0]}")

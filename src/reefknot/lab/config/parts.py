@@ -1,12 +1,20 @@
-"""The index of everything a recipe can name: one line per part, and what `reefknot ls` prints.
+"""The index of all parts that a recipe can name, one line each; `reefknot ls` prints it.
 
-To add a part, write its file and add its line here; its settings are read off its constructor (see `registry.py`) and
-the contract tests pick it up. Nothing is imported until a part is used.
+To add a part, write its file and add its line here. Its settings are derived from its constructor (see `registry.py`),
+and the contract tests cover it. Nothing is imported until a part is used.
 """
 
 from __future__ import annotations
 
 from reefknot.lab.config.registry import Registry
+from reefknot.nn.messages import KEPT_IN_BANDS, NOTHING_TO_TIE
+
+SHARED = {
+    "reefknot.nn.tables:WordTable": "tables",
+    "reefknot.nn.tables:BandedTable": "tables",
+    "reefknot.nn.tables:BandProjections": "projections",
+}
+"""The classes whose objects several parts may hold. Each object has a name in a section of the recipe."""
 
 TABLES = Registry(
     "tables",
@@ -14,6 +22,7 @@ TABLES = Registry(
         "word": "reefknot.nn.tables:WordTable",
         "banded": "reefknot.nn.tables:BandedTable",
     },
+    added={"word": "reefknot.lab.tasks.initialisation:TableStart"},
 )
 
 PROJECTIONS = Registry(
@@ -21,6 +30,7 @@ PROJECTIONS = Registry(
     {
         "bands": "reefknot.nn.tables:BandProjections",
     },
+    shared=SHARED,
 )
 
 INPUTS = Registry(
@@ -30,6 +40,7 @@ INPUTS = Registry(
         "adaptive": "reefknot.nn.inputs.adaptive:AdaptiveLookup",
         "char_cnn": "reefknot.nn.inputs.char_cnn:CharCNN",
     },
+    shared=SHARED,
 )
 
 ENCODERS = Registry(
@@ -57,6 +68,7 @@ CLASSIFIERS = Registry(
         "dual": "reefknot.nn.classifiers.dual:Dual",
         "drill": "reefknot.nn.classifiers.drill:Drill",
     },
+    shared=SHARED,
 )
 
 OUTPUTS = Registry(
@@ -67,6 +79,12 @@ OUTPUTS = Registry(
         "adaptive": "reefknot.nn.outputs.adaptive:AdaptiveSoftmax",
         "mixture": "reefknot.nn.outputs.mixture:MixtureOfSoftmaxes",
         "sampled": "reefknot.nn.outputs.sampled:SampledSoftmax",
+    },
+    nested={"reefknot.nn.classifiers.contract:Classifier": CLASSIFIERS},
+    shared=SHARED,
+    scopes={
+        "adaptive": "reefknot.lab.config.scopes:one_classifier_per_band",
+        "mixture": "reefknot.lab.config.scopes:latent_as_context",
     },
 )
 
@@ -124,17 +142,9 @@ def describe_values(setting: str) -> str:
 
 FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
 
-NOTHING_TO_TIE = (
-    "a char-CNN makes its vectors from spellings and holds no table, so there is nothing that classes could share: "
-    "give them a table of their own"
-)
-KEPT_IN_BANDS = (
-    "the classes of one softmax are rows of a word table, but this table keeps its words in bands: "
-    "use the adaptive output with it, or give this classifier a word table"
-)
 WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
     *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
 )
-"""Combinations that have no meaning, as kinds that must all match, and the sentence that building one raises. Every
-other combination of an input, a classifier, an output and a tie works."""
+"""Combinations that cannot be built: the kinds that must all match, and the message of the error. Every other
+combination of an input, a classifier, an output and a tie works."""

@@ -1,64 +1,91 @@
-"""Registries of parts: a name, where its class lives, and settings read off its constructor.
+"""Registries of parts: the name of each part, where its class lives, and its settings.
 
-A part is one class in one file and one line in its family's registry:
+A part is one class in one file and one line in the registry of its family (see `parts.py`):
 
-    CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})    (see `parts.py`)
+    CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})
 
-Its recipe settings are the arguments of its constructor, with their types, bounds, defaults and
-descriptions, so that the Python call and the recipe can never disagree. Four kinds of argument:
+The settings of a part in a recipe are the arguments of its constructor. Types, bounds and defaults come from the
+signature, descriptions from the `Args:` section of the docstring, so the Python call and the recipe cannot disagree.
+The class in an annotation decides what an argument is:
 
-* named in `GIVEN`: follows from the rest of the model (a width, the vocabulary) and is no setting;
-* `Annotated[X, Shared("tables")]`: an object that ends share; the recipe gives its name;
-* `Annotated[X, OTHER_REGISTRY]`: another part; the recipe gives a table with its own `kind`. A class whose `scope`
-  says so gives its nested part another width, or holds one for each of several tables;
-* anything else: a plain setting.
+* an argument named in `GIVEN` follows from the rest of the model, such as a dimension, and is not a setting;
+* a class in `nested`, such as `Classifier`, is another part; the recipe gives a table with its own `kind`;
+* a class in `shared`, such as `WordTable`, is an object that several parts may hold; the recipe gives its name;
+* everything else is a plain setting.
+
+If an annotation contains both a nested and a shared class, the argument is a nested part.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Discriminator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import WRONG_KIND, Settings
+from reefknot.lab.config.docstrings import argument_descriptions
+from reefknot.lab.config.settings import WRONG_KIND, Settings, with_bounds
 
 PACKAGE = Path(__file__).resolve().parents[2]
 GIVEN = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Marks an argument that is an object several ends may hold, such as a table."""
+class Argument:
+    """One argument of a part's constructor."""
 
-    group: str
-
-
-@dataclass(frozen=True)
-class _Argument:
     name: str
     annotation: Any
     default: Any
-    role: str  # given | shared | part | plain
-    marker: Any = None
+    """The default value, or `...` if there is none."""
+    description: str
+    role: Literal["given", "shared", "part", "setting"] = "setting"
+    group: str = ""
+    """For a shared object, the section of the recipe that has its name."""
+    family: Registry | None = None
+    """For a nested part, its registry."""
 
 
 class Registry:
-    """One family of parts, loaded only when asked for: a missing extra breaks its own part alone."""
+    """A family of parts. A part is imported when it is first used, so a missing extra affects that part only.
 
-    def __init__(self, family: str, parts: Mapping[str, str]) -> None:
+    Args:
+        family: Name of the family, in the plural.
+        parts: For each kind of part, its home as `module:Class`.
+        nested: For the base class of a family, as `module:Class`, the registry of that family.
+        shared: For the class of a shared object, as `module:Class`, the section of the recipe that has its name.
+        scopes: For each kind of part that needs one, a function as `module:function`. Called with the settings of the
+            part and the given values, it returns the given values of its nested part, or a list of them, one for each
+            of several nested parts.
+        added: For each kind of part that needs one, a `Settings` class as `module:Class`. Its fields are added to the
+            settings of the part before the argument that its `before` names, and are not passed to the constructor.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        parts: Mapping[str, str],
+        *,
+        nested: Mapping[str, Registry] | None = None,
+        shared: Mapping[str, str] | None = None,
+        scopes: Mapping[str, str] | None = None,
+        added: Mapping[str, str] | None = None,
+    ) -> None:
         self.family = family
         self._parts = dict(parts)
+        self._nested = dict(nested or {})
+        self._shared = dict(shared or {})
+        self._scopes = dict(scopes or {})
+        self._added = dict(added or {})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -67,7 +94,7 @@ class Registry:
         return len(self._parts)
 
     def home(self, kind: str) -> str:
-        """Where the part lives, as `module:Class`."""
+        """Return where a part lives, as `module:Class`."""
         if kind not in self._parts:
             raise SettingsError(self._unknown(kind))
         return self._parts[kind]
@@ -78,11 +105,11 @@ class Registry:
         return f"no {self.family.removesuffix('s')} is called {kind[:60]!r}; {hint}"
 
     def load(self, kind: str) -> Any:
-        module, _, name = self.home(kind).partition(":")
-        return getattr(importlib.import_module(module), name)
+        """Import a part and return its class."""
+        return _load(self.home(kind))
 
     def summary(self, kind: str) -> str:
-        """The first line of the part's docstring, read from its source so that nothing heavy is imported."""
+        """Return the first line of a part's docstring, read from its source so that the part is not imported."""
         module, _, name = self.home(kind).partition(":")
         path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -90,13 +117,20 @@ class Registry:
                 return (ast.get_docstring(node) or "").partition("\n")[0]
         return ""
 
+    def arguments(self, kind: str) -> tuple[Argument, ...]:
+        """Return the arguments of a part's constructor."""
+        return _arguments(self, kind)
+
     def settings(self) -> Any:
-        """The type of a recipe's entry for this family: one settings class per part, told apart by `kind`."""
+        """Return the type of a recipe's entry for this family: one settings class per part, told apart by `kind`."""
         return _union(self)
 
+    def settings_of(self, kind: str) -> type[Settings]:
+        """Return the settings class of one part."""
+        return _settings(self, kind)
+
     def check_kind(self, raw: Any) -> Any:
-        """Refuse a recipe's entry of no known kind before any other setting is looked at: there is nothing to compare
-        them with."""
+        """Reject an entry of unknown kind before its other settings are read: there is nothing to compare them with."""
         if isinstance(raw, Settings):
             return raw
         known = f"there are: {', '.join(self._parts)}"
@@ -104,87 +138,127 @@ class Registry:
             raise ValueError(f"must be a table with a kind; {known}")
         kind = raw.get("kind")
         if kind is None:
-            fault = f"must be set; {known}"
+            error = f"must be set; {known}"
         elif not isinstance(kind, str):
-            fault = f"must be a name; {known}"
+            error = f"must be a name; {known}"
         elif kind not in self._parts:
-            fault = self._unknown(kind)
+            error = self._unknown(kind)
         else:
             return raw
-        raise PydanticCustomError(WRONG_KIND, "{fault}", {"fault": fault})
+        raise PydanticCustomError(WRONG_KIND, "{error}", {"error": error})
 
     def names(self, kind: str) -> frozenset[str]:
-        """The settings that a part of this kind has."""
+        """Return the names of a part's settings."""
         return frozenset(_settings(self, kind).model_fields)
 
     def build(self, settings: Settings, given: Mapping[str, Any]) -> Any:
-        """Make the part that `settings` describes; `given` has the values of `GIVEN` and the shared objects."""
-        kind: str = settings.kind  # type: ignore[attr-defined]
-        part = self.load(kind)
-        scope = part.scope(settings, given) if hasattr(part, "scope") else given
+        """Build the part that `settings` describe. `given` has the values of `GIVEN` and the shared objects."""
+        kind = _kind(settings)
+        scope = _load(self._scopes[kind])(settings, given) if kind in self._scopes else given
         values: dict[str, Any] = {}
-        for argument in _arguments(self, kind):
+        for argument in self.arguments(kind):
             if argument.role == "given":
                 values[argument.name] = given[argument.name]
                 continue
             value = getattr(settings, argument.name)
             if argument.role == "shared" and value is not None:
-                value = given[argument.marker.group][value]
-            elif argument.role == "part" and value is not None:
-                build = argument.marker.build
+                value = given[argument.group][value]
+            elif argument.family is not None and value is not None:
+                build = argument.family.build
                 value = [build(value, each) for each in scope] if isinstance(scope, list) else build(value, scope)
             values[argument.name] = value
-        return part(**values)
+        return self.load(kind)(**values)
 
     def asks_for(self, settings: Settings, name: str) -> bool:
-        """Whether the part takes this one of the values of `GIVEN`."""
-        return any(argument.name == name for argument in _arguments(self, settings.kind))  # type: ignore[attr-defined]
+        """Return whether the constructor of a part takes this one of the values of `GIVEN`."""
+        return any(argument.name == name for argument in self.arguments(_kind(settings)))
 
     def references(self, settings: Settings, group: str) -> Iterator[str]:
-        """Names of the shared objects of a group that a part and the parts inside it refer to."""
-        for argument in _arguments(self, settings.kind):  # type: ignore[attr-defined]
+        """Yield the names of the shared objects of a group that a part and its nested parts refer to."""
+        for argument in self.arguments(_kind(settings)):
             value = getattr(settings, argument.name, None)
-            if argument.role == "shared" and argument.marker.group == group and value is not None:
+            if argument.role == "shared" and argument.group == group and value is not None:
                 yield value
-            elif argument.role == "part" and value is not None:
-                yield from argument.marker.references(value, group)
+            elif argument.family is not None and value is not None:
+                yield from argument.family.references(value, group)
+
+
+def derive_settings(documented: type) -> type[Settings]:
+    """Return a settings class with the arguments of a class, all of which must be plain settings."""
+    fields: dict[str, Any] = {argument.name: _field(argument) for argument in _signature(documented, {}, {})}
+    return create_model(documented.__name__, __base__=Settings, **fields)
+
+
+def _load(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _kind(settings: Settings) -> str:
+    kind: str = settings.kind  # type: ignore[attr-defined]
+    return kind
+
+
+def _class_names(annotation: Any) -> Iterator[str]:
+    """Yield the classes in an annotation and their base classes, as `module:Class`."""
+    if isinstance(annotation, type):
+        for base in annotation.__mro__:
+            yield f"{base.__module__}:{base.__qualname__}"
+    for inner in get_args(annotation):
+        yield from _class_names(inner)
 
 
 @cache
-def _arguments(registry: Registry, kind: str) -> tuple[_Argument, ...]:
-    part = registry.load(kind)
-    function = part.__init__ if inspect.isclass(part) else part
-    hints = get_type_hints(function, include_extras=True)
-    found = []
+def _arguments(registry: Registry, kind: str) -> tuple[Argument, ...]:
+    return _signature(registry.load(kind), registry._nested, registry._shared)
+
+
+def _signature(part: Any, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> tuple[Argument, ...]:
+    hints = get_type_hints(part.__init__ if inspect.isclass(part) else part, include_extras=True)
+    descriptions = argument_descriptions(part)
+    arguments = []
     for name, parameter in inspect.signature(part).parameters.items():
-        annotation = hints[name]
-        markers = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-        marker = next((m for m in markers if isinstance(m, Shared | Registry)), None)
-        role = "plain"
-        if name in GIVEN:
-            role = "given"
-        elif isinstance(marker, Shared):
-            role = "shared"
-        elif isinstance(marker, Registry):
-            role = "part"
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        found.append(_Argument(name, annotation, default, role, marker))
-    return tuple(found)
+        argument = Argument(name, hints[name], default, descriptions.get(name, ""))
+        arguments.append(_with_role(argument, nested, shared))
+    return tuple(arguments)
+
+
+def _with_role(argument: Argument, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> Argument:
+    """Decide by its name and annotation what an argument is."""
+    if argument.name in GIVEN:
+        return replace(argument, role="given")
+    classes = set(_class_names(argument.annotation))
+    for home, family in nested.items():
+        if home in classes:
+            return replace(argument, role="part", family=family)
+    for home, group in shared.items():
+        if home in classes:
+            return replace(argument, role="shared", group=group)
+    return argument
+
+
+def _field(argument: Argument) -> tuple[Any, Any]:
+    """Return the type and the default of an argument's setting, as pydantic reads them."""
+    description = argument.description
+    annotation = with_bounds(argument.annotation)
+    if argument.role == "shared":
+        annotation = str if argument.default is ... else str | None
+        description = f"{description} The name of an entry in [{argument.group}]."
+    elif argument.family is not None:
+        annotation = argument.family.settings()
+    return Annotated[annotation, Field(description=description or None)], argument.default
 
 
 @cache
 def _settings(registry: Registry, kind: str) -> type[Settings]:
     fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
-    for argument in _arguments(registry, kind):
-        if argument.role == "given":
-            continue
-        annotation = argument.annotation
-        if argument.role == "shared":
-            text = f"name of an entry in [{argument.marker.group}]"
-            annotation = Annotated[str if argument.default is ... else str | None, Field(description=text)]
-        elif argument.role == "part":
-            annotation = argument.marker.settings()
-        fields[argument.name] = (annotation, argument.default)
+    added = _load(registry._added[kind]) if kind in registry._added else None
+    for argument in registry.arguments(kind):
+        if added is not None and argument.name == added.before:
+            fields |= {name: (field.annotation, field) for name, field in added.model_fields.items()}
+        if argument.role != "given":
+            fields[argument.name] = _field(argument)
     return create_model(registry.load(kind).__name__ + "Settings", __base__=Settings, **fields)
 
 

@@ -1,4 +1,4 @@
-"""Strict settings: the base class of everything a recipe can say, the number types, and mistakes put into words."""
+"""Strict settings: the base class of everything a recipe can say, the number types, and error messages."""
 
 from __future__ import annotations
 
@@ -7,45 +7,77 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
-from typing import Annotated, Any, TypeVar
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from reefknot.errors import SettingsError, shortened
+from reefknot.nn import bounds
 
 LINES_SHOWN = 10
 WRONG_KIND = "wrong_kind"
-"""The type of pydantic's error where the `kind` of a part is missing or unknown."""
+"""The type of pydantic's error if the `kind` of a part is missing or unknown."""
 
 
 class Settings(BaseModel):
-    """Unknown keys, wrong types, NaN and infinities are errors; values never change once read."""
+    """Base class of settings. Unknown keys, wrong types, NaN and infinities are errors; values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-# The upper bounds are far above anything that trains; they turn a slip of the keyboard into a sentence.
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Dim = Annotated[int, Field(ge=1, le=65_536)]
-Layers = Annotated[int, Field(ge=1, le=256)]
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, Field(gt=0.0, le=1e9)]
-NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
+def with_bounds(annotation: Any) -> Any:
+    """Return an annotation with the bounds of `reefknot.nn.bounds` in it translated for pydantic."""
+    arguments = get_args(annotation)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        limits: dict[str, Any] = {}
+        for limit in arguments[1:]:
+            limits |= _pydantic_limits(limit)
+        return Annotated[with_bounds(arguments[0]), Field(**limits)]
+    if origin in (Union, UnionType):
+        return reduce(or_, map(with_bounds, arguments))
+    if isinstance(origin, type):
+        return origin[tuple(map(with_bounds, arguments))]  # type: ignore[index]
+    return annotation
+
+
+def _pydantic_limits(limit: Any) -> dict[str, Any]:
+    match limit:
+        case bounds.Gt(value):
+            return {"gt": value}
+        case bounds.Ge(value):
+            return {"ge": value}
+        case bounds.Lt(value):
+            return {"lt": value}
+        case bounds.Le(value):
+            return {"le": value}
+        case bounds.Length(least, most):
+            return {"min_length": least, "max_length": most}
+    raise TypeError(f"{limit!r} is not a bound of reefknot.nn.bounds")
+
+
+if TYPE_CHECKING:
+    from reefknot.nn.bounds import Count as Count
+    from reefknot.nn.bounds import Dim as Dim
+    from reefknot.nn.bounds import NonNegative as NonNegative
+    from reefknot.nn.bounds import Positive as Positive
+    from reefknot.nn.bounds import Probability as Probability
+else:
+    Count = with_bounds(bounds.Count)
+    Dim = with_bounds(bounds.Dim)
+    NonNegative = with_bounds(bounds.NonNegative)
+    Positive = with_bounds(bounds.Positive)
+    Probability = with_bounds(bounds.Probability)
 
 T = TypeVar("T", bound=Settings)
 
 
-def check_rates(who: str, **rates: float) -> None:
-    """Refuse an impossible drop rate: a recipe is checked against the annotations, a call from Python is not."""
-    for name, rate in rates.items():
-        if not 0.0 <= rate < 1.0:
-            raise SettingsError(f"{who}: {name} = {rate}: must be at least 0 and less than 1")
-
-
 @dataclass(frozen=True)
 class Mistake:
-    """One of pydantic's errors and where it was found."""
+    """One of pydantic's errors, and the recipe or file in which it is."""
 
     where: str
     kind: type[Settings]
@@ -54,17 +86,17 @@ class Mistake:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for what would be told in the same words."""
+        """A key that is equal for two mistakes with the same message."""
         return _dotted(self.raw, self.problem["loc"]), self.problem["type"], self.problem["msg"], self.given
 
     @property
     def given(self) -> str:
-        """The wrong value, where it is short enough to be shown."""
+        """The wrong value in parentheses, or nothing if it is a table or a list."""
         value = self.problem["input"]
         return "" if isinstance(value, Mapping | list) else f" (it is {_written(value)})"
 
-    def sentence(self) -> str:
-        """The setting as a person would write it, what is wrong, what may help."""
+    def message(self) -> str:
+        """Return the setting as a recipe writes it, what is wrong with it, and a hint if there is one."""
         location, kind = self.problem["loc"], self.problem["type"]
         wrong_name = kind == "literal_error" and location[-1] == "[key]"
         key = _dotted(self.raw, location[:-1] if wrong_name else location)
@@ -76,7 +108,7 @@ class Mistake:
         message = self.problem["msg"].removeprefix("Value error, ")
         if kind == WRONG_KIND:
             return shortened(f"{key}.kind: {message}", 200)
-        # "Input should be" is pydantic's word for the value; here an input is an end of the model.
+        # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
         message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
         message = message.replace(" after validation", "")
         message = f"{message[:1].lower()}{message[1:]}"
@@ -84,16 +116,16 @@ class Mistake:
 
 
 def check(kind: type[T], raw: Any, where: str) -> T:
-    """The settings, or one error that lists everything wrong with them."""
+    """Return the settings, or raise one error that lists all mistakes in them."""
     with not_too_deep(where):
-        found = validate(kind, raw, where)
-    if isinstance(found, list):
-        raise complaint(found)
-    return found
+        settings = validate(kind, raw, where)
+    if isinstance(settings, list):
+        raise complaint(settings)
+    return settings
 
 
 def validate(kind: type[T], raw: Any, where: str) -> T | list[Mistake]:
-    """The settings, or what is wrong with them, for whoever has more to check before complaining."""
+    """Return the settings, or a list of the mistakes in them for a caller that has more to check before it raises."""
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -102,7 +134,7 @@ def validate(kind: type[T], raw: Any, where: str) -> T | list[Mistake]:
 
 @contextmanager
 def not_too_deep(where: str) -> Iterator[None]:
-    """A file can be nested deeper than Python can follow."""
+    """Raise a `SettingsError` if a file is nested more deeply than Python's stack allows."""
     try:
         yield
     except RecursionError:
@@ -110,32 +142,32 @@ def not_too_deep(where: str) -> Iterator[None]:
 
 
 def complaint(mistakes: list[Mistake]) -> SettingsError:
-    """At most ten lines, each mistake once: what is wrong in a recipe's base is wrong in every row."""
+    """Return an error of at most ten lines. A mistake in a recipe's base occurs in every row but is listed once."""
     distinct: dict[tuple[Any, ...], Mistake] = {}
     for mistake in mistakes:
         distinct.setdefault(mistake.identity, mistake)
     lines: list[str] = []
     where = None
-    for told, mistake in enumerate(distinct.values()):
-        left = len(distinct) - told
+    for listed, mistake in enumerate(distinct.values()):
+        left = len(distinct) - listed
         heading = [] if mistake.where == where else [f"{mistake.where}:"]
-        # There may be thousands, so only those that are shown are put into words.
+        # There may be thousands of mistakes, so messages are made only for those that are shown.
         if len(lines) + len(heading) + 1 > LINES_SHOWN - (left > 1):
             lines.append(f"  and {left} more")
             break
-        lines += [*heading, f"  {mistake.sentence()}"]
+        lines += [*heading, f"  {mistake.message()}"]
         where = mistake.where
     return SettingsError("\n".join(lines))
 
 
 def _written(value: Any) -> str:
-    """A value as a recipe has it; Python does not write out the digits of a number with thousands of them."""
+    """Return a value as a recipe writes it. Python refuses to convert integers with thousands of digits to decimal."""
     huge = isinstance(value, int) and value.bit_length() > 64
     return shortened(hex(value) if huge else repr(value), 60)
 
 
 def _dotted(raw: Any, location: tuple[str | int, ...]) -> str:
-    """pydantic puts the `kind` of a part into the path; a recipe does not."""
+    """Return pydantic's path to a setting as a dotted key, without the `kind` of parts that pydantic puts into it."""
     names: list[str] = []
     for step in location:
         if isinstance(raw, Mapping) and step not in raw and step == raw.get("kind"):
@@ -149,19 +181,22 @@ def _dotted(raw: Any, location: tuple[str | int, ...]) -> str:
 
 
 def _hint(key: str, kind: type[Settings]) -> str | None:
-    """What helps somebody who sets what is not there: the kinds of part that have it, or the setting that was meant:
-    the same name elsewhere, or the closest spelling, in its place before elsewhere."""
+    """Return a hint for a key that does not exist.
+
+    It names the kinds of part that have this setting, or else the setting that was probably meant: the same name
+    elsewhere, then a similar name in the same section, then a similar name elsewhere.
+    """
     if len(key) > 200:
         return None
     parent, _, last = key.rpartition(".")
-    found = list(_keys(_schema(kind), key.split(".")))
-    if kinds := dict.fromkeys(part for path, part in found if path == key and part):
+    keys = list(_keys(_schema(kind), key.split(".")))
+    if kinds := dict.fromkeys(part for path, part in keys if path == key and part):
         return f"kinds that have it: {', '.join(kinds)}"
-    known = [path for path, _ in found if path != key]
-    beside = [path for path in known if path.rpartition(".")[0] == parent]
-    for paths, likeness in ((known, 1.0), (beside, 0.6), (known, 0.7)):
+    known = [path for path, _ in keys if path != key]
+    siblings = [path for path in known if path.rpartition(".")[0] == parent]
+    for paths, cutoff in ((known, 1.0), (siblings, 0.6), (known, 0.7)):
         names = {path.rpartition(".")[2]: path for path in reversed(paths)}
-        for near in get_close_matches(last, names, n=1, cutoff=likeness):
+        for near in get_close_matches(last, names, n=1, cutoff=cutoff):
             return f"did you mean {names[near]}?"
     return None
 
@@ -172,8 +207,10 @@ def _schema(kind: type[Settings]) -> dict[str, Any]:
 
 
 def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[tuple[str, str]]:
-    """All dotted settings of a schema, each with the `kind` of part that has it, if that is one of several; where names
-    or numbers are free, as in [tables], those of `key`."""
+    """Return all dotted settings of a schema, each with the `kind` of part that has it, or "" if all kinds do.
+
+    Where names or numbers are free, as in [tables], those of `key` are used.
+    """
 
     def walk(node: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
         if "$ref" in node:

@@ -58,7 +58,7 @@ def upgrade_weight_names(tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def warn_renamed(where: str) -> None:
-    """Say once per file that it uses the old name."""
+    """Warn that a recipe or an override uses the old name."""
     warnings.warn(
         f"{where}: `labels` is now called `classifier`; the old name is still understood", RenamedSetting, stacklevel=2
     )

@@ -20,14 +20,15 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.evaluation.ways import LONGEST, WINDOWS
+from reefknot.nn.bounds import Ge, Le
 
 Ints = NDArray[np.int64]
-Length = Annotated[int, Field(ge=1, le=LONGEST)]
+Tokens = Annotated[int, Ge(1), Le(LONGEST)]
+Context = Annotated[int, Ge(0), Le(LONGEST)]
 
 NO_LINES = "the text has no line ends to cut it at (vocabulary.end_of_line = false); use sliding windows"
 
@@ -72,15 +73,16 @@ class Windows:
 
 
 class Sliding(Windows):
-    """Each window scores the next `stride` tokens and has up to `context` tokens before them to go by."""
+    """Windows that score the next `stride` tokens and read up to `context` tokens before them.
+
+    Args:
+        context: Number of tokens that are read before the scored ones. With 0, there are none.
+        stride: Number of tokens that a window scores. Smaller windows have more context on average and cost more.
+    """
 
     by_lines = False
 
-    def __init__(
-        self,
-        context: Annotated[int, Field(ge=0, le=LONGEST, description="tokens read before the scored ones; 0: none")],
-        stride: Annotated[Length, Field(description="tokens scored per window: fewer have more context and cost more")],
-    ) -> None:
+    def __init__(self, context: Context, stride: Tokens) -> None:
         if not (0 <= context <= LONGEST and 1 <= stride <= LONGEST):
             raise SettingsError(
                 f"sliding windows: context = {context}, stride = {stride}: must be at least 0 and at least 1, "
@@ -107,9 +109,13 @@ class Sliding(Windows):
 
 
 class Complete(Windows):
-    """Blocks of as many whole lines as have room; a longer line is alone, cut into pieces."""
+    """Blocks of as many whole lines as fit. A longer line has blocks of its own.
 
-    def __init__(self, length: Annotated[Length, Field(description="most tokens of a block")]) -> None:
+    Args:
+        length: Maximum number of tokens of a block.
+    """
+
+    def __init__(self, length: Tokens) -> None:
         if not 1 <= length <= LONGEST:
             raise SettingsError(f"blocks of whole lines: length = {length}: must be at least 1, at most {LONGEST:,}")
         self.length = length

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -66,7 +66,7 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
             elif settings.tables is not None and isinstance(module, WordTable):
                 module.weight.uniform_(-settings.tables, settings.tables)
             if isinstance(module, WordTable) and module.uniform is not None:
-                module.draw()
+                module.reset_parameters()
 
 
 def _untied(model: nn.Module) -> set[WordTable]:
@@ -91,14 +91,29 @@ def _normal_tables(module: nn.Module, untied: set[WordTable]) -> None:
         nn.init.xavier_uniform_(module.clusters)
 
 
+class TableStart(Settings):
+    """The settings of a word table that the registry adds to the arguments of `WordTable`."""
+
+    before: ClassVar[str] = "frozen"
+    """The setting that `vectors` precedes in config.json."""
+    vectors: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="file of word vectors to start from; the vectors of words that it does not have are drawn",
+        ),
+    ] = None
+
+
 def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
-    """The files that tables start from, by the names of these."""
+    """Return the files that tables start from, by the name of the table."""
     files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
     return {name: Path(file).expanduser() for name, file in files.items() if file is not None}
 
 
 def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """SHA-256 of each of these files: other vectors would make another run. Of one that is gone, what was recorded."""
+    """Return the SHA-256 of each of these files: other vectors would make another run. If a file is gone, return the
+    recorded hash."""
     recorded = recorded or {}
     return {
         name: recorded[name] if name in recorded and not file.exists() else fingerprint(file)
@@ -106,52 +121,66 @@ def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | No
     }
 
 
-def start_tables(model: LanguageModel, words: Vocabulary | Sides, say: Say = silent) -> list[str]:
-    """Give the tables that start from files the vectors there; returns a sentence on each. Only a model that is to be
-    trained needs this: a trained one has its weights, and the files may be gone."""
+def start_tables(
+    model: LanguageModel,
+    tables: Mapping[str, nn.Module],
+    settings: Mapping[str, Settings],
+    words: Vocabulary | Sides,
+    say: Say = silent,
+) -> list[str]:
+    """Fill the tables that start from files with the vectors there, and return a message about each.
+
+    Only a model that is to be trained needs this. A trained model has its weights, and the files may be gone.
+
+    Args:
+        model: The model that holds the tables.
+        tables: The tables by name, as `build_with_tables` returns them.
+        settings: The settings of the tables by name.
+        words: The words of the tables.
+        say: Called with messages about the progress of reading a file.
+    """
     sides = words if isinstance(words, Sides) else Sides(words, words)
     source, target = sides.vocabularies
     of_source = set(model.source.tables()) if isinstance(model, Translator) else set()
-    return [
-        start_table(table, source if table in of_source else target, say)
-        for table in model.modules()
-        if isinstance(table, WordTable) and table.file is not None
-    ]
+    messages = []
+    for name, file in table_files(settings).items():
+        table = tables[name]
+        assert isinstance(table, WordTable)  # only the settings of word tables name a file
+        messages.append(start_table(table, file, source if table in of_source else target, say))
+    return messages
 
 
-def start_table(table: WordTable, vocabulary: Vocabulary, say: Say = silent) -> str:
-    """Give the words of a table the vectors that its file has for them, looked up as `Lookup` does; the others keep
-    what was drawn. Returns a sentence on how many were found.
+def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say = silent) -> str:
+    """Fill a table with the vectors of a file, and return a message that says how many words have one.
 
-    A piece that does not end a word takes a vector from a file of pieces alone: a word of that spelling is another.
+    Words are looked up as `Lookup` does. Words that are not in the file keep their initial vectors. A sub-word that
+    does not end a word takes a vector only from a file of sub-words, because a word with its spelling is another.
     """
-    if table.file is None:
-        raise SettingsError("this table starts from no file; give it vectors, the name of one")
     tokens = vocabulary.words
     if len(tokens) != table.vocab_size:
         raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; give the table's own words")
-    found = _read_for(vocabulary, table.file, say)
-    if found.dim != table.dim:
+    vectors = _read_for(vocabulary, file, say)
+    if vectors.dim != table.dim:
         raise SettingsError(
-            f"{table.file} has vectors of {found.dim:,} numbers but the table has dim = {table.dim}; make it as wide"
+            f"{file} has vectors of {vectors.dim:,} numbers but the table has dim = {table.dim}; make them equal"
         )
-    taken = [_row(token, vocabulary, found) for token in tokens]
-    rows = [row for row, source in enumerate(taken) if source is not None]
+    sources = [_row(token, vocabulary, vectors) for token in tokens]
+    rows = [row for row, source in enumerate(sources) if source is not None]
     if not rows:
-        raise DataError(f"{table.file} has none of the {len(tokens):,} words; start from vectors of the same language")
-    vectors_RD = found.vectors_VD[[source for source in taken if source is not None]]
+        raise DataError(f"{file} has none of the {len(tokens):,} words; start from vectors of the same language")
+    vectors_RD = vectors.vectors_VD[[source for source in sources if source is not None]]
     with torch.no_grad():
         table.weight[rows] = torch.from_numpy(vectors_RD).to(table.weight)
-    return f"{table.file} has vectors of {len(rows):,} of the {len(tokens):,} words; the others are drawn"
+    return f"{file} has vectors of {len(rows):,} of the {len(tokens):,} words; the others are drawn"
 
 
-def _read_for(vocabulary: Vocabulary, file: str, say: Say) -> WordVectors:
+def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
     """What a file has for a vocabulary. It holds pieces where more of the words stand there as their last piece than
     plainly: exports of a run do, and no word that merely ends in `</w>` makes them."""
     words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
     words |= {word.lower() for word in words}
     pieces = {as_piece(word) for word in words}
-    found = read_vectors(Path(file), only={*vocabulary.words, *words, *pieces}, say=say)
+    found = read_vectors(file, only={*vocabulary.words, *words, *pieces}, say=say)
     return replace(found, pieces=sum(map(found.__contains__, pieces)) > sum(map(found.__contains__, words)))
 
 

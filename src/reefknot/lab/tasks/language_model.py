@@ -88,7 +88,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     def _join(self, given: dict[str, Any], sides: Sides) -> LanguageModel:
         input_end = self._input_end(given, sides.target)
         encoder = self._encoder(given, {"input_dim": input_end.dim})
-        return LanguageModel(input_end, encoder, self._output_end(given, encoder.dim), self.experiment.regularisation)
+        return LanguageModel(input_end, encoder, self._output_end(given, encoder.dim), self.regularisation)
 
     def batches(self, data: Dataset) -> Batches:
         text = data.splits["train"]

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
+from torch import nn
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_values
+from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import ProtocolName
@@ -49,10 +51,12 @@ if TYPE_CHECKING:
     EncoderSettings = Settings
     OutputSettings = Settings
     WindowsSettings = Settings
+    ActivationSettings = Settings
 else:
     TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
     EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
     WindowsSettings = WINDOWS.settings()
+    ActivationSettings = derive_settings(RegularisationSettings)
 
 SCORED = ("valid", "test")
 """The splits that every finished model is scored on."""
@@ -116,7 +120,7 @@ class SequenceExperiment(Experiment):
     output: OutputSettings
     source: Annotated[InputSettings | None, Field(description="how the words of a source go in, in translation")] = None
     init: InitialisationSettings = InitialisationSettings()
-    regularisation: RegularisationSettings = RegularisationSettings()
+    regularisation: ActivationSettings = ActivationSettings()
     training: TrainingSettings
     evaluation: EvaluationSettings = EvaluationSettings()
 
@@ -232,6 +236,8 @@ class SequenceTask(Task[S, D, L]):
     """Training of a language model or a translator: the weights that do best on the validation text are scored."""
 
     Settings: ClassVar[type[SequenceExperiment]]
+    tables: Mapping[str, nn.Module]
+    """The tables of the model that was built last, by the names that the settings give them."""
 
     def build_model(self, words: Vocabulary | Sides | int) -> L:
         """Build the model from its parts, and draw its parameters.
@@ -250,7 +256,13 @@ class SequenceTask(Task[S, D, L]):
                     given[registry.family][name] = registry.build(settings, given | {"vocab_size": size})
         model = self._join(given, sides)
         initialise(model, experiment.init)
+        self.tables = given["tables"]
         return model
+
+    @property
+    def regularisation(self) -> RegularisationSettings:
+        """The penalties on activations."""
+        return RegularisationSettings(**self.experiment.regularisation.model_dump())
 
     @abstractmethod
     def _join(self, given: dict[str, Any], sides: Sides) -> L:
@@ -271,7 +283,9 @@ class SequenceTask(Task[S, D, L]):
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
             subspace(model, data.vocabulary)  # fails now, rather than after training, where the tables span no space
-        return start_tables(model, data.words, say) if from_files else []
+        if not from_files:
+            return []
+        return start_tables(model, self.tables, self.experiment.tables, data.words, say)
 
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world

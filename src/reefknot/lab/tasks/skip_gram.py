@@ -16,8 +16,8 @@ import torch
 from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.skip_gram_draws import Draws, learned
-from reefknot.lab.config.settings import Settings
+from reefknot.kernels.skip_gram_draws import Counts, Draws, learned
+from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
@@ -28,9 +28,45 @@ from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.lab.training.state import Progress
-from reefknot.nn.models.skip_gram import SkipGram, SkipGramSettings
+from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
+
+
+class SkipGramSettings(Settings):
+    """Skip-gram with negative sampling; the defaults are word2vec's."""
+
+    dim: Annotated[Dim, Field(description="dimension of the word vectors")] = 100
+    tied: Annotated[bool, Field(description="use one table for input and output")] = False
+    window: Annotated[
+        Count, Field(le=1000, description="maximum number of context words on either side; reduced at random")
+    ] = 5
+    negatives: Annotated[Count, Field(le=1000, description="noise words per pair")] = 5
+    power: Annotated[NonNegative, Field(le=10, description="noise words are drawn by counts to this power")] = 0.75
+    sample: Annotated[
+        NonNegative,
+        Field(le=1, description="words with a larger share of the text are left out at random; 0: never"),
+    ] = 1e-3
+
+    def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
+        """Return what is drawn at random over a text with these word counts.
+
+        `eos` is the id of the word that ends lines, `unknown` that of words outside the vocabulary.
+        """
+        return Draws.of(
+            counts,
+            window=self.window,
+            negatives=self.negatives,
+            power=self.power,
+            sample=self.sample,
+            eos=eos,
+            unknown=unknown,
+            seed=seed,
+        )
+
+    def build(self, vocab_size: int) -> SkipGram:
+        """Return the model with initial weights drawn from torch's generator."""
+        return SkipGram.create(vocab_size, self.dim, self.tied)
 
 
 class VectorEvaluation(Settings):
@@ -102,7 +138,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
 
     def build_model(self, words: Vocabulary | Sides | int) -> SkipGram:
         target = words.target if isinstance(words, Sides) else words
-        return SkipGram.of(self.experiment.skip_gram, target if isinstance(target, int) else len(target))
+        return self.experiment.skip_gram.build(target if isinstance(target, int) else len(target))
 
     def check(self, data: Dataset, world: World) -> None:
         if world.size > 1:

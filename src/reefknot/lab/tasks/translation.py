@@ -125,7 +125,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         input_end = self._input_end(given, sides.target)
         encoder = self._encoder(given, {"input_dim": input_end.dim, "source_dim": source_end.dim})
         output_end = self._output_end(given, encoder.dim)
-        return Translator(source_end, input_end, encoder, output_end, self.experiment.regularisation)
+        return Translator(source_end, input_end, encoder, output_end, self.regularisation)
 
     def batches(self, data: PairDataset) -> Batches:
         training, pairs, eos = self.experiment.training, data.splits["train"], data.vocabulary.eos

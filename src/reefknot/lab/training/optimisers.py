@@ -8,36 +8,36 @@ which makes the same steps (Baevski & Auli 2019 train so, with momentum 0.99).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import NonNegative, Positive, Probability, check_rates
-
-LearningRate = Annotated[Positive, Field(description="rate that the schedule multiplies")]
-Beta1 = Annotated[Probability, Field(description="memory of the mean of the gradients")]
-Beta2 = Annotated[Probability, Field(description="memory of the mean of their squares")]
-Epsilon = Annotated[Positive, Field(description="added to the root of the mean square")]
+from reefknot.nn.bounds import NonNegative, Positive, Probability, check_rates
 
 
 class SGD(torch.optim.SGD):
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent.
+
+    Args:
+        parameters: The parameters to update.
+        learning_rate: Learning rate, which the schedule multiplies.
+        momentum: Momentum. It is 0 in the recurrent papers and 0.99 in Baevski & Auli.
+        nesterov: Use Nesterov's momentum.
+        weight_decay: Weight decay that is added to the gradient, as weight_decay * p.
+        decoupled_decay: Share of each parameter that is subtracted after its update, independently of the learning
+            rate. Gal uses 1e-7.
+    """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        learning_rate: LearningRate,
-        momentum: Annotated[Probability, Field(description="0 in the recurrent papers; Baevski & Auli: 0.99")] = 0.0,
-        nesterov: Annotated[
-            bool, Field(description="look ahead: the gradient counts with the momentum to come")
-        ] = False,
-        weight_decay: Annotated[NonNegative, Field(description="added to the gradient as weight_decay * p")] = 0.0,
-        decoupled_decay: Annotated[
-            Probability, Field(description="taken off each p after its update, whatever the rate (Gal: 1e-7)")
-        ] = 0.0,
+        learning_rate: Positive,
+        momentum: Probability = 0.0,
+        nesterov: bool = False,
+        weight_decay: NonNegative = 0.0,
+        decoupled_decay: Probability = 0.0,
     ) -> None:
         check_rates("sgd", momentum=momentum, decoupled_decay=decoupled_decay)
         _check_signs("sgd", learning_rate, weight_decay=weight_decay)
@@ -74,18 +74,25 @@ class SGD(torch.optim.SGD):
 
 
 class AdamW(torch.optim.AdamW):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), which every parameter has, biases too."""
+    """Adam with decoupled weight decay of all parameters, including biases (Loshchilov & Hutter 2019).
+
+    Args:
+        parameters: The parameters to update.
+        learning_rate: Learning rate, which the schedule multiplies.
+        beta1: Decay rate of the running mean of the gradients.
+        beta2: Decay rate of the running mean of the squared gradients.
+        epsilon: Added to the root of the mean square.
+        weight_decay: Share of each parameter, times the learning rate, that an update subtracts.
+    """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        learning_rate: LearningRate,
-        beta1: Beta1 = 0.9,
-        beta2: Beta2 = 0.98,
-        epsilon: Epsilon = 1e-8,
-        weight_decay: Annotated[
-            NonNegative, Field(description="share of each p, times the rate, that an update takes off")
-        ] = 0.01,
+        learning_rate: Positive,
+        beta1: Probability = 0.9,
+        beta2: Probability = 0.98,
+        epsilon: Positive = 1e-8,
+        weight_decay: NonNegative = 0.01,
     ) -> None:
         check_rates("adamw", beta1=beta1, beta2=beta2)
         _check_signs("adamw", learning_rate, epsilon=epsilon, weight_decay=weight_decay)
@@ -94,15 +101,23 @@ class AdamW(torch.optim.AdamW):
 
 
 class Adam(torch.optim.Adam):
-    """Adam (Kingma & Ba 2015), with the constants that Vaswani et al. (2017) train a translator with."""
+    """Adam (Kingma & Ba 2015), by default with the constants that Vaswani et al. (2017) use for translation.
+
+    Args:
+        parameters: The parameters to update.
+        learning_rate: Learning rate, which the schedule multiplies.
+        beta1: Decay rate of the running mean of the gradients.
+        beta2: Decay rate of the running mean of the squared gradients.
+        epsilon: Added to the root of the mean square.
+    """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        learning_rate: LearningRate,
-        beta1: Beta1 = 0.9,
-        beta2: Beta2 = 0.98,
-        epsilon: Epsilon = 1e-9,
+        learning_rate: Positive,
+        beta1: Probability = 0.9,
+        beta2: Probability = 0.98,
+        epsilon: Positive = 1e-9,
     ) -> None:
         check_rates("adam", beta1=beta1, beta2=beta2)
         _check_signs("adam", learning_rate, epsilon=epsilon)
@@ -111,25 +126,29 @@ class Adam(torch.optim.Adam):
 
 
 class Adadelta(torch.optim.Optimizer):
-    """Adadelta (Zeiler 2012): the length of a step is that of the steps before, whatever the gradient's scale.
+    """Adadelta (Zeiler 2012): the length of a step follows from earlier steps, independently of the gradient's scale.
 
         v += (1 - rho) (g^2 - v)
         d = sqrt(u + epsilon) / sqrt(v + epsilon) g
         u += (1 - rho) (d^2 - u)
         p -= rate d
 
-    Torch's own has no fused kernel, so on a GPU it cannot refuse an update. These formulas can, with zero for 1 - rho
-    and g.
+    Torch's own has no fused kernel, so on a GPU it cannot skip an update with a gradient that is not finite. These
+    formulas can, with zero for 1 - rho and g.
+
+    Args:
+        parameters: The parameters to update.
+        learning_rate: Learning rate, which the schedule multiplies.
+        rho: Decay rate of the running mean squares of gradients and steps.
+        epsilon: Added to both mean squares. It determines the length of the first steps.
     """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        learning_rate: LearningRate = 1.0,
-        rho: Annotated[Probability, Field(description="memory of the mean squares of gradients and steps")] = 0.95,
-        epsilon: Annotated[Positive, Field(description="added to both mean squares: how long the first steps are")] = (
-            1e-6
-        ),
+        learning_rate: Positive = 1.0,
+        rho: Probability = 0.95,
+        epsilon: Positive = 1e-6,
     ) -> None:
         check_rates("adadelta", rho=rho)
         _check_signs("adadelta", learning_rate)

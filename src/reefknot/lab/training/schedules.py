@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field
-
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Count, Positive
+from reefknot.nn.bounds import Count, Ge, Gt, Le, Positive, Share
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Epochs = Annotated[int, Ge(0), Le(10**6)]
+Updates = Annotated[int, Ge(0), Le(10**9)]
+Growth = Annotated[float, Ge(1.0), Le(1e9)]
+PositiveShare = Annotated[float, Gt(0.0), Le(1.0)]
 
 
 class Constant:
@@ -28,13 +29,14 @@ class Constant:
 
 
 class Decay:
-    """The first rate for some epochs, then multiplied once before every epoch."""
+    """The first rate for some epochs, then multiplied by a factor before every epoch.
 
-    def __init__(
-        self,
-        hold: Annotated[int, Field(ge=0, le=10**6, description="epochs at the first rate")],
-        factor: Annotated[Positive, Field(description="0.5 halves the rate before each later epoch")],
-    ) -> None:
+    Args:
+        hold: Number of epochs at the first rate.
+        factor: The factor. With 0.5, the rate is halved before each later epoch.
+    """
+
+    def __init__(self, hold: Epochs, factor: Positive) -> None:
         self.hold = hold
         self.rate = factor
 
@@ -43,25 +45,27 @@ class Decay:
 
 
 class Cosine:
-    """A linear warm-up, then cycles in which the rate falls as a cosine does from its peak to its valley.
+    """A linear warm-up, then cycles in which the rate decreases like a cosine from its peak to its minimum.
 
-    A cycle begins where the last one ended, however long training goes on: one that is to end in a valley ends with a
-    cycle.
+    Cycles follow each other for as long as training lasts. Training ends at the minimum only if it ends with a cycle.
+
+    Args:
+        period: Number of updates of the first cycle, after the warm-up.
+        warmup: Number of updates until the full rate is reached.
+        warmup_from: Rate at the first update of the warm-up, as a share of the full rate.
+        growth: Length of a cycle relative to the cycle before it. With 2, each is twice as long.
+        shrink: Peak and minimum of a cycle relative to those of the cycle before it.
+        least: Minimum of the first cycle, as a share of the full rate.
     """
 
     def __init__(
         self,
-        period: Annotated[Count, Field(description="updates of the first cycle, after the warm-up")],
-        warmup: Annotated[int, Field(ge=0, le=10**9, description="updates until the rate is the whole one")] = 0,
-        warmup_from: Annotated[Share, Field(description="share of the rate at the first update of the warm-up")] = 0.0,
-        growth: Annotated[
-            float, Field(ge=1.0, le=1e9, description="how many times as long as the one before a cycle is; 2: doubling")
-        ] = 1.0,
-        shrink: Annotated[
-            float,
-            Field(gt=0.0, le=1.0, description="peak and valley of a cycle, as a share of those of the one before"),
-        ] = 1.0,
-        least: Annotated[Share, Field(description="valley of the first cycle, as a share of the rate")] = 0.0,
+        period: Count,
+        warmup: Updates = 0,
+        warmup_from: Share = 0.0,
+        growth: Growth = 1.0,
+        shrink: PositiveShare = 1.0,
+        least: Share = 0.0,
     ) -> None:
         _refuse("period", period, "must be at least 1", period < 1)
         _refuse("warmup", warmup, "must be at least 0", warmup < 0)
@@ -92,11 +96,13 @@ class Cosine:
 
 
 class InverseSqrt:
-    """A linear warm-up from 0, then a rate that falls as the square root of the updates rises."""
+    """A linear warm-up from 0, then a rate that decreases with the inverse square root of the number of updates.
 
-    def __init__(
-        self, warmup: Annotated[Count, Field(description="updates until the rate is the whole one, its largest")]
-    ) -> None:
+    Args:
+        warmup: Number of updates until the full rate is reached.
+    """
+
+    def __init__(self, warmup: Count) -> None:
         _refuse("warmup", warmup, "must be at least 1", warmup < 1)
         self.warmup = warmup
 

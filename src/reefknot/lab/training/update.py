@@ -93,7 +93,7 @@ class Piece:
         xs, ys = x_BT.tensor_split(number), y_BT.tensor_split(number)
         flat = [y.reshape(-1) for y in ys]
         places = [_places(y_N) for y_N in flat]
-        plans = output.prepare_pieces(
+        plans = output.prepare_micro_batches(
             [y_N if at_M is None else y_N[at_M] for y_N, at_M in zip(flat, places, strict=True)]
         )
         return [cls(*piece) for piece in zip(xs, ys, places, plans, strict=True)]

@@ -1,1 +1,1 @@
-"""Classifiers: one vector per class, and what a paper does to the hidden state before it meets them."""
+"""Classifiers: one vector per class, and a transformation of the hidden state before it meets them."""

@@ -2,55 +2,55 @@
 
     score(y | h) = e_y . U h + bias[y],   with a residual e_y . (U h + h) + bias[y]
 
-Shapes: N rows (tokens), D width: the hidden state's before U, the table's after it.
+Shapes: N rows (tokens), D dimensions: of the hidden state before U, of the table after it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Probability
+from reefknot.nn.bounds import Probability
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import LabelDropout, uniform_linear
-from reefknot.nn.classifiers.plain import Bias
-from reefknot.nn.tables import NamedTable
+from reefknot.nn.tables import WordTable
 
 
 class Bilinear(Classifier):
-    """Rows of a table, against U h.
+    """Scores are dot products of a table's rows with U h.
 
-    The paper writes (E U) h; E (U h) is the same score without a second V x D matrix. A residual to the table and one
-    to the hidden state are the same thing here, U + I. A bias beside U on the side of the classes would add b . h to
-    all of them alike, which cancels in a softmax over them: there is none.
+    The paper writes (E U) h; E (U h) is the same score without a second V x D matrix. A residual connection of the
+    table and one of the hidden state are the same here: U + I. A bias added to E U would add the same number b . h to
+    all scores, which cancels in a softmax, so there is none.
+
+    Args:
+        table: The word table whose rows are the class vectors.
+        context_dim: Dimension of the hidden state.
+        bias: Add a learned bias per class. Press & Wolf use one, Inan et al. do not.
+        residual: Use U + I instead of U. The table and the hidden state must have the same dimension.
+        dropout: Dropout rate of the table's dimensions. The same dimensions are dropped for all classes.
     """
 
     def __init__(
         self,
-        table: NamedTable,
+        table: WordTable,
         context_dim: int,
-        bias: Bias = True,
-        residual: Annotated[
-            bool, Field(description="U + I in place of U; needs a table as wide as the encoder")
-        ] = False,
-        dropout: Annotated[
-            Probability, Field(description="drop rate of the table's dimensions, the same ones for all classes")
-        ] = 0.0,
+        bias: bool = True,
+        residual: bool = False,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__(table, context_dim, bias)
         if residual and table.dim != context_dim:
             raise SettingsError(
-                f"bilinear classifier: residual needs equal widths, but the table has {table.dim} and the hidden state "
-                f"{context_dim}; make them equal or leave the residual out"
+                f"bilinear classifier: residual needs equal dimensions, but the table has {table.dim} and the hidden "
+                f"state {context_dim}; make them equal or leave the residual out"
             )
         self.residual = residual
         self.matrix = uniform_linear(context_dim, table.dim, bias=False)
-        # The authors drop columns of E before its matrix. (E * mask) U h = E (mask * U h): the context can be dropped.
+        # The authors drop columns of E. Since (E * mask) U h = E (mask * U h), the context can be dropped instead.
         self.dropout = LabelDropout(dropout, variational=True)
 
     def context(self, h_ND: Tensor) -> Tensor:
+        """Return U h, or U h + h with a residual."""
         mapped_ND: Tensor = self.dropout(self.matrix(h_ND))
         return mapped_ND + h_ND if self.residual else mapped_ND

@@ -1,35 +1,47 @@
-"""What a classifier promises to a normaliser: score(y | h) = weight()[y] . context(h) + bias[y]."""
+"""The contract of classifiers: score(y | h) = weight()[y] . context(h) + bias[y].
+
+Shapes: N rows (tokens), V classes, D dimensions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.parts import CLASSIFIERS, KEPT_IN_BANDS, NOTHING_TO_TIE
-from reefknot.nn.classifiers.held import Held
+from reefknot.nn.classifiers.weight_cache import WeightCache
+from reefknot.nn.docstrings import Documented
+from reefknot.nn.messages import KEPT_IN_BANDS, NOTHING_TO_TIE
 from reefknot.nn.tables import BandedTable, WordTable
 
-H = TypeVar("H", bound=Held)
+C = TypeVar("C", bound=WeightCache)
 
 
-class Classifier(nn.Module):
-    """One vector per class from a table, a map of the context, and the bias per class."""
+class Classifier(nn.Module, Documented):
+    """Base class of classifiers: class vectors from a table, a map of the hidden state, and a bias per class.
+
+    Args:
+        table: The word table from which the class vectors are made.
+        context_dim: Dimension of the hidden states that `context` reads.
+        bias: Add a learned bias per class.
+        dim: Dimension of the class vectors, if it is not that of the table.
+    """
 
     vocab_size: int
+    """Number of classes, V."""
     context_dim: int
-    """Width of the hidden states that `context` accepts."""
+    """Dimension of the hidden states that `context` reads."""
     dim: int
-    """Width of the class vectors, and of what `context` gives."""
+    """Dimension of the class vectors and of the output of `context`."""
     bias: nn.Parameter | None
-    _held: Held | None = None
+    """One number per class, or None."""
+    _cache: WeightCache | None = None
 
     def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
-        """`dim` only where the class vectors are not as wide as the table's."""
         super().__init__()
         if not isinstance(table, WordTable):
             raise SettingsError(KEPT_IN_BANDS if isinstance(table, BandedTable) else NOTHING_TO_TIE)
@@ -40,30 +52,32 @@ class Classifier(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
 
     def weight(self, ids: Tensor | None = None) -> Tensor:
-        """The vectors of these classes, or of all: w_VD. Those of all are computed once while they are held."""
-        return self.encode(ids) if ids is not None or self._held is None else self._held.weight(self.encode)
+        """Return the vectors of these classes, (*ids.shape, D), or of all classes, w_VD.
+
+        While the classifier has a cache, the vectors of all classes come from it.
+        """
+        return self.encode(ids) if ids is not None or self._cache is None else self._cache.weight(self.encode)
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Compute what `weight` gives: a classifier that changes the table's vectors overrides this."""
+        """Compute what `weight` returns. A classifier that transforms the vectors of the table overrides this."""
         return self.table.vectors(ids)
 
     @contextmanager
-    def holding(self, held: H) -> Iterator[H]:
-        """The vectors of all classes come from `held` until the context leaves."""
-        before, self._held = self._held, held
+    def caching(self, cache: C) -> Iterator[C]:
+        """Take the vectors of all classes from `cache` inside the context."""
+        previous, self._cache = self._cache, cache
         try:
-            yield held
+            yield cache
         finally:
-            self._held = before
+            self._cache = previous
 
     def context(self, h_ND: Tensor) -> Tensor:
-        """The hidden state as the class vectors meet it. A matrix here costs N x D x D, on the weights V x D x D."""
+        """Map the hidden states to the space of the class vectors.
+
+        A matrix costs N x D x D operations here, and V x D x D if `encode` applies it to the class vectors.
+        """
         return h_ND
 
     def penalties(self) -> dict[str, Tensor]:
-        """Penalties on the classifier's own parameters, as sums (see `OutputEnd.penalties`)."""
+        """Return named penalties on the parameters of the classifier, as sums (see `OutputEnd.penalties`)."""
         return {}
-
-
-NestedClassifier = Annotated[Classifier, CLASSIFIERS]
-"""A classifier in a normaliser's signature: in a recipe, a table of its own with a `kind`."""

@@ -1,12 +1,12 @@
-"""DRILL, a deep residual label encoder (Pappas & Henderson 2019): class vectors by a network over the table.
+"""DRILL, a deep residual label encoder (Pappas & Henderson 2019): a network over the table computes the class vectors.
 
     E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1), from i = 2 on] + E
     score(y | h) = E^(k)[y] . h + bias[y]
 
-The bilinear classifier is its single linear layer, the dual one has such a layer on either side; they share the pieces
-below.
+The bilinear classifier is one linear layer of it, and the dual classifier has one such layer on each side. They use the
+functions below too.
 
-Shapes: V classes, D width of the table and of the hidden state.
+Shapes: V classes, D dimensions of the table and of the hidden state.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ import math
 from typing import Annotated, Literal, get_args
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Positive, Probability, check_rates
+from reefknot.nn.bounds import Ge, Le, Positive, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.classifiers.plain import Bias
-from reefknot.nn.tables import NamedTable
+from reefknot.nn.tables import WordTable
 
 INIT = 0.1
-"""The authors draw every matrix of a label network from [-0.1, 0.1]; biases keep torch's own range."""
+"""The authors draw every matrix of a label encoder from [-0.1, 0.1]. Biases keep torch's own range."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
@@ -34,26 +32,20 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
 }
 
-Activation = Annotated[
-    Literal["linear", "tanh", "sigmoid", "relu"],
-    Field(description="what follows the matrix: the paper has sigmoid on Penn Treebank, relu on WikiText-2"),
-]
-Variational = Annotated[
-    bool,
-    Field(description="drop the same dimensions of all classes; false: every class and dimension on its own"),
-]
+Activation = Literal["linear", "tanh", "sigmoid", "relu"]
+Depth = Annotated[int, Ge(0), Le(64)]
 Position = Literal["input", "output"]
 
 
-def activation_named(name: str) -> nn.Module:
-    """The activation of a label network."""
+def make_activation(name: str) -> nn.Module:
+    """Return the activation of this name."""
     if name not in _ACTIVATIONS:
         raise SettingsError(f"classifier: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
 
 
 def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT) -> nn.Linear:
-    """A linear map of a label network. Acting on rows, it computes E U with U the transpose of its weight."""
+    """Return a linear layer with weights from [-init, init]. It maps rows E to E U; its weight is U transposed."""
     if not 0.0 < init < math.inf:
         raise SettingsError(f"classifier: init = {init}: must be positive and finite")
     layer = nn.Linear(input_dim, dim, bias=bias)
@@ -62,7 +54,12 @@ def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT) -> 
 
 
 class LabelDropout(nn.Module):
-    """Dropout of class vectors: one mask over the dimensions for all (variational) or one for each (standard)."""
+    """Dropout of class vectors, with one mask for all classes (variational) or one for each (standard).
+
+    Args:
+        rate: Dropout rate.
+        variational: Drop the same dimensions for all classes.
+    """
 
     def __init__(self, rate: float, variational: bool) -> None:
         super().__init__()
@@ -71,6 +68,7 @@ class LabelDropout(nn.Module):
         self.variational = variational
 
     def forward(self, e_VD: Tensor) -> Tensor:
+        """Return the class vectors with some of their numbers dropped, in training."""
         if not self.training or self.rate == 0:
             return e_VD
         if self.variational:
@@ -78,35 +76,44 @@ class LabelDropout(nn.Module):
         return F.dropout(e_VD, self.rate)
 
     def extra_repr(self) -> str:
+        """Return the arguments that `print(model)` shows."""
         return f"{self.rate}, variational={self.variational}"
 
 
 class Drill(Classifier):
-    """Rows of a table through a deep residual network: DRILL.
+    """DRILL: a deep residual network over the rows of a table computes the class vectors.
 
-    The table is added outside the activation, at every layer. Depth 0 is the table itself. Dropout on the `input` of a
-    layer, as in the authors' code, acts on the table before the first layer too and never on what leaves the last; on
-    the `output`, as in Eq. 12, it acts on what each activation gives. What the residuals add is never dropped.
+    The table is added after the activation of every layer. With depth 0 the class vectors are the table itself.
+    Residual connections bypass the dropout.
+
+    Args:
+        table: The word table from which the class vectors are made. The hidden state must have the same dimension.
+        depth: Number of layers. With 0, this is the plain classifier.
+        activation: Activation of every layer. The paper uses sigmoid on Penn Treebank and relu on WikiText-2.
+        bias: Add a learned bias per class. Press & Wolf use one, Inan et al. do not.
+        residual: Add the table to the output of every layer.
+        layer_residual: From the second layer on, also add the input of the layer. Not used in the paper's main results.
+        layer_bias: Add a bias in every layer.
+        dropout: Dropout rate in every layer. The paper uses 0.6.
+        variational: Drop the same dimensions for all classes. If false, each class has a dropout mask of its own.
+        dropout_position: Drop the input of every layer, including the table in the first, as in the authors' code, or
+            the output of every activation, as in Eq. 12.
+        init: Draw the initial matrices from [-init, init].
     """
 
     def __init__(
         self,
-        table: NamedTable,
-        depth: Annotated[int, Field(ge=0, le=64, description="layers of the label network; 0: the plain table")] = 4,
+        table: WordTable,
+        depth: Depth = 4,
         activation: Activation = "sigmoid",
-        bias: Bias = True,
-        residual: Annotated[bool, Field(description="add the table after every layer")] = True,
-        layer_residual: Annotated[
-            bool,
-            Field(description="from the second layer on, add what went into the layer too; not in the main results"),
-        ] = False,
-        layer_bias: Annotated[bool, Field(description="a bias in every layer")] = True,
-        dropout: Annotated[Probability, Field(description="drop rate in the label network; the paper has 0.6")] = 0.0,
-        variational: Variational = True,
-        dropout_position: Annotated[
-            Position, Field(description="of every layer: input as in the authors' code, output as in Eq. 12")
-        ] = "input",
-        init: Annotated[Positive, Field(description="draw the matrices from [-init, init]")] = INIT,
+        bias: bool = True,
+        residual: bool = True,
+        layer_residual: bool = False,
+        layer_bias: bool = True,
+        dropout: Probability = 0.0,
+        variational: bool = True,
+        dropout_position: Position = "input",
+        init: Positive = INIT,
     ) -> None:
         super().__init__(table, table.dim, bias)
         if depth < 0:
@@ -116,11 +123,12 @@ class Drill(Classifier):
         self.residual = residual
         self.layer_residual = layer_residual
         self.layers = nn.ModuleList(uniform_linear(table.dim, table.dim, layer_bias, init) for _ in range(depth))
-        self.activation = activation_named(activation)
+        self.activation = make_activation(activation)
         self.dropout = LabelDropout(dropout, variational)
         self.dropout_position = dropout_position
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
+        """Compute the vectors of these classes, or of all classes, with the label encoder."""
         table_VD = e_VD = self.table.vectors(ids)
         for number, layer in enumerate(self.layers, start=1):
             if self.dropout_position == "input":

@@ -1,48 +1,50 @@
-"""The dual nonlinear classifier (Pappas et al. 2018; Pappas & Henderson 2019): classes and context meet in a joint
-space.
+"""The dual nonlinear classifier (Pappas et al. 2018; Pappas & Henderson 2019): a joint space of classes and contexts.
 
     score(y | h) = (act(e_y U + u) [+ e_y]) . (act(V h + v) [+ h]) + bias[y]
 
-Shapes: N rows (tokens), V classes, D width of the table or of the hidden state, J width of the joint space.
+Shapes: N rows (tokens), V classes, D dimensions of the table or of the hidden state, J of the joint space.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Dim, Probability
+from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.classifiers.drill import Activation, LabelDropout, Variational, activation_named, uniform_linear
-from reefknot.nn.classifiers.plain import Bias
-from reefknot.nn.tables import NamedTable
+from reefknot.nn.classifiers.drill import Activation, LabelDropout, make_activation, uniform_linear
+from reefknot.nn.tables import WordTable
 
 
 class Dual(Classifier):
-    """Rows of a table and the hidden state, each through a nonlinear layer into a joint space.
+    """Scores are dot products in a joint space, which a nonlinear layer on each side maps to.
 
-    Dropout acts on the table before its matrix; what the residuals add is never dropped, and the context is left to the
-    encoder's own dropout, as in the authors' code.
+    As in the authors' code, dropout acts on the table before its layer. Residual connections bypass the dropout, and
+    the hidden state has only the dropout of the encoder.
+
+    Args:
+        table: The word table from which the class vectors are made.
+        context_dim: Dimension of the hidden state.
+        joint_dim: Dimension of the joint space. The default is that of the table.
+        bias: Add a learned bias per class. Press & Wolf use one, Inan et al. do not.
+        activation: Activation of both layers. The paper uses sigmoid on Penn Treebank and relu on WikiText-2.
+        residual_to_table: Add the table to the output of its layer. Both must have the same dimension.
+        residual_to_context: Add the hidden state to the output of its layer. Both must have the same dimension.
+        dropout: Dropout rate of the table before its layer.
+        variational: Drop the same dimensions for all classes. If false, each class has a dropout mask of its own.
     """
 
     def __init__(
         self,
-        table: NamedTable,
+        table: WordTable,
         context_dim: int,
-        joint_dim: Annotated[Dim | None, Field(description="width of the joint space; left out: the table's")] = None,
-        bias: Bias = True,
+        joint_dim: Dim | None = None,
+        bias: bool = True,
         activation: Activation = "sigmoid",
-        residual_to_table: Annotated[
-            bool, Field(description="add the table to its layer; needs a joint space as wide as the table")
-        ] = False,
-        residual_to_context: Annotated[
-            bool, Field(description="add the hidden state to its layer; needs a joint space as wide as the encoder")
-        ] = False,
-        dropout: Annotated[Probability, Field(description="drop rate of the table before its matrix")] = 0.0,
-        variational: Variational = True,
+        residual_to_table: bool = False,
+        residual_to_context: bool = False,
+        dropout: Probability = 0.0,
+        variational: bool = True,
     ) -> None:
         if joint_dim is not None and joint_dim < 1:
             raise SettingsError(f"dual classifier: joint_dim = {joint_dim}: must be at least 1")
@@ -55,21 +57,23 @@ class Dual(Classifier):
         self.residual_to_context = residual_to_context
         self.label_layer = uniform_linear(table.dim, self.dim, bias=True)
         self.context_layer = uniform_linear(context_dim, self.dim, bias=True)
-        self.activation = activation_named(activation)
+        self.activation = make_activation(activation)
         self.dropout = LabelDropout(dropout, variational)
 
-    def _check_residual(self, setting: str, what: str, width: int) -> None:
-        if width != self.dim:
+    def _check_residual(self, setting: str, what: str, dim: int) -> None:
+        if dim != self.dim:
             raise SettingsError(
-                f"dual classifier: {setting} needs equal widths, but {what} has {width} and the joint space "
-                f"{self.dim}; set joint_dim = {width} or leave the residual out"
+                f"dual classifier: {setting} needs equal dimensions, but {what} has {dim} and the joint space "
+                f"{self.dim}; set joint_dim = {dim} or leave the residual out"
             )
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
+        """Map the vectors of these classes, or of all classes, to the joint space."""
         e_VD = self.table.vectors(ids)
         joint_VJ: Tensor = self.activation(self.label_layer(self.dropout(e_VD)))
         return joint_VJ + e_VD if self.residual_to_table else joint_VJ
 
     def context(self, h_ND: Tensor) -> Tensor:
+        """Map the hidden states to the joint space."""
         joint_NJ: Tensor = self.activation(self.context_layer(h_ND))
         return joint_NJ + h_ND if self.residual_to_context else joint_NJ

@@ -1,19 +1,20 @@
-"""Classes are rows of a table: the classifier of most language models; weight tying when the input holds it too."""
+"""The classifier of most language models: the class vectors are the rows of a table."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.tables import NamedTable
-
-Bias = Annotated[bool, Field(description="a learned bias per class: Press & Wolf keep it, Inan et al. have none")]
+from reefknot.nn.tables import WordTable
 
 
 class Plain(Classifier):
-    """Rows of a table, against the hidden state as it is."""
+    """Scores are dot products of a table's rows with the hidden state.
 
-    def __init__(self, table: NamedTable, bias: Bias = True) -> None:
+    This is weight tying if the input end holds the same table (Inan et al. 2017; Press & Wolf 2017).
+
+    Args:
+        table: The word table whose rows are the class vectors. The hidden state must have the same dimension.
+        bias: Add a learned bias per class. Press & Wolf use one, Inan et al. do not.
+    """
+
+    def __init__(self, table: WordTable, bias: bool = True) -> None:
         super().__init__(table, table.dim, bias)

@@ -1,49 +1,58 @@
-"""Projection regularisation (Press & Wolf 2017, section 3): a matrix P between the hidden state and the classes."""
+"""Projection regularisation (Press & Wolf 2017, section 3): a matrix P between the hidden state and the classes.
+
+    score(y | h) = e_y . (P h + p) + bias[y]
+
+Shapes: N rows (tokens), D dimensions: of the hidden state before P, of the table after it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import NonNegative
+from reefknot.nn.bounds import NonNegative
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.classifiers.plain import Bias
-from reefknot.nn.tables import NamedTable
+from reefknot.nn.tables import WordTable
 
 
 class Projected(Classifier):
-    """Rows of a table, against P h + p, with a penalty on P.
+    """Scores are dot products of a table's rows with P h + p; P is penalised (projection regularisation).
 
-    The penalty is (lambda/2) ||P||_F^2, added to the *sum* of the losses of a step, then divided with it; the bias p is
-    not penalised. This is what the authors' code does. With 20 streams, 20 steps and lambda 0.15 ||P||^2 weighs
-    3.8e-3 beside a loss summed over steps and averaged over streams, 1.9e-4 beside a loss averaged over tokens.
-    P also joins a table and an encoder of different widths; a penalty of 0 leaves it a plain projection.
+    The penalty is (lambda/2) ||P||_F^2. As in the authors' code, it is added to the *sum* of the losses of a step,
+    which is then divided, and the bias p is not penalised. With 20 streams, 20 steps and lambda = 0.15, ||P||^2 has
+    the weight 3.8e-3 relative to a loss summed over steps and averaged over streams, and 1.9e-4 relative to a loss
+    averaged over tokens. P also connects a table and an encoder of different dimensions; with a penalty of 0 it is a
+    plain projection.
+
+    Args:
+        table: The word table whose rows are the class vectors.
+        context_dim: Dimension of the hidden state.
+        bias: Add a learned bias per class. Press & Wolf use one, Inan et al. do not.
+        penalty: Lambda in (lambda/2) ||P||_F^2. The paper uses 0.15.
+        projection_bias: Add the bias p. It is in the authors' code but not in the paper.
     """
 
     def __init__(
         self,
-        table: NamedTable,
+        table: WordTable,
         context_dim: int,
-        bias: Bias = True,
-        penalty: Annotated[NonNegative, Field(description="lambda in (lambda/2) ||P||^2; the paper has 0.15")] = 0.15,
-        projection_bias: Annotated[
-            bool, Field(description="a bias in the projection: in the authors' code, not in the paper")
-        ] = True,
+        bias: bool = True,
+        penalty: NonNegative = 0.15,
+        projection_bias: bool = True,
     ) -> None:
         super().__init__(table, context_dim, bias)
         if penalty < 0:
-            raise SettingsError(f"projected: penalty = {penalty}: must be 0 or more")
+            raise SettingsError(f"projected: penalty = {penalty}: must be 0 or greater")
         self.penalty = penalty
         self.projection = nn.Linear(context_dim, table.dim, bias=projection_bias)
 
     def context(self, h_ND: Tensor) -> Tensor:
+        """Return P h + p."""
         projected: Tensor = self.projection(h_ND)
         return projected
 
     def penalties(self) -> dict[str, Tensor]:
+        """Return the penalty on P under the name `projection`, or nothing if its weight is 0."""
         if self.penalty == 0:
             return {}
         return {"projection": 0.5 * self.penalty * self.projection.weight.square().sum()}

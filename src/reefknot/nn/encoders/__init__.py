@@ -1,1 +1,1 @@
-"""Encoders: vectors -> hidden states. `contract.py` has what each of them promises."""
+"""Encoders: vectors to hidden states. `contract.py` has the interface that they share."""

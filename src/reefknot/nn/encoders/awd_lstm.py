@@ -1,44 +1,53 @@
-"""The weight-dropped LSTM of Merity et al. (2017), the encoder of Pappas & Henderson (2019).
+"""AWD-LSTM, the weight-dropped LSTM of Merity et al. (2017) and the encoder of Pappas & Henderson (2019).
 
-No state is dropped in time but numbers of each layer's recurrent matrix are, once per window, which leaves the layer to
-cuDNN, or to our own recurrence where that is faster. Around and between the layers the same units are dropped at every
-step of a window. The last layer is as wide as the words' vectors, so that the ends can share them.
+Instead of the recurrent state, weights of each layer's recurrent matrix are dropped, once per window. So cuDNN can
+compute the layer, or our own recurrence where that is faster. The same units are dropped at every step of a window
+before, between and after the layers. The last layer has as many units as the word vectors have dimensions, so that the
+ends can be tied.
 
-Shapes: B streams, T steps, D width.
+Shapes: B streams, T steps, D dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.kernels.recurrence import outruns_cudnn
-from reefknot.lab.config.settings import Dim, Probability, check_rates
-from reefknot.nn.encoders.contract import Encoded, State, at_rest
+from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
+from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, scan
-from reefknot.nn.encoders.stacked import Biases, LayerCount, LayerState, Recurrent, run, weights_of
+from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, run_layer, weights_of
 
 
 class AWDLSTM(Recurrent):
-    """Stacked LSTM with dropped recurrent weights and the same units dropped at every step (Merity et al. 2017)."""
+    """Stacked LSTM with dropped recurrent weights and locked dropout between layers (Merity et al. 2017).
+
+    Args:
+        input_dim: Dimension of the input vectors.
+        hidden_dim: Number of units of every layer except the last.
+        layers: Number of layers.
+        output_dim: Number of units of the last layer. The default is the dimension of the input vectors.
+        dropout_input: Dropout rate of the input vectors.
+        dropout_hidden: Dropout rate between the layers.
+        dropout_output: Dropout rate of the output of the last layer.
+        weight_drop: Dropout rate of the weights of the recurrent matrices.
+        biases: Number of bias vectors per gate: 1 as in the papers' equations, or 2 as in torch and cuDNN.
+    """
 
     def __init__(
         self,
         input_dim: int,
-        hidden_dim: Annotated[Dim, Field(description="units of every layer but the last")],
-        layers: LayerCount = 3,
-        output_dim: Annotated[
-            Dim | None, Field(description="units of the last layer; left out, as wide as its input vectors")
-        ] = None,
-        dropout_input: Annotated[Probability, Field(description="drop rate on the vectors that go in")] = 0.0,
-        dropout_hidden: Annotated[Probability, Field(description="drop rate between the layers")] = 0.0,
-        dropout_output: Annotated[Probability, Field(description="drop rate on what the last layer gives")] = 0.0,
-        weight_drop: Annotated[Probability, Field(description="drop rate on the recurrent matrices")] = 0.0,
+        hidden_dim: Dim,
+        layers: Layers = 3,
+        output_dim: Dim | None = None,
+        dropout_input: Probability = 0.0,
+        dropout_hidden: Probability = 0.0,
+        dropout_output: Probability = 0.0,
+        weight_drop: Probability = 0.0,
         biases: Biases = 2,
     ) -> None:
         rates = {"dropout_input": dropout_input, "dropout_hidden": dropout_hidden, "dropout_output": dropout_output}
@@ -49,41 +58,42 @@ class AWDLSTM(Recurrent):
         self.weight_drop = weight_drop
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """The layers' states side by side, for their widths differ."""
+        """Return zeros. The states of the layers are concatenated, because their dimensions differ."""
         shape = (1, streams, sum(self.widths))
         return {name: torch.zeros(shape, device=device) for name in self.names}
 
-    def starts(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
+    def split_state(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
         return zip(
             *(state[name][0].to(dtype).split_with_sizes(self.widths, dim=-1) for name in self.names), strict=True
         )
 
-    def ends(self, states: Sequence[LayerState]) -> State:
+    def join_states(self, states: Sequence[LayerState]) -> State:
         parts = zip(*states, strict=True)
-        return {name: at_rest(torch.cat(part, dim=-1)[None]) for name, part in zip(self.names, parts, strict=True)}
+        joined = (to_state_dtype(torch.cat(part, dim=-1)[None]) for part in parts)
+        return dict(zip(self.names, joined, strict=True))
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD, dropped_BTD = x_BTD, locked_dropout(x_BTD, self.dropout_input, self.training)
-        ends: list[LayerState] = []
-        for layer, rate, start in zip(self.layers, self.dropouts, self.starts(state, x_BTD.dtype), strict=True):
-            raw_BTD, end = self._run(layer, dropped_BTD, start)
+        states: list[LayerState] = []
+        for layer, rate, start in zip(self.layers, self.dropouts, self.split_state(state, x_BTD.dtype), strict=True):
+            raw_BTD, end = self._run_layer(layer, dropped_BTD, start)
             dropped_BTD = locked_dropout(raw_BTD, rate, self.training)
-            ends.append(end)
-        return Encoded(dropped_BTD, raw_BTD, self.ends(ends))
+            states.append(end)
+        return Encoded(dropped_BTD, raw_BTD, self.join_states(states))
 
-    def _run(self, layer: nn.Module, x_BTD: Tensor, start: LayerState) -> tuple[Tensor, LayerState]:
-        """One layer over a window, with its weights for this window."""
+    def _run_layer(self, layer: nn.Module, x_BTD: Tensor, start: LayerState) -> tuple[Tensor, LayerState]:
+        """Run one layer over a window, with dropped recurrent weights in training."""
         weights = weights_of(layer)
         dropped = self.training and self.weight_drop > 0.0
         if dropped:
             weights[1] = F.dropout(weights[1], self.weight_drop)
         if outruns_cudnn(x_BTD, weights[1]):
             return scan(weights, x_BTD, start)
-        return run(layer, x_BTD, start, _in_one_piece(weights) if dropped else weights)
+        return run_layer(layer, x_BTD, start, _contiguous(weights) if dropped else weights)
 
 
-def _in_one_piece(weights: Sequence[Tensor]) -> list[Tensor]:
-    """cuDNN reads the weights of a layer from one piece of memory; it would copy others into one, with a warning."""
+def _contiguous(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return the weights as views of one tensor: cuDNN would copy separate weights into one, with a warning."""
     flat = torch.cat([weight.flatten() for weight in weights])
     parts = flat.split_with_sizes([weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]

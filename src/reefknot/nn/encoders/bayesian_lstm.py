@@ -1,42 +1,48 @@
 """The Bayesian LSTM of Gal & Ghahramani (2016), as Press & Wolf (2017) train it.
 
-Masks hold for one example and one window. Every layer has its own, on its input and on its state where that recurs: one
-for all four gates ("tied") or one for each ("separate", Gal's untied weights). One more is on what the last layer
-gives. Word dropout, the fourth of Gal's rates, is the input end's (`lookup`).
+Masks are constant over one example and window. Every layer has masks on its input and on its recurrent state: one for
+all four gates ("tied") or one for each gate ("separate", Gal's untied weights). The output of the last layer has
+another mask. Word dropout, the fourth of Gal's dropout rates, belongs to the input end (`Lookup`).
 
-Shapes: B streams, T steps, D width.
+Shapes: B streams, T steps, D dimensions.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Probability, check_rates
+from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State
 from reefknot.nn.encoders.masks import GATES, locked_dropout, run_masked, window_mask
-from reefknot.nn.encoders.stacked import Biases, HiddenDim, LayerCount, LayerState, Recurrent
+from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent
 
 
 class BayesianLSTM(Recurrent):
-    """Stacked LSTM with dropout masks per gate and window on inputs and states (Gal & Ghahramani 2016)."""
+    """Stacked LSTM with dropout masks per gate and window on inputs and states (Gal & Ghahramani 2016).
+
+    Args:
+        input_dim: Dimension of the input vectors.
+        hidden_dim: Number of units of every layer.
+        layers: Number of layers.
+        dropout_input: Dropout rate of the input of every layer.
+        dropout_hidden: Dropout rate of the recurrent state of every layer.
+        dropout_output: Dropout rate of the output of the last layer.
+        gates: One mask for each of the four gates (`separate`), or one for all of them (`tied`).
+        biases: Number of bias vectors per gate: 1 as in the papers' equations, or 2 as in torch and cuDNN.
+    """
 
     def __init__(
         self,
         input_dim: int,
-        hidden_dim: HiddenDim,
-        layers: LayerCount = 2,
-        dropout_input: Annotated[Probability, Field(description="drop rate on the input of every layer")] = 0.0,
-        dropout_hidden: Annotated[
-            Probability, Field(description="drop rate on the state of every layer where it recurs")
-        ] = 0.0,
-        dropout_output: Annotated[Probability, Field(description="drop rate on what the last layer gives")] = 0.0,
-        gates: Annotated[
-            Literal["separate", "tied"], Field(description="one mask for each of the four gates, or one for all")
-        ] = "separate",
+        hidden_dim: Dim,
+        layers: Layers = 2,
+        dropout_input: Probability = 0.0,
+        dropout_hidden: Probability = 0.0,
+        dropout_output: Probability = 0.0,
+        gates: Literal["separate", "tied"] = "separate",
         biases: Biases = 1,
     ) -> None:
         rates = {"dropout_input": dropout_input, "dropout_hidden": dropout_hidden, "dropout_output": dropout_output}
@@ -51,10 +57,10 @@ class BayesianLSTM(Recurrent):
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD = x_BTD
-        ends: list[LayerState] = []
-        for layer, start in zip(self.layers, self.starts(state, x_BTD.dtype), strict=True):
+        states: list[LayerState] = []
+        for layer, start in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
             input_mask = window_mask(raw_BTD, raw_BTD.shape[-1], self.dropout_input, self.training, self.masks)
             state_mask = window_mask(raw_BTD, self.dim, self.dropout_hidden, self.training, self.masks)
             raw_BTD, end = run_masked(layer, raw_BTD, start, input_mask, state_mask)
-            ends.append(end)
-        return Encoded(locked_dropout(raw_BTD, self.dropout_output, self.training), raw_BTD, self.ends(ends))
+            states.append(end)
+        return Encoded(locked_dropout(raw_BTD, self.dropout_output, self.training), raw_BTD, self.join_states(states))

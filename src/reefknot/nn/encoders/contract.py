@@ -1,4 +1,7 @@
-"""What every encoder promises, so that the model, training and resuming need to know none of them."""
+"""The contract of encoders.
+
+Shapes: B streams, S source tokens, T steps, D dimensions.
+"""
 
 from __future__ import annotations
 
@@ -7,107 +10,125 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.nn.docstrings import Documented
 
 State = dict[str, Tensor]
-"""What an encoder carries from one window to the next. Streams are dimension 1, as in torch's recurrent layers."""
+"""What an encoder carries from one window to the next. Dimension 1 of every tensor is the stream, as in torch's
+recurrent layers."""
 
 
 class Encoded(NamedTuple):
+    """The hidden states of a window, and the state after it."""
+
     output: Tensor
     """h_BTD after the encoder's last dropout: what the output end reads."""
     raw: Tensor
-    """h_BTD before it: penalties on activations need both."""
+    """h_BTD before the last dropout. Penalties on activations need both."""
     state: State
+    """The state for the next window."""
 
 
-class Encoder(nn.Module):
-    """Vectors to hidden states, with a state that can be carried, saved and cut by stream."""
+class Encoder(nn.Module, Documented):
+    """Base class of encoders, which turn vectors into hidden states.
+
+    The state of an encoder is a value that can be carried to the next window, saved, and split by stream.
+    """
 
     input_dim: int
-    """Width of the vectors it reads."""
+    """Dimension of the input vectors."""
     dim: int
-    """Width of the hidden states."""
+    """Dimension of the hidden states."""
     carries: bool = True
-    """Whether the state of one window is part of what the next one computes; False: every window is computed afresh."""
+    """Whether the state after a window affects the next window. If not, every window is computed by itself."""
     waits: bool = False
-    """Whether its forward asks a GPU or its generator for a number, which a step that is captured must not."""
+    """Whether `forward` reads a value from the GPU or its generator. Such a call cannot be captured in a CUDA graph."""
     reads_source: bool = False
-    """Whether it reads a source before the first step, as a translator's does: then it is a `SourceEncoder`."""
+    """Whether this is a `SourceEncoder`, which reads a source before the first step, as a translator does."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """What the first window of a text begins with; what is carried from there on has the same names and shapes."""
+        """Return the state before the first window of a text. Later states have the same names and shapes."""
         raise NotImplementedError
 
     def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
-        """The state to begin with where a text is read piece by piece, as in generation: whatever the pieces, all of
-        the text counts. Where it would grow with the text, it has room for so many `steps` and keeps its size."""
+        """Return the state before a text that is read step by step, as in generation.
+
+        Every step then depends on the whole text before it. A transformer's state is an empty KV cache.
+
+        Args:
+            streams: Number of streams, B.
+            device: Device of the state.
+            steps: Capacity of the KV cache. With it, the state keeps its shape, as a CUDA graph needs. Without it, the
+                cache grows with every step.
+        """
         return self.initial_state(streams, device)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+        """Return the hidden states of a window that follows `state`, and the state after it."""
         raise NotImplementedError
 
 
 class SourceEncoder(Encoder):
-    """The encoder of a translator: it reads a source as a whole, then hidden states of a target follow from that.
+    """Base class of the encoders of translators, which read a source and then give the hidden states of a target.
 
-    `read` gives the state that the first target step begins with. A window of target steps after it is computed at
-    once where that can be. `memory(streams) | read(...)` begins a target that comes piece by piece, as in a search;
-    each call then returns the state of the next one. Everything of the source is in the state, so that its streams can
-    be selected, repeated and put into another order like those of any other state.
+    `read` returns the state before the first target step. A window of target steps that follows it is computed in
+    parallel if the encoder can do that. The state `memory(streams) | read(...)` begins a target that is computed step
+    by step, as in a beam search; each call then returns the state for the next. Everything about the source is in the
+    state, so its streams can be selected, repeated and reordered like those of any other state.
     """
 
     reads_source = True
     carries = False
     source_dim: int
-    """Width of the source's vectors."""
+    """Dimension of the source vectors."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Nothing: a target begins with what `read` gives."""
+        """Return an empty state, because a target begins with the state that `read` returns."""
         return {}
 
     def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
-        """All that target steps need of the source. `there_BS` is False on padding, which may hold anything finite and
-        is at the right; every source has at least one word."""
+        """Return everything that target steps need to know about the source.
+
+        Args:
+            source_BSD: Vectors of the source tokens.
+            there_BS: False where the source is padding, which is on the right and may have any finite value. Every
+                source has at least one token.
+        """
         raise NotImplementedError
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
-        """a_BTS: for each target step that follows `state` the weights of the source's positions, as they are looked at
-        by the last layer (the mean over its heads). They sum to 1 and are 0 on padding."""
+        """Return the attention weights a_BTS of the last layer over the source, for target steps that follow `state`.
+
+        They are averaged over the heads, sum to 1 over the source, and are 0 on padding.
+        """
         raise NotImplementedError
 
 
 def select_streams(state: State, streams: slice) -> State:
-    """The state of some of the streams."""
+    """Return the state of some of the streams."""
     return {name: tensor[:, streams] for name, tensor in state.items()}
 
 
 def join_streams(states: list[State]) -> State:
-    """The states of several groups of streams, as one."""
+    """Return the states of several groups of streams as one state."""
     if len(states) == 1:
         return states[0]
     return {name: torch.cat([state[name] for state in states], dim=1) for name in states[0]}
 
 
 def detach(state: State) -> State:
-    """Cut the state from the graph: backpropagation through time ends at the window's edge."""
+    """Detach the state from the graph, so that backpropagation through time ends at the start of the next window."""
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def overwrite(into: State, state: State) -> None:
-    """Leave a state where the next replay of a captured step finds it."""
+    """Copy a state to the tensors from which the next replay of a captured step reads it."""
     for name, tensor in state.items():
         into[name].copy_(tensor)
 
 
-def check_sizes(who: str, **sizes: int) -> None:
-    """Refuse an impossible size: a recipe is checked against the annotations, a call from Python is not."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise SettingsError(f"{who}: {name} = {size}: must be at least 1")
+def to_state_dtype(tensor: Tensor) -> Tensor:
+    """Convert a part of the state to the type in which it is carried: float32 or wider.
 
-
-def at_rest(tensor: Tensor) -> Tensor:
-    """A part of the state as it is carried: in float32 at least, whatever the precision inside, because a window's
-    rounding must not depend on its neighbours."""
+    Rounding to half precision here would make the result of a window depend on where the window begins.
+    """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

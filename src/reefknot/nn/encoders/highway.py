@@ -1,16 +1,16 @@
-"""The recurrent highway network of Zilly et al. (2017): a step in time is several layers deep.
+"""The recurrent highway network of Zilly et al. (2017): each time step is several layers deep.
 
-A step starts from the state s_0 that the last one left. Each of its L layers computes, from the state before it,
+A step starts from the state s_0 that the previous step left. Each of its L layers computes, from the state before it,
 
     h_l = tanh(W_H x [l = 1] + R_Hl s_(l-1) + b_Hl)
     t_l = sigmoid(W_T x [l = 1] + R_Tl s_(l-1) + b_Tl + transform_bias)
     s_l = h_l t_l + s_(l-1) (1 - t_l)
 
-so that the input enters the first layer only, and what is not transformed is kept. Masks hold for one example and one
-window (Gal & Ghahramani 2016): on the input, on the state wherever a matrix reads it, and on the output; what is kept
-is never dropped.
+so the input enters only the first layer, and the part of the state that is not transformed is carried. Dropout masks
+are constant over one example and window (Gal & Ghahramani 2016): on the input, on the state where a matrix reads it,
+and on the output. The carried part is never dropped.
 
-Shapes: B streams, T steps, D width, H units, L layers of a step, G = 2H: h and t.
+Shapes: B streams, T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
 """
 
 from __future__ import annotations
@@ -20,32 +20,39 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Dim, Layers, Probability, check_rates
-from reefknot.nn.encoders.contract import Encoded, Encoder, State, at_rest, check_sizes
+from reefknot.nn.bounds import Dim, Ge, Layers, Le, Probability, check_rates, check_sizes
+from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, masked, window_mask
+
+TransformBias = Annotated[float, Ge(-100.0), Le(100.0)]
 
 
 class RecurrentHighway(Encoder):
-    """Recurrent highway network with dropout masks per window (Zilly et al. 2017)."""
+    """Recurrent highway network with dropout masks per window (Zilly et al. 2017).
+
+    Args:
+        input_dim: Dimension of the input vectors.
+        hidden_dim: Number of units of the state.
+        depth: Number of layers of every time step.
+        transform_bias: Added to the pre-activation of the transform gates. With a value below 0, most of the state is
+            carried at first.
+        dropout_input: Dropout rate of the input vectors.
+        dropout_hidden: Dropout rate of the state where a matrix reads it.
+        dropout_output: Dropout rate of the output.
+    """
 
     def __init__(
         self,
         input_dim: int,
-        hidden_dim: Annotated[Dim, Field(description="units of the state")],
-        depth: Annotated[Layers, Field(description="layers of every step in time")],
-        transform_bias: Annotated[
-            float,
-            Field(ge=-100.0, le=100.0, description="added to what opens the transform gates; below 0, states are kept"),
-        ] = -2.0,
-        dropout_input: Annotated[Probability, Field(description="drop rate on the vectors that go in")] = 0.0,
-        dropout_hidden: Annotated[
-            Probability, Field(description="drop rate on the state where a matrix reads it")
-        ] = 0.0,
-        dropout_output: Annotated[Probability, Field(description="drop rate on what comes out")] = 0.0,
+        hidden_dim: Dim,
+        depth: Layers,
+        transform_bias: TransformBias = -2.0,
+        dropout_input: Probability = 0.0,
+        dropout_hidden: Probability = 0.0,
+        dropout_output: Probability = 0.0,
     ) -> None:
         super().__init__()
         check_sizes("RecurrentHighway", input_dim=input_dim, hidden_dim=hidden_dim, depth=depth)
@@ -55,7 +62,7 @@ class RecurrentHighway(Encoder):
         check_rates("RecurrentHighway", **rates)
         self.input_dim = input_dim
         self.dim = hidden_dim
-        # A constant beside the learned bias, so that drawing all parameters anew does not erase it.
+        # A constant in addition to the learned bias, so that initialising all parameters does not erase it.
         self.transform_bias = transform_bias
         self.dropout_input = dropout_input
         self.dropout_hidden = dropout_hidden
@@ -67,6 +74,7 @@ class RecurrentHighway(Encoder):
             nn.init.uniform_(parameter, -(hidden_dim**-0.5), hidden_dim**-0.5)
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
+        """Return zeros, (1, B, H)."""
         return {"h": torch.zeros((1, streams, self.dim), device=device)}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
@@ -85,4 +93,4 @@ class RecurrentHighway(Encoder):
             steps.append(s_BH)
         raw_BTH = torch.stack(steps, dim=1)
         output_BTH = locked_dropout(raw_BTH, self.dropout_output, self.training)
-        return Encoded(output_BTH, raw_BTH, {"h": at_rest(s_BH[None])})
+        return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(s_BH[None])})

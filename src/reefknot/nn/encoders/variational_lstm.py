@@ -1,38 +1,42 @@
-"""The variational LSTM of Inan et al. (2017): one mask per layer, in time and upward.
+"""The variational LSTM of Inan et al. (2017): one dropout mask per layer, used in time and between layers.
 
-A layer's hidden state is dropped by the same mask where it recurs and where it is read from above, by the next layer or
-the output end: tied further than in Gal & Ghahramani (2016), which `bayesian_lstm.py` has. A mask holds for one example
-and one window; what is carried to the next window is the state itself, undropped.
+The hidden state of a layer has the same mask where it recurs and where the next layer or the output end reads it. These
+masks are shared more than in Gal & Ghahramani (2016), whose LSTM is in `bayesian_lstm.py`. A mask is constant over one
+example and window. The state that is carried to the next window is not dropped.
 
-Shapes: L layers, B streams, T steps, D width.
+Shapes: L layers, B streams, T steps, D dimensions.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from reefknot.lab.config.settings import Probability, check_rates
-from reefknot.nn.encoders.contract import Encoded, State, at_rest
+from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
+from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, masked, run_stack_masked, window_mask
-from reefknot.nn.encoders.stacked import Biases, HiddenDim, LayerCount, LayerState, Recurrent, run
+from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, run_layer
 
 
 class VariationalLSTM(Recurrent):
-    """Stacked LSTM with one dropout mask per layer and window, on its state in time and upward (Inan et al. 2017)."""
+    """Stacked LSTM with one dropout mask per layer and window, in time and between layers (Inan et al. 2017).
+
+    Args:
+        input_dim: Dimension of the input vectors.
+        hidden_dim: Number of units of every layer.
+        layers: Number of layers.
+        dropout: Dropout rate of the hidden states of every layer.
+        dropout_input: Dropout rate of the input vectors. Inan et al. do not drop them.
+        biases: Number of bias vectors per gate: 1 as in the papers' equations, or 2 as in torch and cuDNN.
+    """
 
     def __init__(
         self,
         input_dim: int,
-        hidden_dim: HiddenDim,
-        layers: LayerCount = 2,
-        dropout: Annotated[Probability, Field(description="drop rate on the hidden states of every layer")] = 0.0,
-        dropout_input: Annotated[
-            Probability, Field(description="drop rate on the vectors that go in; Inan et al. drop none")
-        ] = 0.0,
+        hidden_dim: Dim,
+        layers: Layers = 2,
+        dropout: Probability = 0.0,
+        dropout_input: Probability = 0.0,
         biases: Biases = 1,
     ) -> None:
         check_rates("VariationalLSTM", dropout=dropout, dropout_input=dropout_input)
@@ -45,11 +49,12 @@ class VariationalLSTM(Recurrent):
         masks = [window_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
         drawn = [mask_B1D for mask_B1D in masks if mask_B1D is not None]
         if drawn:
-            carried = state["h"], state["c"]
-            raw_BTD, (h_LBD, c_LBD) = run_stack_masked(self.layers, dropped_BTD, carried, torch.stack(drawn))
-            return Encoded(masked(raw_BTD, drawn[-1]), raw_BTD, {"h": at_rest(h_LBD), "c": at_rest(c_LBD)})
-        ends: list[LayerState] = []
-        for layer, start in zip(self.layers, self.starts(state, x_BTD.dtype), strict=True):
-            dropped_BTD, end = run(layer, dropped_BTD, start)
-            ends.append(end)
-        return Encoded(dropped_BTD, dropped_BTD, self.ends(ends))
+            start = state["h"], state["c"]
+            raw_BTD, (h_LBD, c_LBD) = run_stack_masked(self.layers, dropped_BTD, start, torch.stack(drawn))
+            end = {"h": to_state_dtype(h_LBD), "c": to_state_dtype(c_LBD)}
+            return Encoded(masked(raw_BTD, drawn[-1]), raw_BTD, end)
+        states: list[LayerState] = []
+        for layer, layer_start in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
+            dropped_BTD, layer_end = run_layer(layer, dropped_BTD, layer_start)
+            states.append(layer_end)
+        return Encoded(dropped_BTD, dropped_BTD, self.join_states(states))

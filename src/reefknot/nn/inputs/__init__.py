@@ -1,1 +1,1 @@
-"""Input ends: ids -> vectors. `contract.py` has what each of them promises."""
+"""Input ends: ids to vectors. `contract.py` has the interface that they share."""

@@ -1,6 +1,6 @@
-"""Adaptive input (Baevski & Auli 2019, section 3): frequent words have wide vectors, rare words narrow ones.
+"""Adaptive input (Baevski & Auli 2019, section 3): the vectors of rare words have fewer dimensions.
 
-Shapes: B streams, T steps, D width.
+Shapes: B streams, T steps, V words, D dimensions of the model.
 """
 
 from __future__ import annotations
@@ -10,33 +10,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
+from reefknot.nn.bounds import Positive, Probability
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.inputs.lookup import Dropout, Scale, check_scale_and_dropout
-from reefknot.nn.tables import NamedBands, NamedProjections, WordTable, check_banded
+from reefknot.nn.inputs.lookup import check_scale_and_dropout
+from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded
 
 
 class AdaptiveLookup(InputEnd):
-    """Rows of a banded table, each band brought to one width by its own matrix.
+    """Looks up the rows of a banded table and maps each band to the dimension of the model by a matrix of its own.
 
-    The first band has a matrix too, as in the paper, even where it is as wide as the model. In this order: the row, its
-    projection, the scale, dropout.
+    As in the paper, the first band has a matrix even if its dimension is that of the model. The order of operations is:
+    row, projection, scale, dropout.
+
+    Args:
+        table: The banded table to look words up in.
+        projections: The matrices of the bands, including the first. An adaptive softmax may share them.
+        scale: Factor of every vector, often the square root of the model's dimension.
+        dropout: Dropout rate of the numbers of the resulting vectors.
     """
 
     def __init__(
         self,
-        table: NamedBands,
-        projections: NamedProjections,
-        scale: Scale = 1.0,
-        dropout: Dropout = 0.0,
+        table: BandedTable,
+        projections: BandProjections,
+        scale: Positive = 1.0,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
         check_scale_and_dropout("adaptive lookup", scale, dropout)
         check_banded(table, "adaptive lookup")
-        widths = tuple(band.dim for band in table.tables)
-        if projections.widths != widths:
+        dims = tuple(band.dim for band in table.tables)
+        if projections.widths != dims:
             raise SettingsError(
-                f"adaptive lookup: the projections read bands of the widths {list(projections.widths)} but the table "
-                f"has {list(widths)}; make them from this table"
+                f"adaptive lookup: the projections read bands of the dimensions {list(projections.widths)} but the "
+                f"table has {list(dims)}; make them from this table"
             )
         if not projections.head:
             raise SettingsError(
@@ -51,15 +58,19 @@ class AdaptiveLookup(InputEnd):
         self.dropout = dropout
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.scale * self.table.by_band(ids_BT, self._projected)
+        """Return one vector per token, x_BTD."""
+        x_BTD = self.scale * self.table.by_band(ids_BT, self._project)
         return F.dropout(x_BTD, self.dropout, self.training)
 
     def vectors(self) -> Tensor:
-        return self.scale * torch.cat([self._projected(band) for band in range(len(self.table.sizes))])
+        """Return one vector per word, (V, D), projected and scaled."""
+        return self.scale * torch.cat([self._project(band) for band in range(len(self.table.sizes))])
 
     def tables(self) -> list[WordTable]:
+        """Return the bands of the table. An output end that holds one of them is tied to it."""
         return self.table.tables
 
-    def _projected(self, band: int, words: Tensor | None = None) -> Tensor:
-        """Vectors of these words of a band, or of all. Without words the result is empty, but has a gradient."""
+    def _project(self, band: int, words: Tensor | None = None) -> Tensor:
+        """Return the projected vectors of these words of a band, or of all. With no words the result still has a
+        gradient function, so that every parameter takes part in the backward pass."""
         return self.projections.up(band, self.table.tables[band].vectors(words))

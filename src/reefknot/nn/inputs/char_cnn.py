@@ -1,7 +1,7 @@
-"""A word goes in as its spelling: convolutions over its bytes (Kim et al. 2016; Baevski & Auli 2019).
+"""Character CNN: word vectors computed from the bytes of a word (Kim et al. 2016; Baevski & Auli 2019).
 
-Shapes: U distinct words, V all words, L bytes, C width of a byte's vector, W = C x width of a filter, F features,
-D width.
+Shapes: B streams, T steps, U distinct words, V all words, L bytes, C dimensions of a byte's vector, W = C x the width
+of a filter, F features, D dimensions of a word's vector.
 """
 
 from __future__ import annotations
@@ -12,25 +12,29 @@ from typing import Annotated, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Count, Dim
+from reefknot.nn.bounds import Count, Dim, Ge, Le, Length, Positive, Probability
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.inputs.lookup import Dropout, Scale, check_scale_and_dropout
+from reefknot.nn.inputs.lookup import check_scale_and_dropout
 from reefknot.nn.inputs.spelling import FIRST_SYMBOL, SYMBOLS, spell
 
-Filter = Annotated[Sequence[Count], Field(min_length=2, max_length=2)]
+Filter = Annotated[Sequence[Count], Length(2, 2)]
+Filters = Annotated[Sequence[Filter], Length(1)]
+HighwayLayers = Annotated[int, Ge(0), Le(256)]
 PAPER_FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
 WORDS_AT_ONCE = 1024
-"""How many words `vectors` spells at a time: all of a vocabulary's windows would not fit in memory."""
+"""How many words `vectors` processes at a time. The windows of a whole vocabulary would not fit in memory."""
 
 
 class Highway(nn.Module):
-    """g x + (1 - g) relu(A x + a), with the gate g = sigmoid(B x + b) (Srivastava et al. 2015).
+    """Highway layer: g x + (1 - g) relu(A x + a), with the gate g = sigmoid(B x + b) (Srivastava et al. 2015).
 
-    A and B are one matrix. The gate's bias starts at 1, so that at first most of x is carried through.
+    A and B are stored as one matrix. The bias of the gate starts at 1, so that most of x is carried through at first.
+
+    Args:
+        dim: Dimension of the input and the output.
     """
 
     def __init__(self, dim: int) -> None:
@@ -40,36 +44,42 @@ class Highway(nn.Module):
             self.linear.bias[dim:] = 1.0
 
     def forward(self, x_UF: Tensor) -> Tensor:
+        """Return the gated sum of the input and the transformed input."""
         new_UF, gate_UF = self.linear(x_UF).chunk(2, dim=-1)
         return torch.lerp(new_UF.relu(), x_UF, gate_UF.sigmoid())
 
 
 class CharCNN(InputEnd):
-    """Vectors made from the bytes of a word by convolutions and highway layers; without a table.
+    """Computes vectors from the bytes of a word by convolutions and highway layers, without a table.
 
-    A window starts at each byte of the word and sees zeros beyond its end, so a word's vector depends on nothing but
-    the word. The symbols of `spelling.py` have vectors of their own. There may be more spellings than classes, so that
-    words unknown to the output keep theirs. Vectors of bytes and symbols and the projection start as in the authors'
-    code (Xavier).
+    Windows start at each byte of the word and see zeros after its end, so a word's vector depends on the word only. The
+    symbols of `spelling.py` have vectors of their own. There may be more spellings than classes, so that words that the
+    output end does not know keep their spellings. The vectors of bytes and symbols and the projection have the initial
+    values of the authors' code (Xavier).
+
+    Args:
+        spellings: Spellings of all words, s_VL, as `spell` returns them.
+        dim: Dimension of the word vectors, D.
+        filters: For each convolution, its width in bytes and its number of features.
+        byte_dim: Dimension of the byte vectors, C.
+        highway: Number of highway layers. The paper uses 1 on WikiText-103 and 2 on Billion Word.
+        scale: Factor of every vector, often the square root of the model's dimension.
+        dropout: Dropout rate of the numbers of the resulting vectors.
     """
 
     spellings: Tensor
-    # It spells each distinct word of a window once, and how many there are the device alone knows.
+    # Each distinct word of a window is computed once, and their number is known on the device only.
     waits = True
 
     def __init__(
         self,
         spellings: Tensor,
-        dim: Annotated[Dim, Field(description="width of a word's vector")],
-        filters: Annotated[
-            Sequence[Filter], Field(min_length=1, description="[width in bytes, features] of each convolution")
-        ] = PAPER_FILTERS,
-        byte_dim: Annotated[Dim, Field(description="width of a byte's vector")] = 128,
-        highway: Annotated[
-            int, Field(ge=0, le=256, description="highway layers; the paper has 1 on WikiText-103, 2 on Billion Word")
-        ] = 1,
-        scale: Scale = 1.0,
-        dropout: Dropout = 0.0,
+        dim: Dim,
+        filters: Filters = PAPER_FILTERS,
+        byte_dim: Dim = 128,
+        highway: HighwayLayers = 1,
+        scale: Positive = 1.0,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
         check_scale_and_dropout("char-CNN", scale, dropout)
@@ -81,7 +91,8 @@ class CharCNN(InputEnd):
         self.dim = dim
         self.scale = scale
         self.dropout = dropout
-        # They follow from the vocabulary, so no checkpoint needs them; int32, because NCCL does not send int16.
+        # Spellings follow from the vocabulary, so checkpoints do not need them. They are int32, because NCCL does not
+        # support int16.
         self.register_buffer("spellings", spellings.int(), persistent=False)
         self.bytes = nn.Embedding(FIRST_SYMBOL, byte_dim, padding_idx=0)
         self.widths = [width for width, _ in filters]
@@ -95,53 +106,56 @@ class CharCNN(InputEnd):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
+        """Return one vector per token, x_BTD. Each distinct word is computed once."""
         distinct_U, which_BT = torch.unique(ids_BT, return_inverse=True)
         words_UD = self._words(F.embedding(distinct_U, self.spellings))
         return F.dropout(self.scale * F.embedding(which_BT, words_UD), self.dropout, self.training)
 
     def vectors(self) -> Tensor:
+        """Return one vector per word, (V, D)."""
         return self.scale * torch.cat([self._words(some_UL) for some_UL in torch.split(self.spellings, WORDS_AT_ONCE)])
 
     def spelling(self, words: Sequence[str]) -> CharCNN:
-        """This end, with the same weights, that spells more words: their ids follow those of the words it has."""
+        """Return this end, with the same weights, for more words. Their ids follow those of the present words."""
         shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
-        more = deepcopy(self, shared)
+        extended = deepcopy(self, shared)
         _, max_bytes = self.spellings.shape
-        more.spellings = torch.cat([self.spellings, spell(words, max_bytes).to(self.spellings)])
-        more.vocab_size = len(more.spellings)
-        return more
+        extended.spellings = torch.cat([self.spellings, spell(words, max_bytes).to(self.spellings)])
+        extended.vocab_size = len(extended.spellings)
+        return extended
 
     def _words(self, spelled_UL: Tensor) -> Tensor:
-        """The vectors of words spelled so."""
+        """Return the vectors of words with these spellings."""
         symbol_U = spelled_UL[:, 0] - FIRST_SYMBOL
         spelled_UD = self.projection(self.highway(self._features(spelled_UL.where(spelled_UL < FIRST_SYMBOL, 0))))
         symbol_UD = F.embedding(symbol_U.clamp(min=0), self.symbols).to(spelled_UD.dtype)
         return torch.where((symbol_U >= 0)[:, None], symbol_UD, spelled_UD)
 
     def _features(self, bytes_UL: Tensor) -> Tensor:
-        """For each filter, its greatest response to a window that starts inside the word."""
+        """Return the maximum of each filter over the windows that start inside the word."""
         used_L = (bytes_UL > 0).any(dim=0)
         used_L[0] = True
         bytes_UL = bytes_UL[:, used_L]
         padding_UL = bytes_UL == 0
-        # Not left to the padding row: an initialisation of the whole model draws that one too.
+        # The padding row may not be zero: an initialisation of the whole model draws it too.
         x_ULC = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0)
-        # A word without bytes counts as one byte long: the greatest of no windows would be minus infinity.
+        # A word without bytes counts as one byte long, because the maximum over no windows would be minus infinity.
         outside_UL = F.pad(padding_UL[:, 1:], (1, 0), value=False)
         features = []
         for width, convolution in zip(self.widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
-            # A plain product. cuDNN prepares its convolutions for each size, and no two windows have as many words.
+            # A plain matrix product, because cuDNN prepares a convolution for each input size, and the number of words
+            # differs from window to window.
             windows_ULW = F.pad(x_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
-            found_ULF = F.linear(windows_ULW, convolution.weight.flatten(1), convolution.bias)
-            features.append(found_ULF.masked_fill(outside_UL[..., None], -torch.inf).max(dim=1).values.relu())
+            responses_ULF = F.linear(windows_ULW, convolution.weight.flatten(1), convolution.bias)
+            features.append(responses_ULF.masked_fill(outside_UL[..., None], -torch.inf).max(dim=1).values.relu())
         return torch.cat(features, dim=-1)
 
 
 def _check_filters(filters: Sequence[Sequence[int]]) -> None:
     if not filters:
         raise SettingsError("char-CNN: filters is empty: give at least one [width in bytes, features]")
-    for each in filters:
-        if len(each) != 2 or min(each) < 1:
+    for one_filter in filters:
+        if len(one_filter) != 2 or min(one_filter) < 1:
             raise SettingsError(
-                f"char-CNN: filters has {list(each)}: each must be [width in bytes, features], both at least 1"
+                f"char-CNN: filters has {list(one_filter)}: each must be [width in bytes, features], both at least 1"
             )

@@ -1,29 +1,34 @@
-"""What every input end promises."""
+"""The contract of input ends.
+
+Shapes: B streams, T steps, V words, D dimensions.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from reefknot.nn.docstrings import Documented
 from reefknot.nn.tables import WordTable
 
 
-class InputEnd(nn.Module):
-    """Ids to vectors."""
+class InputEnd(nn.Module, Documented):
+    """Base class of input ends, which turn word ids into vectors."""
 
     vocab_size: int
+    """Number of words, V."""
     dim: int
-    """Width of the vectors."""
+    """Dimension of the vectors, D."""
     waits: bool = False
-    """Whether its forward asks a GPU for a number, which a step that is captured must not."""
+    """Whether `forward` reads a value from the GPU. Such a call cannot be captured in a CUDA graph."""
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """x_BTD: one vector per token."""
+        """Return one vector per token, x_BTD."""
         raise NotImplementedError
 
     def vectors(self) -> Tensor:
-        """One vector per word, for looking at."""
+        """Return one vector per word, (V, D), as `forward` computes it in evaluation."""
         raise NotImplementedError
 
     def tables(self) -> list[WordTable]:
-        """The tables it reads, band by band: an output end that holds one of them is tied to this end."""
+        """Return the tables that this end reads, band by band. An output end that holds one of them is tied to it."""
         return []

@@ -1,54 +1,51 @@
-"""A word goes in as its row of a table.
+"""Lookup of words in a table.
 
-Word dropout is that of Gal & Ghahramani (2016), as Pappas & Henderson (2019) and the AWD-LSTM use it: a word *type* is
-absent, or not, for a whole step.
+Word dropout is that of Gal & Ghahramani (2016), as Pappas & Henderson (2019) and AWD-LSTM use it: in each step, a word
+*type* is dropped everywhere or nowhere.
 
-Shapes: B streams, T steps, V words, D width.
+Shapes: B streams, T steps, V words, D dimensions.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Dim, Positive, Probability, check_rates
+from reefknot.nn.bounds import Dim, Positive, Probability, check_rates
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.tables import AnyTable, BandedTable, WordTable, projection
-
-Scale = Annotated[Positive, Field(description="multiplies every vector; often the root of the model's width")]
-Dropout = Annotated[Probability, Field(description="drop rate on the numbers of the vectors, after everything else")]
+from reefknot.nn.tables import BandedTable, WordTable, projection
 
 
 def check_scale_and_dropout(who: str, scale: float, dropout: float) -> None:
-    """What a recipe's annotations check, for a call from Python."""
+    """Raise an error if the scale is not positive or the dropout rate is not a probability below 1."""
     if not scale > 0.0:
-        raise SettingsError(f"{who}: scale = {scale}: must be more than 0")
+        raise SettingsError(f"{who}: scale = {scale}: must be greater than 0")
     check_rates(who, dropout=dropout)
 
 
 class Lookup(InputEnd):
-    """Rows of a word table, or of a banded one whose bands have one width.
+    """Looks up the rows of a word table, or of a banded table whose bands have the same dimension.
 
-    In this order: the row, word dropout, the scale, the projection, dropout. Word dropout acts on the rows that were
-    looked up, never on the table, so an output end that holds the same table does not see it. Vectors of unit length
-    are an option of the table (`unit_norm`), because there the tied end and the augmented loss see the same vectors.
+    The order of operations is: row, word dropout, scale, projection, dropout. Word dropout acts on the rows that are
+    looked up and not on the table, so an output end with the same table is not affected. Vectors of unit length are an
+    option of the table (`unit_norm`), so that a tied output end and the augmented loss see the same vectors.
+
+    Args:
+        table: The table to look words up in.
+        scale: Factor of every vector, often the square root of the model's dimension.
+        dropout: Dropout rate of the numbers of the resulting vectors.
+        word_dropout: Share of the word types that are dropped as a whole, drawn for every step.
+        project_to: Map the vectors to this dimension, by a matrix without bias. By default they are not mapped.
     """
 
     def __init__(
         self,
-        table: AnyTable,
-        scale: Scale = 1.0,
-        dropout: Dropout = 0.0,
-        word_dropout: Annotated[
-            Probability, Field(description="share of the word types that are dropped, whole, for a step")
-        ] = 0.0,
-        project_to: Annotated[
-            Dim | None, Field(description="width after a matrix without a bias; left out, that of the table")
-        ] = None,
+        table: WordTable | BandedTable,
+        scale: Positive = 1.0,
+        dropout: Probability = 0.0,
+        word_dropout: Probability = 0.0,
+        project_to: Dim | None = None,
     ) -> None:
         super().__init__()
         check_scale_and_dropout("lookup", scale, dropout)
@@ -56,9 +53,9 @@ class Lookup(InputEnd):
         if project_to is not None and project_to < 1:
             raise SettingsError(f"lookup: project_to = {project_to}: must be at least 1, or left out")
         if not isinstance(table, WordTable | BandedTable):
-            raise SettingsError(f"lookup: needs a table to read rows of; a {type(table).__name__} is none")
+            raise SettingsError(f"lookup: needs a table to look words up in; a {type(table).__name__} is not one")
         if isinstance(table, BandedTable):
-            table.check_one_width()
+            table.check_one_dimension()
         self.table = table
         self.vocab_size = table.vocab_size
         self.dim = project_to or table.dim
@@ -70,19 +67,22 @@ class Lookup(InputEnd):
             self.projection = projection(table.dim, project_to)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
+        """Return one vector per token, x_BTD."""
         rows_BTD = self.table.vectors(ids_BT)
         if self.training and self.word_dropout > 0.0:
-            kept = 1.0 - self.word_dropout
-            weight_V1 = rows_BTD.new_empty(self.vocab_size, 1).bernoulli_(kept).div_(kept)
+            keep = 1.0 - self.word_dropout
+            weight_V1 = rows_BTD.new_empty(self.vocab_size, 1).bernoulli_(keep).div_(keep)
             rows_BTD = rows_BTD * F.embedding(ids_BT, weight_V1)
-        return F.dropout(self._finished(rows_BTD), self.dropout, self.training)
+        return F.dropout(self._scale_and_project(rows_BTD), self.dropout, self.training)
 
     def vectors(self) -> Tensor:
-        return self._finished(self.table.vectors())
+        """Return one vector per word, (V, D), scaled and projected."""
+        return self._scale_and_project(self.table.vectors())
 
     def tables(self) -> list[WordTable]:
+        """Return the table, or the bands of a banded table. An output end that holds one of them is tied to it."""
         return self.table.tables if isinstance(self.table, BandedTable) else [self.table]
 
-    def _finished(self, rows: Tensor) -> Tensor:
-        finished: Tensor = self.projection(self.scale * rows)
-        return finished
+    def _scale_and_project(self, rows: Tensor) -> Tensor:
+        vectors: Tensor = self.projection(self.scale * rows)
+        return vectors

@@ -1,4 +1,4 @@
-"""Words that stand for something other than themselves, as they are written in a vocabulary."""
+"""Special words of a vocabulary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 START = "<s>"
 PADDING = "<pad>"
-"""This and `START` are in fairseq's dictionaries only; no text here uses them."""
+"""`PADDING` and `START` occur only in fairseq's dictionaries, never in a text."""
 END_OF_WORD = "</w>"
-"""Closes the last piece of a word that is cut into pieces."""
+"""Ends the last sub-word of a word."""

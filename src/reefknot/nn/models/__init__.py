@@ -1,1 +1,1 @@
-"""The ends joined by an encoder."""
+"""Models: ends joined by an encoder, and skip-gram, which has ends only."""

@@ -1,6 +1,6 @@
-"""A language model: an input end, an encoder, an output end.
+"""A language model: an input end, an encoder and an output end.
 
-Shapes: B streams, T steps, D width, V classes, N = B x T places, M of them with a target.
+Shapes: B streams, T steps, D dimensions, V classes, N = B x T positions, M of them with a target.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss of one window in named parts, the penalties on parameters, and the state that follows the window."""
+    """The loss of one window in named parts, the penalties on parameters, and the state after the window."""
 
     parts: dict[str, LossPart]
+    """Named parts of the loss: sums over the targets of the window."""
     penalties: dict[str, Tensor]
-    """Sums like the losses; they belong to an optimiser step, so whoever adds windows up adds them once."""
+    """Penalties on parameters, as sums. They belong to an optimiser step, so a sum over windows adds them once."""
     state: State
-    """Cut from the graph, for the next window."""
+    """The state for the next window, detached from the graph."""
 
     def sum(self) -> Tensor:
-        """The parts added up as they weigh in the objective, without the penalties."""
+        """Return the weighted sum of the parts, without the penalties."""
         return torch.stack([part.weight * part.sum for part in self.parts.values()]).sum()
 
     def mean(self) -> Tensor:
-        """The loss of a training loop of your own that makes one step per window.
+        """Return the loss for a training loop that makes one optimiser step per window.
 
-        Each part divided by its own count, and the penalties divided by the number of tokens, added up: what
-        `divisor = "tokens"` is in a recipe.
+        It is the weighted sum of the parts, each divided by its count, and of the penalties divided by the number of
+        tokens. In a recipe this is `divisor = "tokens"`.
         """
         means = [part.weight * part.sum / max(part.count, 1) for part in self.parts.values()]
         tokens = max(self.parts["nll"].count, 1)
@@ -47,8 +48,10 @@ class Losses:
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """The model without dropout, and afterwards back in the mode it was in. No parameter may change meanwhile: without
-    gradients, class vectors that a network computes are computed once."""
+    """Put the model into evaluation mode inside the context, and back into its previous mode afterwards.
+
+    No parameter may change inside the context: class vectors that a label encoder computes are computed once.
+    """
     was_training = model.training
     model.eval()
     try:
@@ -59,7 +62,18 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 
 
 class LanguageModel(nn.Module):
-    """The ends joined: words in, hidden states, words out."""
+    """A language model: words to vectors, to hidden states, to a distribution over the next word.
+
+        model = LanguageModel(Lookup(words), LSTM(200, 200), Softmax(Plain(words)))
+        model.loss(tokens).mean().backward()
+
+    Args:
+        input: The input end, which turns ids into vectors.
+        encoder: The encoder, which turns vectors into hidden states.
+        output: The output end, which turns hidden states into probabilities. It is tied to the input end if both hold
+            the same table.
+        regularisation: Weights of penalties on the activations. By default there are none.
+    """
 
     def __init__(
         self,
@@ -69,7 +83,7 @@ class LanguageModel(nn.Module):
         regularisation: RegularisationSettings | None = None,
     ) -> None:
         super().__init__()
-        # An input end that spells may know more words than there are classes.
+        # An input end that reads spellings may know more words than there are classes.
         if input.vocab_size < output.vocab_size or (input.tables() and input.vocab_size > output.vocab_size):
             raise SettingsError(
                 f"the input end has {input.vocab_size} words but the output end has {output.vocab_size}; "
@@ -78,36 +92,44 @@ class LanguageModel(nn.Module):
         if input.dim != encoder.input_dim:
             raise SettingsError(
                 f"the input end gives {input.dim} numbers per token but the encoder reads {encoder.input_dim}; "
-                "make the encoder's input_dim as wide as the input's table"
+                "make the encoder's input_dim equal to the dimension of the input's table"
             )
         if encoder.dim != output.context_dim:
             raise SettingsError(
                 f"the encoder gives {encoder.dim} numbers per token but the output end reads {output.context_dim}; "
-                "make the output's table as wide as the encoder, or use a classifier that projects (kind = 'projected')"
+                "make the output's table as large as the encoder's hidden state, or use a classifier that projects "
+                "(kind = 'projected')"
             )
-        held = {id(parameter) for parameter in input.parameters()}
-        for parameter, sentence in output.left_to_others():
-            if id(parameter) not in held:
-                raise SettingsError(sentence)
+        trained = {id(parameter) for parameter in input.parameters()}
+        for parameter, message in output.untrained_parameters():
+            if id(parameter) not in trained:
+                raise SettingsError(message)
         self.input = input
         self.encoder = encoder
         self.output = output
         self.regularisation = regularisation or RegularisationSettings()
 
     def initial_state(self, streams: int) -> State:
+        """Return the state before the first window of a text."""
         return self.encoder.initial_state(streams, next(self.parameters()).device)
 
     def memory(self, streams: int, steps: int | None = None) -> State:
-        """The state to begin with where the text comes piece by piece; with `steps`, one that keeps its size."""
+        """Return the state before a text that is read step by step, as in generation.
+
+        Args:
+            streams: Number of streams, B.
+            steps: Capacity of the KV cache. With it, the state keeps its shape, as a CUDA graph needs. Without it, the
+                cache of a transformer grows with every step.
+        """
         return self.encoder.memory(streams, next(self.parameters()).device, steps)
 
     @property
     def waits(self) -> bool:
-        """Whether to read tokens and score others asks a GPU for a number, which a step that is captured must not."""
+        """Whether reading tokens and scoring targets reads a value from the GPU, which a CUDA graph cannot capture."""
         return self.input.waits or self.encoder.waits or self.output.waits
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
-        """Hidden states of a window. Without a state the streams start from nothing."""
+        """Return the hidden states of a window that follows `state`, or that starts the text if there is none."""
         if state is None:
             state = self.initial_state(tokens_BT.shape[0])
         encoded: Encoded = self.encoder(self.input(tokens_BT), state)
@@ -121,10 +143,15 @@ class LanguageModel(nn.Module):
         plan: Plan | None = None,
         places_M: Tensor | None = None,
     ) -> Losses:
-        """The loss of a window. Without targets, each token is the target of the one before it.
+        """Return the loss of a window.
 
-        Of a window with padding, `places_M` are those that have a target, counted over streams and steps, and perhaps
-        some that have none: the output end sees no others, and the plan is one of theirs.
+        Args:
+            tokens_BT: Token ids.
+            targets_BT: Target ids. Without them, each token is the target of the token before it.
+            state: The state that the window follows. Without it, the window starts the text.
+            plan: What `output.prepare` returned for the targets. Without it, they are prepared here.
+            places_M: For a window with padding, the positions that the output end reads, counted over streams and
+                steps: all that have a target, and possibly others. The plan is for these positions.
         """
         if targets_BT is None:
             tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
@@ -133,7 +160,7 @@ class LanguageModel(nn.Module):
     def _losses(self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, places_M: Tensor | None) -> Losses:
         h_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
         if places_M is not None:
-            # Places are distinct, so the gradient of this adds nothing up, and in no order.
+            # Positions are distinct, so the gradient of this selection involves no sum whose order could vary.
             h_ND, targets_N = h_ND.index_select(0, places_M), targets_N.index_select(0, places_M)
         plan = plan or self.output.prepare(targets_N)
         parts = self.output.loss(h_ND, targets_N, plan)
@@ -144,32 +171,33 @@ class LanguageModel(nn.Module):
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Log-probability of every target, logp_BT, and the state that follows."""
+        """Return the log-probability of every target, logp_BT, and the state after the window."""
         encoded = self(tokens_BT, state)
         logp_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
         return logp_N.view_as(targets_BT), encoded.state
 
     def parameter_counts(self) -> dict[str, int]:
-        """Parameters by part. A shared tensor counts once, at the first part that holds it."""
+        """Return the number of parameters of each end and the encoder. A shared tensor counts once, at the first."""
         counts = {name: 0 for name, _ in self.named_children()}
         for name, parameter in self.named_parameters():
             counts[name.partition(".")[0]] += parameter.numel()
         return counts
 
     def parameter_parts(self) -> dict[str, int]:
-        """Parameters by what holds them, such as `output.classifier.layers`; the layers of a stack are one part."""
+        """Return the number of parameters of each module, such as `output.classifier.layers`. A stack counts as one."""
         counts: dict[str, int] = {}
         for name, parameter in self.named_parameters():
-            *holders, last = name.split(".")
-            holder = self.get_submodule(".".join(holders))
-            belongs = last == "weight" or type(holder).__module__.startswith("torch.nn")
-            path = holders if belongs else [*holders, last]
-            part = ".".join(each for each in path if not each.isdigit())
+            *path, last = name.split(".")
+            module = self.get_submodule(".".join(path))
+            # The weight of a table, and all parameters of torch's own layers, are listed under the module's name.
+            if last != "weight" and not type(module).__module__.startswith("torch.nn"):
+                path.append(last)
+            part = ".".join(step for step in path if not step.isdigit())
             counts[part] = counts.get(part, 0) + parameter.numel()
         return counts
 
     @property
     def tied(self) -> bool:
-        """Whether the classes are made from a table that the input end holds."""
-        held = self.input.tables()
-        return any(table is other for table in self.output.tables() for other in held)
+        """Whether the class vectors are made from a table that the input end holds."""
+        tables = self.input.tables()
+        return any(table is other for table in self.output.tables() for other in tables)

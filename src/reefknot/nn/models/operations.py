@@ -1,21 +1,20 @@
-"""Floating-point operations of a training step: what its achieved share of a machine's matrix rate is reckoned by.
+"""Floating-point operations of a training step, for the share of a machine's matrix rate that training achieves.
 
-Only products of matrices count. A matrix of weights costs two operations per weight and row, and the two gradients as
-much each: 6 in all. Causal attention counts half of the products of all pairs. What an end costs depends on the batch:
+Only matrix products count. A weight of a matrix costs two operations per row, and as many for each of the two
+gradients: 6 in all. Causal attention counts half of the products of all pairs. The cost of an end depends on the batch:
 
     softmax                 6 D V per target
-    translators             sources and targets meet their own matrices; attention counts pairs of places
+    translators             sources and targets are multiplied by their own matrices; attention counts pairs of tokens
     adaptive softmax        head and clusters for every target, a tail and its matrix for the targets that lie in it
     adaptive input          the matrix of its band for every token
-    char-CNN                convolutions and what follows them, once per distinct word of the batch
+    char-CNN                convolutions and the layers after them, once per distinct word of the batch
 
-What a method makes a second time (activations made again, scores made again in the backward pass) and rows that only
-fill up a shape (padding, rows of a tail without a target, bands asked for words of others) do not count: a faster
-program has a higher share, a busier one has not.
+Recomputed activations, scores that are computed again in the backward pass, and rows that only pad a shape do not
+count. So a faster program has a higher share, and a program that does more work does not.
 
-A kind of part that has no line here is taken for matrices that meet every row once, which is true of most.
+A kind of part without a function of its own here counts as matrices that are applied once to every row.
 
-Shapes: B streams, T steps, N rows (targets), D width, V classes, U distinct words.
+Shapes: B streams, S source tokens, T steps, N rows (targets), D dimensions, V classes, U distinct words, L bytes.
 """
 
 from __future__ import annotations
@@ -49,95 +48,97 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
 PER_WEIGHT = 6
-"""A product and its two gradients, each a multiplication and an addition."""
+"""A product and its two gradients, each with a multiplication and an addition."""
 
 
 def operations(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> int:
-    """Of one forward and backward pass over a window, whose inputs and targets are on the host.
+    """Return the operations of one forward and backward pass over a window.
 
-    Tokens without a target (`IGNORE`) are taken for padding at the right.
+    Args:
+        model: A language model or a translator.
+        x_BT: Inputs of the window, on the host.
+        y_BT: Targets of the window, on the host. Tokens without a target (`IGNORE`) count as padding on the right.
     """
     scored_BT = y_BT != IGNORE
     lengths_B = scored_BT.sum(dim=1)
     if isinstance(model, Translator):
         source_BS, x_BT = sides(x_BT, y_BT)
         there_BS = source_BS != PAD
-        body = of_input(model.source, source_BS[there_BS])
-        body += of_source_encoder(model.encoder, there_BS.sum(dim=1), lengths_B)
+        body = input_operations(model.source, source_BS[there_BS])
+        body += source_encoder_operations(model.encoder, there_BS.sum(dim=1), lengths_B)
     else:
-        body = of_encoder(model.encoder, lengths_B)
-    return body + of_input(model.input, x_BT[scored_BT]) + of_output(model.output, y_BT[scored_BT])
+        body = encoder_operations(model.encoder, lengths_B)
+    return body + input_operations(model.input, x_BT[scored_BT]) + output_operations(model.output, y_BT[scored_BT])
 
 
 # -- input ends ----------------------------------------------------------------------------------------------------
 
 
 @singledispatch
-def of_input(part: InputEnd, x_N: Tensor) -> int:
-    """Operations of an input end that looks up so many tokens."""
+def input_operations(part: InputEnd, x_N: Tensor) -> int:
+    """Return the operations of an input end for these tokens."""
     return PER_WEIGHT * len(x_N) * _weights(part)
 
 
-@of_input.register
+@input_operations.register
 def _(part: AdaptiveLookup, x_N: Tensor) -> int:
     rows = _counts(x_N, part.table.bounds)
-    return PER_WEIGHT * sum(each * width * part.dim for each, width in zip(rows, part.projections.widths, strict=True))
+    weights = [width * part.dim for width in part.projections.widths]
+    return PER_WEIGHT * sum(count * weight for count, weight in zip(rows, weights, strict=True))
 
 
-@of_input.register
+@input_operations.register
 def _(part: CharCNN, x_N: Tensor) -> int:
     spelled_UL = part.spellings[torch.unique(x_N).to(part.spellings.device)] > 0
     windows = int(spelled_UL.sum(dim=1).clamp(min=1).sum())
-    at_once = windows * _weights(part.convolutions) + len(spelled_UL) * (
-        _weights(part.highway) + _weights(part.projection)
-    )
-    return PER_WEIGHT * at_once
+    per_word = _weights(part.highway) + _weights(part.projection)
+    return PER_WEIGHT * (windows * _weights(part.convolutions) + len(spelled_UL) * per_word)
 
 
 # -- encoders ------------------------------------------------------------------------------------------------------
 
 
 @singledispatch
-def of_encoder(part: Encoder, lengths_B: Tensor) -> int:
-    """Operations of an encoder that reads windows of these lengths."""
+def encoder_operations(part: Encoder, lengths_B: Tensor) -> int:
+    """Return the operations of an encoder for windows of these lengths."""
     return PER_WEIGHT * int(lengths_B.sum()) * _weights(part)
 
 
-@of_encoder.register
+@encoder_operations.register
 def _(part: RecurrentHighway, lengths_B: Tensor) -> int:
     return PER_WEIGHT * int(lengths_B.sum()) * (part.input_weight.numel() + part.weight.numel())
 
 
-@of_encoder.register
+@encoder_operations.register
 def _(part: Transformer, lengths_B: Tensor) -> int:
-    # Scores and weighted values: two products of T x T by D in each block, and half of each is masked.
+    # Scores and weighted values: two products of T x T by D in each block, half of each masked.
     attention = len(part.blocks) * part.dim * int(lengths_B.square().sum())
     return PER_WEIGHT * (int(lengths_B.sum()) * _weights(part) + attention)
 
 
 @singledispatch
-def of_source_encoder(part: Encoder, sources_B: Tensor, lengths_B: Tensor) -> int:
-    """Operations of an encoder that reads sources and targets of these lengths."""
+def source_encoder_operations(part: Encoder, sources_B: Tensor, lengths_B: Tensor) -> int:
+    """Return the operations of an encoder for sources and targets of these lengths."""
     return PER_WEIGHT * int(sources_B.sum() + lengths_B.sum()) * _weights(part)
 
 
-@of_source_encoder.register
+@source_encoder_operations.register
 def _(part: AttentionGRU, sources_B: Tensor, lengths_B: Tensor) -> int:
-    reading = sum(_weights(each) for each in (part.rightward, part.leftward, part.keys))
+    reading = sum(_weights(layer) for layer in (part.rightward, part.leftward, part.keys))
     once = _weights(part.start)
     writing = _weights(part) - reading - once
-    # The weighted annotations; what scores them adds one number for each of theirs.
+    # The weighted sum of the annotations, and the attention scores, which cost as much.
     attention = 2 * part.keys.out_features * int((sources_B * lengths_B).sum())
     rows = int(sources_B.sum()) * reading + len(sources_B) * once + int(lengths_B.sum()) * writing
     return PER_WEIGHT * (rows + attention)
 
 
-@of_source_encoder.register
+@source_encoder_operations.register
 def _(part: EncoderDecoder, sources_B: Tensor, lengths_B: Tensor) -> int:
-    reading, writing = (_weights(each) for each in (part.source_blocks, part.target_blocks))
+    reading, writing = _weights(part.source_blocks), _weights(part.target_blocks)
     rows = int(sources_B.sum()) * (reading + _weights(part.source_in)) + int(lengths_B.sum()) * writing
-    # Scores and weighted values, two products of width D for each pair of places: all pairs of a source, all of a
-    # source and its target, and half of those of a target.
+    # Scores and weighted values, two products over D dimensions for each pair of tokens: all pairs of a source, all
+    # pairs of a source and its target, and half of the pairs of a target.
     pairs = 2 * sources_B.square() + 2 * sources_B * lengths_B + lengths_B.square()
     return PER_WEIGHT * (rows + len(part.target_blocks) * part.dim * int(pairs.sum()))
 
@@ -146,81 +147,82 @@ def _(part: EncoderDecoder, sources_B: Tensor, lengths_B: Tensor) -> int:
 
 
 @singledispatch
-def of_output(part: OutputEnd, y_N: Tensor) -> int:
-    """Operations of the loss of these targets."""
+def output_operations(part: OutputEnd, y_N: Tensor) -> int:
+    """Return the operations of the loss of these targets."""
     return PER_WEIGHT * len(y_N) * (_weights(part) + part.context_dim * part.vocab_size)
 
 
-@of_output.register
+@output_operations.register
 def _(part: Softmax, y_N: Tensor) -> int:
-    return of_classifier(part.classifier, len(y_N))
+    return classifier_operations(part.classifier, len(y_N))
 
 
-@of_output.register
+@output_operations.register
 def _(part: Augmented, y_N: Tensor) -> int:
-    # Soft targets, once per distinct target: scores, means of vectors, and, where they learn, the gradients of both.
+    # Soft targets, once per distinct target: scores, means of vectors and, unless detached, the gradients of both.
     distinct = len(torch.unique(y_N))
     soft = (6 if part.detach_target else 10) * distinct * part.classifier.dim * part.vocab_size
-    return of_classifier(part.classifier, len(y_N)) + soft
+    return classifier_operations(part.classifier, len(y_N)) + soft
 
 
-@of_output.register
+@output_operations.register
 def _(part: MixtureOfSoftmaxes, y_N: Tensor) -> int:
-    own = PER_WEIGHT * len(y_N) * (_weights(part.latent) + _weights(part.prior))
-    return own + of_classifier(part.classifier, part.experts * len(y_N))
+    latents = PER_WEIGHT * len(y_N) * (_weights(part.latent) + _weights(part.prior))
+    return latents + classifier_operations(part.classifier, part.experts * len(y_N))
 
 
-@of_output.register
+@output_operations.register
 def _(part: SampledSoftmax, y_N: Tensor) -> int:
-    return of_classifier(part.classifier, len(y_N), min(part.samples, part.vocab_size))
+    return classifier_operations(part.classifier, len(y_N), min(part.samples, part.vocab_size))
 
 
-@of_output.register
+@output_operations.register
 def _(part: AdaptiveSoftmax, y_N: Tensor) -> int:
     rows = _counts(y_N, part.bounds)
-    width = part.projections.dim
-    everywhere = 0 if part.front is None else _weights(part.front)
+    dim = part.projections.dim
+    for_every_row = 0 if part.front is None else _weights(part.front)
     if part.clusters is not None:
-        everywhere += part.clusters.numel()
+        for_every_row += part.clusters.numel()
     if part.head_projection != "none":
-        everywhere += width * part.projections.widths[0]
-    total = PER_WEIGHT * len(y_N) * everywhere
+        for_every_row += dim * part.projections.widths[0]
+    total = PER_WEIGHT * len(y_N) * for_every_row
     for band, classifier in enumerate(part.classifiers):
         assert isinstance(classifier, Classifier)
-        total += of_classifier(classifier, rows[band] if band else len(y_N))
-        total += PER_WEIGHT * rows[band] * width * part.projections.widths[band] if band else 0
+        total += classifier_operations(classifier, rows[band] if band else len(y_N))
+        total += PER_WEIGHT * rows[band] * dim * part.projections.widths[band] if band else 0
     return total
 
 
 @singledispatch
-def of_classifier(part: Classifier, rows: int, classes: int | None = None) -> int:
-    """Operations of a classifier that meets so many rows, all of its classes or some."""
+def classifier_operations(part: Classifier, rows: int, classes: int | None = None) -> int:
+    """Return the operations of a classifier for this number of rows, with all of its classes or only some."""
     classes = part.vocab_size if classes is None else classes
     return PER_WEIGHT * rows * (_weights(part) + part.dim * classes)
 
 
-@of_classifier.register
+@classifier_operations.register
 def _(part: Drill, rows: int, classes: int | None = None) -> int:
     classes = part.vocab_size if classes is None else classes
     return PER_WEIGHT * (rows * part.dim * classes + classes * _weights(part))
 
 
-@of_classifier.register
+@classifier_operations.register
 def _(part: Dual, rows: int, classes: int | None = None) -> int:
     classes = part.vocab_size if classes is None else classes
-    met = rows * (_weights(part.context_layer) + part.dim * classes)
-    return PER_WEIGHT * (met + classes * _weights(part.label_layer))
+    of_rows = rows * (_weights(part.context_layer) + part.dim * classes)
+    return PER_WEIGHT * (of_rows + classes * _weights(part.label_layer))
 
 
 # -- counts --------------------------------------------------------------------------------------------------------
 
 
 def _weights(module: nn.Module) -> int:
-    """Numbers of its matrices. A table is none: its rows are looked up, or are classes."""
-    tables = {id(each.weight) for each in module.modules() if isinstance(each, WordTable | nn.Embedding)}
-    return sum(each.numel() for each in module.parameters() if each.dim() > 1 and id(each) not in tables)
+    """Return the number of weights in matrices. A table does not count: its rows are looked up, or are classes."""
+    tables = {id(child.weight) for child in module.modules() if isinstance(child, WordTable | nn.Embedding)}
+    matrices = (weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in tables)
+    return sum(weight.numel() for weight in matrices)
 
 
 def _counts(ids_N: Tensor, bounds: tuple[int, ...]) -> list[int]:
-    """How many of the ids lie in each band."""
+    """Return the number of ids in each band."""
     return [int(((ids_N >= start) & (ids_N < stop)).sum()) for start, stop in pairwise(bounds)]

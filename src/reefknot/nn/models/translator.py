@@ -1,12 +1,13 @@
 """A translator: a language model of the target that has read a source (Press & Wolf 2017; Pappas & Henderson 2019).
 
-It has one end more than a language model, the one that the source goes in by. Three-way tying is three ends with one
-table: of the source, of the target, and of the classes.
+It has one end more than a language model: an input end for the source. In three-way tying, the input ends of source and
+target and the classes share one table.
 
-A window of pairs holds both sides in one tensor, x_BU: the source in the first S columns, the target's inputs in the
-last T, where T is the width of the targets. So whatever trains a language model trains a translator.
+A window of pairs holds both sides in one tensor, x_BU: the source in the first S columns and the inputs of the target
+in the last T, where T is the number of columns of the targets. So the code that trains a language model can train a
+translator.
 
-Shapes: B pairs, S source tokens, T target tokens, U = S + T, D width, M places with a target.
+Shapes: B pairs, S source tokens, T target tokens, U = S + T, D dimensions, M positions with a target.
 """
 
 from __future__ import annotations
@@ -24,11 +25,19 @@ from reefknot.nn.models.regularisation import RegularisationSettings
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 PAD = IGNORE
-"""Fills up a source that is shorter than others of its window, at the right. Nothing reads it."""
+"""Pads a source on the right if it is shorter than others in its window."""
 
 
 class Translator(LanguageModel):
-    """The ends joined: a source in, then words in, hidden states, words out."""
+    """A translator: a source and the words of a target so far to a distribution over the next word of the target.
+
+    Args:
+        source: The input end of the source.
+        input: The input end of the target.
+        encoder: An encoder that reads a source, such as `AttentionGRU` or `EncoderDecoder`.
+        output: The output end of the target.
+        regularisation: Weights of penalties on the activations. By default there are none.
+    """
 
     def __init__(
         self,
@@ -40,41 +49,41 @@ class Translator(LanguageModel):
     ) -> None:
         if not encoder.reads_source:
             raise SettingsError(
-                f"a translator needs an encoder that reads a source, such as AttentionGRU or EncoderDecoder; "
-                f"a {type(encoder).__name__} reads none"
+                "a translator needs an encoder that reads a source, such as AttentionGRU or EncoderDecoder; "
+                f"a {type(encoder).__name__} does not"
             )
         if source.dim != encoder.source_dim:
             raise SettingsError(
-                f"the source's end gives {source.dim} numbers per token but the encoder reads {encoder.source_dim}; "
-                "make the encoder's source_dim as wide as the source's table"
+                f"the source's input end gives {source.dim} numbers per token but the encoder reads "
+                f"{encoder.source_dim}; make the encoder's source_dim equal to the dimension of the source's table"
             )
         super().__init__(input, encoder, output, regularisation)
         self.source = source
 
     @property
     def three_way(self) -> bool:
-        """Whether one table holds the words of the source, of the target and of the classes."""
-        held = self.source.tables()
-        return self.tied and any(table is other for table in self.output.tables() for other in held)
+        """Whether the input ends of source and target and the classes share one table."""
+        tables = self.source.tables()
+        return self.tied and any(table is other for table in self.output.tables() for other in tables)
 
     def read(self, source_BS: Tensor) -> State:
-        """All that the target needs of its source."""
+        """Return everything that target steps need to know about the source."""
         there_BS = source_BS != PAD
         encoder = cast(SourceEncoder, self.encoder)
         return encoder.read(self.source(source_BS.where(there_BS, 0)), there_BS)
 
     def begin(self, source_BS: Tensor) -> State:
-        """The state to begin with where the target comes step by step."""
+        """Return the state before a target that is computed step by step, as in a beam search."""
         return self.memory(len(source_BS)) | self.read(source_BS)
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
-        """Hidden states of target tokens that follow a state."""
+        """Return the hidden states of target tokens that follow a state."""
         if not state:
             raise ArgumentError("a translator reads its source first: give the state that read or begin returned")
         return super().forward(tokens_BT, state)
 
     def attention(self, tokens_BT: Tensor, state: State) -> Tensor:
-        """Where each target token that goes in looks at the source, a_BTS: each row adds up to 1."""
+        """Return the attention weights of each target token over the source, a_BTS. Each row sums to 1."""
         return cast(SourceEncoder, self.encoder).attention(self.input(tokens_BT), state)
 
     def loss(
@@ -85,23 +94,35 @@ class Translator(LanguageModel):
         plan: Plan | None = None,
         places_M: Tensor | None = None,
     ) -> Losses:
-        """The loss of a window of pairs, `tokens` being x_BU. Each pair is computed afresh: a state has no meaning."""
+        """Return the loss of a window of pairs. Each pair is computed by itself.
+
+        Args:
+            tokens_BT: Sources and target inputs in one tensor, x_BU.
+            targets_BT: Target ids. They are required, because their number of columns tells where the source ends.
+            state: Not used.
+            plan: What `output.prepare` returned for the targets. Without it, they are prepared here.
+            places_M: For a window with padding, the positions that the output end reads, counted over pairs and steps:
+                all that have a target, and possibly others. The plan is for these positions.
+        """
         if targets_BT is None:
-            raise ArgumentError("a translator needs targets: they tell where the source ends in x_BU")
+            raise ArgumentError("a translator needs targets: their width tells where the source ends in x_BU")
         source_BS, x_BT = sides(tokens_BT, targets_BT)
         encoded = self(x_BT, self.read(source_BS))
-        # Nothing follows: keys and values of the source need not wait for it.
+        # No window follows, so the keys and values of the source can be freed.
         return self._losses(encoded._replace(state={}), targets_BT, plan, places_M)
 
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Log-probability of every target of a window of pairs, logp_BT; zero where there is none."""
+        """Return the log-probability of every target of a window of pairs, logp_BT, and the state after it.
+
+        It is zero where the target is padding.
+        """
         source_BS, x_BT = sides(tokens_BT, targets_BT)
         return super().target_log_probs(x_BT, targets_BT, self.read(source_BS))
 
 
 def sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """A window's sources, source_BS, and the target's inputs, x_BT."""
+    """Split a window of pairs into its sources, source_BS, and the inputs of its targets, x_BT."""
     source_BS, x_BT = x_BU.tensor_split([x_BU.shape[1] - y_BT.shape[1]], dim=1)
     return source_BS, x_BT

@@ -1,1 +1,1 @@
-"""Output ends: hidden states -> log-probabilities and losses. `contract.py` has what each of them promises."""
+"""Output ends: hidden states to log-probabilities and losses. `contract.py` has the interface that they share."""

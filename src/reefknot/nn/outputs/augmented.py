@@ -1,165 +1,174 @@
-"""The augmented loss (Inan et al. 2017, section 3): predict the target's neighbours too, not the target alone.
+"""The augmented loss (Inan et al. 2017, section 3): predict the neighbours of the target too.
 
-Beside the negative log-likelihood J stands J_aug = KL(soft target || soft prediction), both at temperature tau:
+A second loss is added to the negative log-likelihood J: J_aug = KL(soft target || soft prediction), both at the
+temperature tau:
 
     soft target      q = softmax(L l_y / tau)      l_y is the input vector of the target, L all input vectors
-    soft prediction  p = softmax(W c / tau)        W the class vectors, c the context; the bias is left out, as written
+    soft prediction  p = softmax(W c / tau)        W the class vectors, c the context; as in the paper without bias
 
-The soft target depends on the target's type alone, so its V-wide work is done once per distinct target u of a batch:
-with m_u = sum_v (q_uv - 1 / V) w_v,
+The soft target depends only on the target's type, so its work over V classes is done once per distinct target u of a
+batch: with m_u = sum_v (q_uv - 1 / V) w_v,
 
     KL_n = -H(q_u) - c_n . m_u / tau + logsumexp((W c_n - mean) / tau).
 
-At a high temperature p and q are both near 1 / V, and their difference is the gradient. What is the same for all
-classes cancels in it, so it is never added: the mean of the class vectors, the mean of the scores, and 1 / V.
+At a high temperature p and q are both close to 1 / V, and the gradient is their difference. Terms that are the same for
+all classes cancel in it and are never added: the mean of the class vectors, the mean of the scores, and 1 / V.
 
-Shapes: N rows (tokens), M of them scored, U distinct targets, D width of the class vectors, V classes.
+Shapes: N rows (tokens), M of them scored, U distinct targets, D dimensions of the class vectors, V classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.kernels.soft_target import soft_targets
-from reefknot.lab.config.settings import NonNegative, Positive
-from reefknot.nn.classifiers.contract import NestedClassifier
+from reefknot.nn.bounds import NonNegative, Positive, Share
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
-from reefknot.nn.tables import NamedTable, WordTable
+from reefknot.nn.tables import WordTable
 
 FILL = 32
-"""Few numbers of distinct targets instead of many: a training step is captured once for each of its shapes."""
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+"""The number of distinct targets is padded to a multiple of this. A training step is captured once for each of its
+shapes, so there should be few."""
 
 
 @dataclass(frozen=True)
 class DistinctTargets(Plan):
-    """Which rows are scored, and which of the distinct targets each of them has."""
+    """The scored rows and the distinct targets of a batch."""
 
     rows: Tensor
     """The M scored rows."""
     targets: Tensor
-    """The U distinct targets, filled up with more of the first to a multiple of `FILL`, the same in all pieces of an
-    update."""
+    """The U distinct targets, padded with copies of the first to a multiple of `FILL` that all micro-batches share."""
     places: Tensor
-    """For each of the M rows, where its target stands among the U."""
+    """For each of the M rows, the position of its target among the U."""
 
-    def filled(self, length: int) -> DistinctTargets:
-        """The same with so many targets, or still with none."""
-        filling = self.targets[:1].repeat(length - len(self.targets))
-        return replace(self, targets=torch.cat([self.targets, filling]))
+    def padded(self, length: int) -> DistinctTargets:
+        """Return the plan with the targets padded to this length. A plan without targets stays empty."""
+        padding = self.targets[:1].repeat(length - len(self.targets))
+        return replace(self, targets=torch.cat([self.targets, padding]))
 
 
 class Augmented(Softmax):
-    """A softmax with Inan's second loss: the targets' neighbours in the input table, at a temperature.
+    """A softmax with the augmented loss of Inan et al., whose soft targets are the target's neighbours in a table.
 
-    The second loss has a part and a weight of its own: log-probabilities and perplexity are those of the plain softmax.
-    Its weight is said in one of three ways: alpha; gamma, alpha = gamma tau (the paper's experiments); or beta, for
-    beta tau^2 V J_aug + (1 - beta) J (its validation experiment).
+    The augmented loss is a loss part of its own, so log-probabilities and perplexity are those of the plain softmax.
+    Give its weight in one of three ways: `alpha`; `gamma`, for alpha = gamma tau (the paper's experiments); or `beta`,
+    for the objective beta tau^2 V J_aug + (1 - beta) J (the paper's validation experiment).
+
+    Args:
+        classifier: The classifier whose scores are normalised, such as `Plain(table)`.
+        table: The word table whose vectors define the soft targets, usually that of the input end.
+        tau: Temperature of the soft target and the soft prediction.
+        alpha: Weight of the augmented loss.
+        gamma: Instead of `alpha`: alpha = gamma tau. The paper uses 0.5 to 1.5.
+        beta: Instead of `alpha`: the weight beta tau^2 V for the augmented loss, and 1 - beta for the nll.
+        detach_target: Stop the gradient through the soft target. Tied models then train far worse.
     """
 
     def __init__(
         self,
-        classifier: NestedClassifier,
-        table: NamedTable,
-        tau: Annotated[Positive, Field(description="temperature of the soft target and the soft prediction")] = 20.0,
-        alpha: Annotated[NonNegative | None, Field(description="weight of the augmented loss")] = None,
-        gamma: Annotated[
-            NonNegative | None, Field(description="instead of alpha: alpha = gamma tau; the paper has 0.5 to 1.5")
-        ] = None,
-        beta: Annotated[
-            Share | None,
-            Field(description="instead of alpha: beta tau^2 V for the augmented loss, 1 - beta for the nll"),
-        ] = None,
-        detach_target: Annotated[
-            bool, Field(description="cut the gradient through the soft target; tied models then train far worse")
-        ] = False,
+        classifier: Classifier,
+        table: WordTable,
+        tau: Positive = 20.0,
+        alpha: NonNegative | None = None,
+        gamma: NonNegative | None = None,
+        beta: Share | None = None,
+        detach_target: bool = False,
     ) -> None:
         super().__init__(classifier)
         if not isinstance(table, WordTable):
             raise SettingsError(
-                f"augmented: a {type(table).__name__} is no word table to compare words by; "
-                "give it the word table of the input"
+                f"augmented: needs a word table to compare words with; a {type(table).__name__} is not one. "
+                "Give it the word table of the input"
             )
         if table.vocab_size != classifier.vocab_size:
             raise SettingsError(
                 f"augmented: the table has {table.vocab_size} words but the classifier has "
-                f"{classifier.vocab_size} classes; "
-                "give both the same vocabulary"
+                f"{classifier.vocab_size} classes; give both the same vocabulary"
             )
         if not tau > 0:
-            raise SettingsError(f"augmented: tau = {tau} must be above 0; the paper has 20")
+            raise SettingsError(f"augmented: tau = {tau}: must be greater than 0; the paper uses 20")
         self.table = table
         self.tau = tau
         self.detach_target = detach_target
         self.nll_weight, self.augmented_weight = _weights(alpha, gamma, beta, tau, classifier.vocab_size)
 
     def prepare(self, y_cpu: Tensor) -> DistinctTargets:
-        return self.prepare_pieces([y_cpu])[0]
+        """Find the distinct targets on the host. An unknown class is an error."""
+        return self.prepare_micro_batches([y_cpu])[0]
 
-    def prepare_pieces(self, pieces: Sequence[Tensor]) -> list[DistinctTargets]:
-        plans = [self._distinct(y_cpu.reshape(-1)) for y_cpu in pieces]
+    def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[DistinctTargets]:
+        """Return the plans for the targets of all micro-batches of an update, padded to the same number of targets."""
+        plans = [self._distinct(y_cpu.reshape(-1)) for y_cpu in micro_batches]
         length = -(-max(len(plan.targets) for plan in plans) // FILL) * FILL
-        return [plan.filled(length) for plan in plans]
+        return [plan.padded(length) for plan in plans]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        """Return the loss of the targets as the parts `nll` and `augmented`, the KL divergence of the soft targets.
+
+        Args:
+            h_ND: Hidden states.
+            y_N: Target classes. Rows whose target is -100 are ignored.
+            plan: What `prepare` returned for these targets.
+        """
         plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
         plan = plan.to(h_ND.device)
         c_ND, w_VD = self.classifier.context(h_ND), self.classifier.weight()
-        found = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
-        assert found.lse_tau is not None
+        rows = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
+        assert rows.lse_tau is not None
         queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
         if self.detach_target:
             queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
         m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
-        # Rows share targets. The gradient of an embedding adds them up in one order, that of indexing in any.
-        m_MD, negentropy_M1 = (F.embedding(plan.places, each) for each in (m_UD, negentropy_U[:, None]))
-        c_MD, lse_M = (each.index_select(0, plan.rows) for each in (c_ND, found.lse_tau))
+        # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
+        m_MD, negentropy_M1 = (F.embedding(plan.places, values) for values in (m_UD, negentropy_U[:, None]))
+        c_MD, lse_M = (values.index_select(0, plan.rows) for values in (c_ND, rows.lse_tau))
         kl_M = negentropy_M1[:, 0] - (c_MD * m_MD).sum(-1) / self.tau + lse_M
         return {
-            "nll": LossPart(found.nll.sum(), plan.count, self.nll_weight),
+            "nll": LossPart(rows.nll.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
         }
 
-    def left_to_others(self) -> list[tuple[nn.Parameter, str]]:
+    def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
+        """Return the weight of the table if only the detached soft targets use it."""
         if not self.detach_target or self.table is self.classifier.table:
             return []
-        sentence = "augmented: with detach_target its table learns nothing here; give it the table of the input end"
-        return [(self.table.weight, sentence)]
+        message = "augmented: with detach_target its table is not trained here; give it the table of the input end"
+        return [(self.table.weight, message)]
 
     def _distinct(self, y_N: Tensor) -> DistinctTargets:
-        """The plan before its targets are filled up."""
+        """Return the plan without padding."""
         rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
         targets_U, places_M = torch.unique(y_N[rows_M], return_inverse=True)
         return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, places_M)
 
     def extra_repr(self) -> str:
+        """Return the temperature and the weights that `print(model)` shows."""
         return f"tau={self.tau}, weights={self.nll_weight} nll + {self.augmented_weight} augmented"
 
 
 def _weights(
     alpha: float | None, gamma: float | None, beta: float | None, tau: float, vocab_size: int
 ) -> tuple[float, float]:
-    """What the nll and the augmented loss weigh."""
+    """Return the weights of the nll and of the augmented loss."""
     given = {name: value for name, value in (("alpha", alpha), ("gamma", gamma), ("beta", beta)) if value is not None}
     if len(given) != 1:
-        fault = f"{' and '.join(given)} are given" if given else "none is given"
-        raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {fault}")
+        error = f"{' and '.join(given)} are given" if given else "none is given"
+        raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {error}")
     ((name, value),) = given.items()
     if not value >= 0 or (name == "beta" and value > 1):
-        bounds = "from 0 to 1" if name == "beta" else "0 or more"
-        raise SettingsError(f"augmented: {name} = {value} must be {bounds}")
+        bounds = "from 0 to 1" if name == "beta" else "0 or greater"
+        raise SettingsError(f"augmented: {name} = {value}: must be {bounds}")
     if name == "beta":
         return 1.0 - value, value * tau**2 * vocab_size
     return 1.0, value * tau if name == "gamma" else value

@@ -1,6 +1,6 @@
-"""What every output end promises, whatever it is made of.
+"""The contract of output ends.
 
-Shapes: N rows (tokens), D width of the hidden state, V classes.
+Shapes: N rows (tokens), D dimensions of the hidden state, V classes, K best classes.
 """
 
 from __future__ import annotations
@@ -16,156 +16,180 @@ from torch import Tensor, nn
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.capture import send
 from reefknot.kernels.scores import IGNORE
-from reefknot.nn.classifiers.contract import Classifier, H
-from reefknot.nn.classifiers.held import Kept, Shared
+from reefknot.nn.classifiers.contract import C, Classifier
+from reefknot.nn.classifiers.weight_cache import EvaluationCache, StepCache
+from reefknot.nn.docstrings import Documented
 from reefknot.nn.tables import WordTable
 
 
 @dataclass(frozen=True)
 class LossPart:
-    """One named part of a loss: a sum and what it was summed over. Whoever adds batches up divides, once."""
+    """One named part of a loss: a sum and the number of targets in it. A caller that adds batches divides once."""
 
     sum: Tensor
+    """The sum over all targets, without the weight, so that metrics show the quantity of the paper."""
     count: int
+    """The number of targets in the sum."""
     weight: float = 1.0
-    """What it weighs in the objective. The sum itself stays plain, so that metrics show the paper's own quantity."""
+    """The weight of this part in the objective."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the host knows of a batch's targets before they are copied to the device."""
+    """What an output end computes from the targets of a batch on the host, before they are copied to the device."""
 
     count: int
-    """Targets that are scored, so that no later step has to ask the device."""
+    """The number of targets that are scored, so that no later step has to ask the device for it."""
 
     def to(self, device: torch.device) -> Self:
-        """The same with every tensor on a device; itself where they are there already."""
+        """Return the plan with all tensors on a device, or the plan itself if they are there already."""
         return self.map(lambda tensor: send(tensor, device))
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, in a fixed order."""
-        found: list[Tensor] = []
-        self.map(found.append)
-        return found
+        """Return all tensors of the plan, in a fixed order."""
+        tensors: list[Tensor] = []
+        self.map(tensors.append)
+        return tensors
 
     def map(self, function: Callable[[Tensor], Any]) -> Self:
-        """The same with something else for every tensor; itself where the tensors come back."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        mapped = {name: _mapped(value, function) for name, value in given.items()}
-        return self if all(mapped[name] is value for name, value in given.items()) else replace(self, **mapped)
+        """Return the plan with `function` applied to every tensor, or the plan itself if no tensor changes."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        mapped = {name: _mapped(value, function) for name, value in values.items()}
+        return self if all(mapped[name] is value for name, value in values.items()) else replace(self, **mapped)
 
 
 def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """A tensor, or a tuple of them however nested, through a function; anything else as it is."""
+    """Apply a function to a tensor or to the tensors in nested tuples; return any other value unchanged."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple):
-        mapped = tuple(_mapped(each, function) for each in value)
-        return value if all(one is other for one, other in zip(value, mapped, strict=True)) else mapped
+        mapped = tuple(_mapped(item, function) for item in value)
+        return value if all(old is new for old, new in zip(value, mapped, strict=True)) else mapped
     return value
 
 
-class OutputEnd(nn.Module):
-    """An output end owns its loss: nothing else looks inside it."""
+class OutputEnd(nn.Module, Documented):
+    """Base class of output ends, which turn hidden states into a distribution over the classes and own its loss.
+
+    Training calls `prepare` on the host and `loss` on the device:
+
+        plan = output.prepare(targets)
+        parts = output.loss(hidden, targets, plan)
+        parts["nll"].sum.backward()
+    """
 
     vocab_size: int
+    """Number of classes, V."""
     context_dim: int
-    """Width of the hidden states it reads."""
+    """Dimension of the hidden states, D."""
     rows_per_token: int = 1
-    """How many rows of scores a token takes: what a window's memory is reckoned by."""
+    """How many rows of scores a token needs, for estimates of a window's memory."""
     waits: bool = False
-    """Whether `topk` or `target_log_probs` asks a GPU for a number, which a step that is captured must not; a loss has
-    its plan for that."""
+    """Whether `topk` or `target_log_probs` reads a value from the GPU. Such a call cannot be captured in a CUDA graph.
+    `loss` never does: its plan has these values."""
 
     def prepare(self, y_cpu: Tensor) -> Plan:
-        """Look at the targets while they are still on the host."""
+        """Compute from the targets, on the host, what `loss` needs of them. An unknown class is an error."""
         scored = y_cpu != IGNORE
         outside = scored & ((y_cpu < 0) | (y_cpu >= self.vocab_size))
         if bool(outside.any()):
             raise ArgumentError(
-                f"target {int(y_cpu[outside].flatten()[0])} is no class: there are {self.vocab_size}, counted from 0; "
-                f"targets to leave out are {IGNORE}"
+                f"target {int(y_cpu[outside].flatten()[0])} is not a class: there are {self.vocab_size}, counted from "
+                f"0; use {IGNORE} for targets to leave out"
             )
         return Plan(count=int(scored.sum()))
 
-    def prepare_pieces(self, pieces: Sequence[Tensor]) -> Sequence[Plan]:
-        """The plans of all pieces of an update, whose shapes should vary together: an update is captured once for each
-        set of them."""
-        return [self.prepare(y_cpu) for y_cpu in pieces]
+    def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> Sequence[Plan]:
+        """Return the plans for the targets of all micro-batches of an update.
+
+        A CUDA graph is captured for each combination of their shapes, so the shapes should vary together.
+        """
+        return [self.prepare(y_cpu) for y_cpu in micro_batches]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        """Named parts of the loss. `nll` is always among them: it alone makes perplexity."""
+        """Return the loss of the targets in named parts.
+
+        The part `nll`, the negative log-likelihood, is always present; perplexity is computed from it alone.
+
+        Args:
+            h_ND: Hidden states.
+            y_N: Target classes. Rows whose target is -100 are ignored.
+            plan: What `prepare` returned for these targets.
+        """
         raise NotImplementedError
 
     def penalties(self) -> dict[str, Tensor]:
-        """Penalties on parameters: sums like the losses, added once per optimiser step before the one division."""
+        """Return named penalties on the parameters. Each is added once per optimiser step to the sum of the losses."""
         return {}
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
-        """All log-probabilities, logp_NV, at least in float32: the readable reference."""
+        """Return the log-probabilities of all classes, logp_NV, in float32 or a wider type."""
         raise NotImplementedError
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        """Log-probability of each row's target, logp_N; zero where the target is `IGNORE`."""
+        """Return the log-probability of the target of each row, logp_N; zero where the target is -100."""
         raise NotImplementedError
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k best classes of each row: (logp_NK, ids_NK), best first."""
+        """Return the k best classes of each row, best first: their log-probabilities logp_NK and their ids ids_NK."""
         self.check_k(k)
         values, ids = self.log_probs(h_ND).topk(k, dim=-1)
         return values, ids
 
     def check_k(self, k: int) -> None:
-        """Refuse to search for more classes than there are, or for none."""
+        """Raise an error unless k lies between 1 and the number of classes."""
         if not 1 <= k <= self.vocab_size:
-            raise SettingsError(
-                f"the {k} best of {self.vocab_size} classes were asked for; ask for 1 to {self.vocab_size}"
-            )
+            raise SettingsError(f"k = {k}: the best of {self.vocab_size} classes need a k from 1 to {self.vocab_size}")
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One class per row, drawn from the distribution: ids_N."""
+        """Draw one class per row from the distribution, ids_N."""
         return torch.multinomial(self.log_probs(h_ND).exp(), 1, generator=generator).squeeze(-1)
 
     def vectors(self) -> Tensor:
-        """One vector per class, for looking at."""
+        """Return one vector per class, for analysis such as nearest neighbours."""
         raise NotImplementedError
 
     def tables(self) -> list[WordTable]:
-        """What the class vectors are made from: an input end that holds one of these is tied to this end."""
+        """Return the tables that the class vectors are made from. An input end that holds one of them is tied."""
         raise NotImplementedError
 
-    def left_to_others(self) -> list[tuple[nn.Parameter, str]]:
-        """Parameters of shared objects that it holds without training them, each with the sentence that refuses a model
-        in which no other end does."""
+    def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
+        """Return parameters of shared objects that this end holds without training them.
+
+        Each has the message of the error that a model raises if its input end does not train them either.
+        """
         return []
 
-    # -- class vectors computed once -------------------------------------------------------------------------------
+    # -- class vectors that are computed once ----------------------------------------------------------------------
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Compute the class vectors once for all calls without gradients, while no parameter changes: evaluation."""
-        with self._held_by(Kept):
+        """Compute the class vectors once for all calls without gradients inside the context.
+
+        No parameter may change inside the context, as in an evaluation.
+        """
+        with self._caching(EvaluationCache):
             yield
 
     @contextmanager
     def sharing(self) -> Iterator[Callable[[], None]]:
-        """Compute the class vectors once for the micro-batches of an optimiser step.
+        """Compute the class vectors once for all micro-batches of an optimiser step inside the context.
 
-        Call what it gives before the last of them: that one's backward goes through the label networks, for all. They
-        have one dropout mask for the whole step.
+        The context yields a function to call before the last micro-batch, whose backward pass continues into the label
+        encoder for all micro-batches. The label encoder uses one dropout mask for the whole step.
         """
-        with self._held_by(Shared) as shares:
+        with self._caching(StepCache) as caches:
 
             def join() -> None:
-                for share in shares:
-                    share.join()
+                for cache in caches:
+                    cache.join()
 
             yield join
-            for share in shares:
-                share.check_joined()
+            for cache in caches:
+                cache.check_joined()
 
     @contextmanager
-    def _held_by(self, kind: Callable[[], H]) -> Iterator[list[H]]:
+    def _caching(self, kind: Callable[[], C]) -> Iterator[list[C]]:
         with ExitStack() as stack:
-            found = [each for each in self.modules() if isinstance(each, Classifier)]
-            yield [stack.enter_context(classifier.holding(kind())) for classifier in found]
+            classifiers = [module for module in self.modules() if isinstance(module, Classifier)]
+            yield [stack.enter_context(classifier.caching(kind())) for classifier in classifiers]

@@ -1,22 +1,18 @@
-"""Mixture of softmaxes (Yang et al. 2018; the rival of DRILL in Pappas & Henderson 2019, section 4).
+"""Mixture of softmaxes (Yang et al. 2018), which Pappas & Henderson (2019, section 4) compare DRILL with.
 
     p(y | h) = sum_k prior_k(h) softmax_y(scores of latent_k(h)),   latent_k = tanh(W_k h + b_k)
 
-All experts share one classifier. The loss is -logsumexp_k(log prior_k - nll_k) over K rows per token, and its
-gradient that of the rows weighed by the experts' posterior: neither the scores nor the mixture of V-wide distributions
-are ever stored.
+All experts share one classifier. The loss is -logsumexp_k(log prior_k - nll_k) over the K rows of a token, and its
+gradient is that of the rows, weighted by the posterior of the experts. Neither the scores nor the mixture of
+distributions over V classes are stored.
 
-Shapes: N rows (tokens), D width of the hidden state, K experts, L width of a latent, V classes.
+Shapes: N rows (tokens), D dimensions of the hidden state, K experts, L dimensions of a latent, R = N x K, V classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
-
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
@@ -24,27 +20,32 @@ from reefknot.kernels.autograd import mixed
 from reefknot.kernels.linear_cross_entropy import summed_loss
 from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
-from reefknot.lab.config.settings import Dim, Layers, Probability, check_rates
-from reefknot.nn.classifiers.contract import NestedClassifier
+from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
 
 
 class MixtureOfSoftmaxes(Softmax):
-    """Several softmaxes over the same classifier, each reading the hidden state its own way, mixed by a learned prior.
+    """Several softmaxes over one classifier, each with its own map of the hidden state, mixed by a learned prior.
 
-    Dropout on the latents is drawn anew for every token; the authors' code holds one mask for a whole window.
+    Dropout masks of the latents are drawn for every token; the authors' code uses one mask for a whole window.
+
+    Args:
+        classifier: The classifier that all experts share. It reads a latent vector instead of the hidden state.
+        context_dim: Dimension of the hidden state, D.
+        experts: Number of softmaxes in the mixture, K.
+        latent_dim: Dimension of the latents, L. The default is the dimension that the classifier reads.
+        dropout: Dropout rate of the latents.
     """
 
     def __init__(
         self,
-        classifier: NestedClassifier,
+        classifier: Classifier,
         context_dim: int,
-        experts: Annotated[Layers, Field(description="softmaxes in the mixture")] = 15,
-        latent_dim: Annotated[
-            Dim | None, Field(description="width of what an expert reads; left out, that which the classifier reads")
-        ] = None,
-        dropout: Annotated[Probability, Field(description="dropout on the latents")] = 0.0,
+        experts: Layers = 15,
+        latent_dim: Dim | None = None,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__(classifier)
         if experts < 1:
@@ -61,12 +62,14 @@ class MixtureOfSoftmaxes(Softmax):
         self.latent = nn.Linear(context_dim, experts * classifier.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)
 
-    @staticmethod
-    def scope(settings: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The nested classifier reads a latent, not the hidden state."""
-        return given if settings.latent_dim is None else {**given, "context_dim": settings.latent_dim}
-
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        """Return the negative log-likelihood of the targets under the mixture, as the part `nll`.
+
+        Args:
+            h_ND: Hidden states.
+            y_N: Target classes. Rows whose target is -100 are ignored.
+            plan: What `prepare` returned for these targets.
+        """
         classifier = self.classifier
         context_RD = classifier.context(self._latents(h_ND).flatten(0, 1))
         nll = summed_loss(context_RD, classifier.weight(), classifier.bias, y_N, self._log_prior(h_ND))
@@ -88,10 +91,13 @@ class MixtureOfSoftmaxes(Softmax):
         return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._log_prior(h_ND))
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """An expert from the prior, then a class from its softmax: N x V numbers, not N x K x V."""
+        """Draw one class per row, ids_N: an expert from the prior, then a class from its softmax.
+
+        This needs N x V numbers instead of N x K x V.
+        """
         k_N = torch.multinomial(self._log_prior(h_ND).exp(), 1, generator=generator).squeeze(-1)
-        chosen_NL = self._latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), k_N]
-        logp_NV = super().log_probs(chosen_NL)
+        latent_NL = self._latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), k_N]
+        logp_NV = super().log_probs(latent_NL)
         return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
 
     def _latents(self, h_ND: Tensor) -> Tensor:

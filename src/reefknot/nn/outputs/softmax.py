@@ -1,46 +1,42 @@
-"""One softmax over the whole vocabulary, whose targets may be smoothed (Szegedy et al. 2016).
+"""Softmax over the whole vocabulary, with optional label smoothing (Szegedy et al. 2016).
 
-A target of 1 - s, with a share s of it spread over all classes, costs (1 - s) nll + s mean_v(-log p_v). That is
-nll + s (z_y - mean_v z_v), the score of the target less the mean of all: no log-probability beside the target's.
+If a share s of every target is spread over all classes, the loss of a target is (1 - s) nll + s mean_v(-log p_v).
+This equals nll + s (z_y - mean_v z_v), where z are the scores, so only the log-probability of the target is needed.
 
-Shapes: N rows (tokens), D width, V classes.
+Shapes: N rows (tokens), D dimensions, V classes.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import row_losses, smoothing_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.topk import linear_topk
-from reefknot.lab.config.settings import Probability, check_rates
-from reefknot.nn.classifiers.contract import Classifier, NestedClassifier
+from reefknot.nn.bounds import Probability, check_rates
+from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.nn.tables import WordTable
 
 
 class Softmax(OutputEnd):
-    """A softmax over the scores of any classifier.
+    """A softmax over the scores of a classifier.
 
-    Smoothing has a part and a weight of its own: log-probabilities and perplexity are those of the targets as they are.
+    The loss is computed in blocks; the N x V scores are never stored. Label smoothing is a loss part of its own, so
+    log-probabilities and perplexity are those of the targets without smoothing.
+
+    Args:
+        classifier: The classifier whose scores are normalised, such as `Plain(table)`.
+        smoothing: Label smoothing: the share of every target that is spread over all classes in training.
     """
 
-    def __init__(
-        self,
-        classifier: NestedClassifier,
-        smoothing: Annotated[
-            Probability, Field(description="share of every target that is spread over all classes, in training")
-        ] = 0.0,
-    ) -> None:
+    def __init__(self, classifier: Classifier, smoothing: Probability = 0.0) -> None:
         super().__init__()
         if not isinstance(classifier, Classifier):
             raise SettingsError(
-                f"softmax: needs a classifier, such as Plain(table); a {type(classifier).__name__} is none"
+                f"softmax: needs a classifier, such as Plain(table); a {type(classifier).__name__} is not one"
             )
         check_rates("softmax", smoothing=smoothing)
         self.classifier = classifier
@@ -49,6 +45,13 @@ class Softmax(OutputEnd):
         self.context_dim = classifier.context_dim
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        """Return the loss of the targets as the part `nll` and, with label smoothing, the part `smoothing`.
+
+        Args:
+            h_ND: Hidden states.
+            y_N: Target classes. Rows whose target is -100 are ignored.
+            plan: What `prepare` returned for these targets.
+        """
         classifier = self.classifier
         c_ND, w_VD = classifier.context(h_ND), classifier.weight()
         parts = {"nll": LossPart(summed_loss(c_ND, w_VD, classifier.bias, y_N), plan.count)}
@@ -58,6 +61,7 @@ class Softmax(OutputEnd):
         return parts
 
     def penalties(self) -> dict[str, Tensor]:
+        """Return the penalties of the classifier. Each is added once per optimiser step to the sum of the losses."""
         return self.classifier.penalties()
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
@@ -74,7 +78,9 @@ class Softmax(OutputEnd):
         return linear_topk(classifier.context(h_ND), classifier.weight(), classifier.bias, k)
 
     def vectors(self) -> Tensor:
+        """Return the class vectors of the classifier, for analysis such as nearest neighbours."""
         return self.classifier.weight()
 
     def tables(self) -> list[WordTable]:
+        """Return the table of the classifier. An input end that holds it is tied to this end."""
         return [self.classifier.table]

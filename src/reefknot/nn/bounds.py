@@ -1,0 +1,81 @@
+"""Bounds on numbers, as annotations of constructor arguments.
+
+    def __init__(self, dim: Dim, dropout: Probability = 0.0) -> None: ...
+
+`Dim` is `Annotated[int, Ge(1), Le(65_536)]`. An annotation documents the argument and lets other code check a value
+before it builds the module; the constructor itself checks what would otherwise fail late or silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from reefknot.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Gt:
+    """The value is greater than `limit`."""
+
+    limit: float
+
+
+@dataclass(frozen=True)
+class Ge:
+    """The value is greater than or equal to `limit`."""
+
+    limit: float
+
+
+@dataclass(frozen=True)
+class Lt:
+    """The value is less than `limit`."""
+
+    limit: float
+
+
+@dataclass(frozen=True)
+class Le:
+    """The value is less than or equal to `limit`."""
+
+    limit: float
+
+
+@dataclass(frozen=True)
+class Length:
+    """The sequence has at least `least` entries and, if `most` is given, at most that many."""
+
+    least: int
+    most: int | None = None
+
+
+# The upper bounds are far above anything that trains. They turn a typing error into a message.
+Count = Annotated[int, Ge(1), Le(10**9)]
+"""A number of things."""
+Dim = Annotated[int, Ge(1), Le(65_536)]
+"""The dimension of a vector."""
+Layers = Annotated[int, Ge(1), Le(256)]
+"""A number of layers, or of experts of a mixture."""
+Probability = Annotated[float, Ge(0.0), Lt(1.0)]
+"""A probability less than 1, such as a dropout rate."""
+Share = Annotated[float, Ge(0.0), Le(1.0)]
+"""A share of a whole, from none to all of it."""
+Positive = Annotated[float, Gt(0.0), Le(1e9)]
+"""A number greater than 0."""
+NonNegative = Annotated[float, Ge(0.0), Le(1e9)]
+"""A number that is 0 or greater."""
+
+
+def check_rates(who: str, **rates: float) -> None:
+    """Raise an error if a rate is not a probability below 1. `who` is the module that the message names."""
+    for name, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
+            raise SettingsError(f"{who}: {name} = {rate}: must be at least 0 and less than 1")
+
+
+def check_sizes(who: str, **sizes: int) -> None:
+    """Raise an error if a size is less than 1. `who` is the module that the message names."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise SettingsError(f"{who}: {name} = {size}: must be at least 1")

@@ -1,0 +1,54 @@
+"""Descriptions of arguments are read from the `Args:` section of a docstring."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.lab.config.docstrings import argument_descriptions
+
+
+def documented(docstring: str | None) -> object:
+    def function() -> None: ...
+
+    function.__doc__ = docstring
+    return function
+
+
+def test_a_section_ends_where_the_indentation_does() -> None:
+    section = """A summary.
+
+    More: not an argument.
+
+    Args:
+        one: The first: with a colon.
+        two: A description that needs
+            a second line.
+
+    Returns:
+        three: Not an argument.
+    """
+    expected = {"one": "The first: with a colon.", "two": "A description that needs a second line."}
+    assert argument_descriptions(documented(section)) == expected
+
+
+@pytest.mark.parametrize("docstring", [None, "", "A summary.", "A summary.\n\n    Args:\n"])
+def test_without_arguments_there_are_no_descriptions(docstring: str | None) -> None:
+    assert argument_descriptions(documented(docstring)) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("no description", "has the line 'no description'"),
+        ("one:", "has the line 'one:'"),
+        ("one: Again.", "lists one twice"),
+        (" odd: Indented by five.", None),
+    ],
+)
+def test_a_line_that_is_not_understood_is_an_error(line: str, message: str | None) -> None:
+    docstring = f"A summary.\n\n    Args:\n        one: The first.\n        {line}\n"
+    if message is None:
+        assert argument_descriptions(documented(docstring)) == {"one": "The first. odd: Indented by five."}
+        return
+    with pytest.raises(ValueError, match=message):
+        argument_descriptions(documented(docstring))

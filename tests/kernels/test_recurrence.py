@@ -39,7 +39,7 @@ def problem(
 def everything(inputs: list[Tensor], mask: Tensor | None) -> list[Tensor]:
     """Outputs, last cells, and the gradients of all inputs from both."""
     h_TBH, c_BH = lstm_scan(*inputs, mask)  # type: ignore[call-arg, arg-type]
-    sent = [torch.linspace(-1, 1, each.numel()).view_as(each).to(each) for each in (h_TBH, c_BH)]
+    sent = [torch.linspace(-1, 1, each.numel(), device=each.device).view_as(each).to(each) for each in (h_TBH, c_BH)]
     return [h_TBH.detach(), c_BH.detach(), *torch.autograd.grad([h_TBH, c_BH], inputs, sent)]
 
 
@@ -65,7 +65,7 @@ def stacked(inputs: list[Tensor], masks: Tensor | None) -> tuple[Tensor, Tensor,
 def stack_everything(inputs: list[Tensor], masks: Tensor | None) -> list[Tensor]:
     """Outputs, last states and cells, and the gradients of all inputs from the three."""
     found = stacked(inputs, masks)
-    sent = [torch.linspace(-1, 1, each.numel()).view_as(each).to(each) for each in found]
+    sent = [torch.linspace(-1, 1, each.numel(), device=each.device).view_as(each).to(each) for each in found]
     return [*(each.detach() for each in found), *torch.autograd.grad(found, inputs, sent)]
 
 

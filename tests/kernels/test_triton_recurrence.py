@@ -7,9 +7,6 @@ Shapes: L layers, T steps, B rows of the batch, H units, G = 4H gates.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,19 +19,15 @@ from reefknot.kernels.choice import using
 from reefknot.kernels.recurrence import lstm_loop, lstm_scan
 from reefknot.nn.encoders.awd_lstm import AWDLSTM
 
+from .interpreter import INTERPRETED, anywhere, on_a_gpu, run_in_interpreter, starts_the_interpreter
 from .test_recurrence import KINDS, everything, problem, stack_everything, stack_problem, stacked
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from reefknot.kernels.triton_recurrence import Plan
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
-anywhere = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="runs in triton's interpreter or on a GPU"
-)
-on_a_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
 # Rows, steps and units of the papers' models; the last has more rows than one launch.
 PAPERS = [(20, 35, 200), (20, 35, 650), (20, 35, 1500), (20, 70, 400), (20, 70, 1150), (80, 70, 1150), (300, 5, 1500)]
 # Layers, rows, steps and units: all layers in one launch, with weights that are held or not, one tile of rows or two.
@@ -42,13 +35,9 @@ STACKS = [(2, 20, 35, 200), (3, 20, 35, 200), (2, 20, 35, 650), (3, 20, 35, 650)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+@starts_the_interpreter
 def test_the_kernels_in_the_interpreter() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_interpreter(__file__)
 
 
 @pytest.fixture(autouse=True)

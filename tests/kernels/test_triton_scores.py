@@ -2,8 +2,7 @@
 
 TRITON_INTERPRET=1 pytest tests/kernels/test_triton_scores.py      the interpreter's part by itself
 
-Triton decides when it is imported whether it interprets, so a test starts that part in a process of its own. The
-interpreter has no product of bfloat16: float32 there.
+The interpreter has no product of bfloat16: float32 there.
 
 Shapes: N rows, D width, V classes, K experts of a mixture, U queries.
 """
@@ -11,9 +10,7 @@ Shapes: N rows, D width, V classes, K experts of a mixture, U queries.
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,31 +22,23 @@ from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.soft_target import soft_targets
 
 from .dense import IGNORE, Problem, dense_losses, furthest, off, problem
+from .interpreter import INTERPRETED, anywhere, on_a_gpu, run_in_interpreter, starts_the_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from reefknot.kernels import triton_scores
 from reefknot.kernels.triton_scores import TritonScores
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 ONE_PASS, TWO_PASSES = 64.0, 1e-6
 """MiB: with a few bytes, classes come in blocks of 256."""
 
-anywhere = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="runs in triton's interpreter or on a GPU"
-)
-on_a_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
 budgets = pytest.mark.parametrize("memory", [ONE_PASS, TWO_PASSES])
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+@starts_the_interpreter
 def test_the_kernels_in_the_interpreter() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_interpreter(__file__)
 
 
 @pytest.fixture(params=["kernels", "torch"] if INTERPRETED else ["as on this device"], autouse=True)
@@ -313,11 +302,20 @@ def test_bfloat16_on_a_gpu(shape: tuple[int, int, int], bias: bool) -> None:
             assert largest_error(p, p.gradients(rows), gradients) < 1e-2, memory
 
 
+@pytest.fixture
+def products_in() -> Iterator[Callable[[bool], None]]:
+    """Choose between TF32 and float32. Monkeypatch cannot restore this setting: it is not an ordinary attribute."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    yield lambda tf32: setattr(matmul, "allow_tf32", tf32)
+    matmul.allow_tf32 = before
+
+
 @on_a_gpu
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("shape", [(7, 25, 257), (1400, 400, 33_278)], ids=lambda shape: "x".join(map(str, shape)))
-def test_float32_on_a_gpu(shape: tuple[int, int, int], tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+def test_float32_on_a_gpu(shape: tuple[int, int, int], tf32: bool, products_in: Callable[[bool], None]) -> None:
+    products_in(tf32)
     p = problem(*shape).to(torch.float32, DEVICE)
     loss, gradients = in_parts(p.to(torch.float64, DEVICE))
     near, nearby = (3e-4, 3e-3) if tf32 else (2e-6, 2e-5)

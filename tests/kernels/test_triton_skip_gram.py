@@ -5,9 +5,6 @@ TRITON_INTERPRET=1 pytest tests/kernels/test_triton_skip_gram.py      the interp
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,22 +13,15 @@ from torch import Tensor
 
 from reefknot.kernels.skip_gram import Rates, resolve, train_stretch
 
+from .interpreter import INTERPRETED, interpreted, on_a_gpu, run_in_interpreter, starts_the_interpreter
 from .skip_gram_texts import draws_of, rates_of, tables, text, topic_score
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in triton's interpreter")
-on_a_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
 
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+@starts_the_interpreter
 def test_the_kernel_in_the_interpreter() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_interpreter(__file__)
 
 
 def trained(impl: Any, tied: bool, **settings: float) -> tuple[Tensor, Tensor]:

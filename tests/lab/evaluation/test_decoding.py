@@ -28,7 +28,6 @@ from reefknot.nn.tables import WordTable
 
 from .test_beam import DIM, ENCODERS, EOS, EVERY, OUTPUTS, assert_same, settings, sources, translator
 
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LENGTHS = (5, 2, 9, 3, 4)
 HOW = SearchSettings(longest=1.5, beyond=2)
 
@@ -211,7 +210,7 @@ def test_rows_nobody_reads_may_hold_anything(recorded: list[RecordedGraph]) -> N
 # -- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("output", ["softmax", "mixture", "drill"])
@@ -240,7 +239,7 @@ def test_captured_steps_find_what_others_do(
         assert len(captured.graphs) == 4
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_captured_steps_find_what_a_growing_memory_does(encoder: str) -> None:
     model, source_BS = translator(encoder, seed=2).cuda(), sources(*LENGTHS).cuda()
@@ -250,7 +249,7 @@ def test_captured_steps_find_what_a_growing_memory_does(encoder: str) -> None:
                 assert_all_same(*(searched(each, source_BS, width, n_best=width) for each in (captured, grown)))
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_graphs_are_captured_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRAPHS", 2)
     made: list[int] = []
@@ -267,7 +266,7 @@ def test_graphs_are_captured_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert counts == [1, 2, 2, 3, 3, 4]
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_what_waits_is_not_captured() -> None:
     for model in (
         translator(output="adaptive").cuda(),

@@ -248,7 +248,7 @@ def test_bfloat16_sees_the_weights_as_they_change(opened: Open, model_for: Build
     assert "bfloat16" in found.definition
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", ends(), ids=lambda case: case.name)
 def test_a_replayed_segment_is_one_that_was_launched(

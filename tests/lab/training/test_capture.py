@@ -18,7 +18,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from tiny import DROPPING, encoder
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 AVERAGED = 'training.averaging={start = "at_once"}'
 RANDOM = "training.random_steps={probability = 0.7, deviation = 1.0, least = 3}"

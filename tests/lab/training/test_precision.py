@@ -17,6 +17,7 @@ from reefknot.errors import NonFiniteError, SettingsError, Stopped
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.update import OVERFLOWS, Tally
+from reefknot.nn.encoders.stacked import LSTM
 
 HALF = (
     "training.precision=float16",
@@ -132,8 +133,40 @@ def test_overflows_without_end_stop_training(
     assert all(each.isfinite().all() for each in load_file(last(tmp_path / "run", "model.safetensors")).values())
 
 
-def test_an_encoder_that_a_cpu_has_not_is_refused(tmp_path: Path, train: Any) -> None:
-    with pytest.raises(SettingsError, match="torch cannot compute this LSTM with it on a CPU; use bfloat16, or a GPU"):
+def trains_an_lstm_in_float16() -> bool:
+    """Whether torch computes an LSTM and its gradients in float16 on this CPU."""
+    lstm = torch.nn.LSTM(3, 3)
+    try:
+        with torch.autocast("cpu", dtype=torch.float16):
+            output = lstm(torch.zeros(2, 1, 3))[0]
+        output.float().sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+NO_FLOAT16 = "torch cannot compute this LSTM with it on a CPU; use bfloat16, or a GPU"
+
+
+def test_an_encoder_that_a_cpu_cannot_compute_is_rejected(tmp_path: Path, train: Any) -> None:
+    if trains_an_lstm_in_float16():
+        pytest.skip("this CPU trains an LSTM in float16")
+    with pytest.raises(SettingsError, match=NO_FLOAT16):
+        train(tmp_path / "run", "training.precision=float16")
+
+
+def test_an_encoder_without_gradients_is_rejected(tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some CPUs compute the outputs of an LSTM in float16 but not its gradients."""
+    forward = LSTM.forward
+
+    def without_gradients(self: LSTM, x_BTD: torch.Tensor, state: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("could not create a primitive")
+        with torch.autocast("cpu", enabled=False):
+            return forward(self, x_BTD.float(), state)
+
+    monkeypatch.setattr(LSTM, "forward", without_gradients)
+    with pytest.raises(SettingsError, match=NO_FLOAT16):
         train(tmp_path / "run", "training.precision=float16")
 
 

@@ -183,7 +183,7 @@ def test_a_mean_of_fewer_checkpoints_than_asked_for_says_so(
     ] * (number < 2)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("row", ["transformer", "gru"])
 def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -> None:
     """Sentences of any length have few shapes, and what is replayed is what was captured, to the bit."""

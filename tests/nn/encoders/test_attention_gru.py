@@ -289,7 +289,7 @@ def test_no_number_is_asked_for() -> None:
     assert not encoder.waits
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_gpu_is_not_waited_for_and_agrees(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # By default cuDNN rounds the factors of a recurrence in float32 to TF32, which is not what is compared here.

@@ -116,7 +116,7 @@ def test_each_place_has_its_locked_dropout() -> None:
         assert not (drawn.raw == 0).any()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [False, True])
 def test_cudnn_has_nothing_to_warn_of(autocast: bool) -> None:
     encoder = AWDLSTM(IN, HIDDEN, weight_drop=0.5).cuda()

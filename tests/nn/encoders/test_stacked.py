@@ -97,7 +97,7 @@ def test_dropout_at_the_output_is_the_difference_to_raw() -> None:
     torch.testing.assert_close(found.output[~dropped], found.raw[~dropped] / 0.6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
 def test_gradients_in_evaluation_mode_on_a_gpu(kind: type[Stacked]) -> None:
     """cuDNN gives them in its training mode only."""

@@ -128,7 +128,7 @@ def test_in_one_graph_it_gives_the_same(sizes: list[int]) -> None:
                 refusing(torch.tensor([[1, wrong]]))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu_nothing_waits() -> None:
     lookup = adaptive(scale=3.0)
     ids = torch.randint(WORDS, (4, 5))

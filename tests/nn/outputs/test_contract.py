@@ -12,7 +12,6 @@ from reefknot.kernels.capture import send
 from reefknot.nn.outputs.contract import Plan
 
 META = torch.device("meta")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def test_a_plan_that_is_there_already_is_itself() -> None:
         assert plan.to(device) is plan
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_nothing_waits_for_a_gpu() -> None:
     plan, words, device = nested(), torch.arange(7), torch.device("cuda")
     torch.zeros(1, device=device)

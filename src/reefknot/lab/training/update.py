@@ -34,7 +34,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import TrainState
 from reefknot.nn.encoders.contract import State, join_streams, overwrite, select_streams
-from reefknot.nn.models.language_model import LanguageModel, evaluating
+from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 GRAPHS = 128
@@ -56,23 +56,28 @@ def carries(model: LanguageModel, settings: TrainingSettings) -> bool:
 
 
 def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
-    """Refuse float16 where torch has no such encoder: a CPU has no LSTM in it, but has all else."""
+    """Reject float16 if torch cannot train this encoder with it. Few CPUs have an LSTM in float16, and some of those
+    compute its outputs but not its gradients, so the check includes a backward pass."""
     device = next(model.parameters()).device
     if settings.precision != "float16" or device.type != "cpu":
         return
+    was_training = model.training
+    model.train()
     try:
-        with torch.no_grad(), evaluating(model), torch.autocast("cpu", dtype=torch.float16):
-            # A translator finds a source of one word before its target.
+        # The dropout masks drawn here must not change those of the run.
+        with torch.random.fork_rng(devices=()), torch.autocast("cpu", dtype=torch.float16):
             x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
-            if model.encoder.reads_source:
-                model.target_log_probs(x_BU, y_BT)
-            else:
-                model(y_BT)
+            # A translator finds a source of one word before its target.
+            result = model.target_log_probs(x_BU, y_BT)[0] if model.encoder.reads_source else model(y_BT).output
+            parameters = [each for each in model.parameters() if each.requires_grad]
+            torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
     except RuntimeError as error:
         raise SettingsError(
             f"training.precision = float16: torch cannot compute this {type(model.encoder).__name__} with it on a CPU; "
             "use bfloat16, or a GPU"
         ) from error
+    finally:
+        model.train(was_training)
 
 
 @dataclass(frozen=True)

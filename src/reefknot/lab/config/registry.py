@@ -28,8 +28,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Discriminator, Field, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, create_model
+from pydantic_core import PydanticCustomError, core_schema
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.docstrings import argument_descriptions
@@ -122,8 +122,8 @@ class Registry:
         return _arguments(self, kind)
 
     def settings(self) -> Any:
-        """Return the type of a recipe's entry for this family: one settings class per part, told apart by `kind`."""
-        return _union(self)
+        """Return the type of a recipe's entry for this family: the settings of the part that its `kind` names."""
+        return Annotated[Settings, _Entry(self)]
 
     def settings_of(self, kind: str) -> type[Settings]:
         """Return the settings class of one part."""
@@ -262,10 +262,28 @@ def _settings(registry: Registry, kind: str) -> type[Settings]:
     return create_model(registry.load(kind).__name__ + "Settings", __base__=Settings, **fields)
 
 
-@cache
-def _union(registry: Registry) -> Any:
-    members = tuple(_settings(registry, kind) for kind in registry)
-    known = BeforeValidator(registry.check_kind)
-    if len(members) == 1:
-        return Annotated[members[0], known]
-    return Annotated[Union[members], Discriminator("kind"), known]  # noqa: UP007 - members are not known statically
+class _Entry:
+    """The type of a recipe's entry for a family, for pydantic. Only the part that an entry names is imported."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        dump = core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True)
+        return core_schema.no_info_plain_validator_function(self._validate, serialization=dump)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the schema of all parts. Only hints for misspelled settings need it."""
+        registry = self._registry
+        members: Any = Union[tuple(_settings(registry, kind) for kind in registry)]  # noqa: UP007 - known at run time
+        return handler(TypeAdapter(members).core_schema)
+
+    def _validate(self, raw: Any) -> Settings:
+        entry = self._registry.check_kind(raw)
+        return entry if isinstance(entry, Settings) else _settings(self._registry, entry["kind"]).model_validate(entry)
+
+
+def _dump(settings: Settings, info: core_schema.SerializationInfo) -> dict[str, Any]:
+    return settings.model_dump(mode=info.mode)

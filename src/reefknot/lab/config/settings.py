@@ -87,7 +87,7 @@ class Mistake:
     @property
     def identity(self) -> tuple[Any, ...]:
         """A key that is equal for two mistakes with the same message."""
-        return _dotted(self.raw, self.problem["loc"]), self.problem["type"], self.problem["msg"], self.given
+        return _dotted(self.problem["loc"]), self.problem["type"], self.problem["msg"], self.given
 
     @property
     def given(self) -> str:
@@ -99,7 +99,7 @@ class Mistake:
         """Return the setting as a recipe writes it, what is wrong with it, and a hint if there is one."""
         location, kind = self.problem["loc"], self.problem["type"]
         wrong_name = kind == "literal_error" and location[-1] == "[key]"
-        key = _dotted(self.raw, location[:-1] if wrong_name else location)
+        key = _dotted(location[:-1] if wrong_name else location)
         if kind == "extra_forbidden" or wrong_name:
             hint = _hint(key, self.kind)
             return shortened(f"{key}: no such setting") + (f"; {hint}" if hint else "")
@@ -166,18 +166,8 @@ def _written(value: Any) -> str:
     return shortened(hex(value) if huge else repr(value), 60)
 
 
-def _dotted(raw: Any, location: tuple[str | int, ...]) -> str:
-    """Return pydantic's path to a setting as a dotted key, without the `kind` of parts that pydantic puts into it."""
-    names: list[str] = []
-    for step in location:
-        if isinstance(raw, Mapping) and step not in raw and step == raw.get("kind"):
-            continue
-        names.append(str(step))
-        if isinstance(raw, Mapping):
-            raw = raw.get(step)
-        elif isinstance(raw, list) and isinstance(step, int):
-            raw = raw[step] if step < len(raw) else None
-    return ".".join(names)
+def _dotted(location: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, location))
 
 
 def _hint(key: str, kind: type[Settings]) -> str | None:

@@ -6,13 +6,12 @@ more, so that no folder is left behind by settings that could never be trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
-from reefknot.lab.evaluation.similarity import PRESS, Benchmark, find_benchmarks
 from reefknot.lab.evaluation.units import shown
 from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.recipes.starts import Start, default_folder, load_start
@@ -25,8 +24,10 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything
 from reefknot.lab.training.signals import stopping_at_once
 from reefknot.lab.training.state import Progress, load_weights
-from reefknot.lab.training.trackers import tensorboard
 from reefknot.storage.progress import Say, silent
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.similarity import Benchmark
 
 RESULT_FORMAT = 1
 
@@ -81,8 +82,7 @@ def train(
             display.say(f"{name}  begins with the best weights of {started_from.run.path}")
         for note in notes:
             display.say(f"{name}  {note}")
-        trackers = [tensorboard(run.path / "tensorboard")] if track and world.first else []
-        session = Session(run, world, display, name, trackers)
+        session = Session(run, world, display, name, _trackers(run) if track and world.first else [])
         benchmarks = _benchmarks(experiment, data, display)
         fitted = task.fit(model, dataset, session)
         if fitted is None:
@@ -219,11 +219,19 @@ def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> 
     """The word-similarity benchmarks that the vectors are judged by; none if not asked for, or not on this machine."""
     if not experiment.judges_similarity:
         return {}
+    from reefknot.lab.evaluation.similarity import find_benchmarks
+
     try:
         return find_benchmarks(data)
     except CorpusNotFound as error:
         display.say(f"evaluation.similarity is left out: {error}")
         return {}
+
+
+def _trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
+    from reefknot.lab.training.trackers import tensorboard
+
+    return [tensorboard(run.path / "tensorboard")]
 
 
 # -- result.json -------------------------------------------------------------------------------------------------------
@@ -281,6 +289,8 @@ def headline(result: dict[str, Any]) -> str:
 
 def _correlations(judgements: Iterable[Mapping[str, Any]]) -> str:
     """Correlations on the benchmarks of Press & Wolf, each with the number of pairs that it is over."""
+    from reefknot.lab.evaluation.similarity import PRESS
+
     known = [each for each in judgements if each["name"] in PRESS and each["rho"] is not None]
     return ", ".join(f"{each['name']} {each['rho']:.2f} ({each['pairs']:,} of {each['of']:,} pairs)" for each in known)
 

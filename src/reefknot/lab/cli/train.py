@@ -42,8 +42,6 @@ def train(
     ] = False,
 ) -> None:
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
-    from reefknot.lab.cli.jobs import Job, run_jobs
-    from reefknot.lab.cli.sizes import Texts, for_each_row
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import default_folder
@@ -53,6 +51,9 @@ def train(
     loaded = load_recipe(recipe, overrides or [], row)
     chosen = loaded.row(row)
     if seeds > 1:
+        from reefknot.lab.cli.jobs import Job, run_jobs
+        from reefknot.lab.cli.sizes import Texts, for_each_row
+
         _refuse_seeds(overrides or [], out)
         folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]
         starts = [(start / f"seed{seed}" if start else None) for seed in range(seeds)]

@@ -81,7 +81,6 @@ class Mistake:
 
     where: str
     kind: type[Settings]
-    raw: Any
     problem: dict[str, Any]
 
     @property
@@ -129,7 +128,7 @@ def validate(kind: type[T], raw: Any, where: str) -> T | list[Mistake]:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        return [Mistake(where, kind, raw, dict(problem)) for problem in error.errors(include_url=False)]
+        return [Mistake(where, kind, dict(problem)) for problem in error.errors(include_url=False)]
 
 
 @contextmanager

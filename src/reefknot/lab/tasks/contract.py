@@ -12,13 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
-from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.corpus import CorpusSettings
@@ -28,6 +27,9 @@ from reefknot.lab.training.distributed import World, choose_device
 from reefknot.lab.training.state import Progress, load_weights
 from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.similarity import Benchmark
 
 
 class Experiment(Settings):

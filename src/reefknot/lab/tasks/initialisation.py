@@ -3,7 +3,7 @@ start from a file of word vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -16,13 +16,9 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Positive, Settings
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, whole_word
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.translator import Translator
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.tables import BandProjections, WordTable
 from reefknot.storage.progress import Say, silent
-from reefknot.vectors.files import fingerprint, read_vectors
-from reefknot.vectors.lookup import Lookup, as_piece
 from reefknot.vectors.word_vectors import WordVectors
 
 
@@ -114,6 +110,8 @@ def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
 def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the SHA-256 of each of these files: other vectors would make another run. If a file is gone, return the
     recorded hash."""
+    from reefknot.vectors.files import fingerprint
+
     recorded = recorded or {}
     return {
         name: recorded[name] if name in recorded and not file.exists() else fingerprint(file)
@@ -122,10 +120,10 @@ def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | No
 
 
 def start_tables(
-    model: LanguageModel,
     tables: Mapping[str, nn.Module],
     settings: Mapping[str, Settings],
-    words: Vocabulary | Sides,
+    of_source: Collection[str],
+    words: Sides,
     say: Say = silent,
 ) -> list[str]:
     """Fill the tables that start from files with the vectors there, and return a message about each.
@@ -133,20 +131,18 @@ def start_tables(
     Only a model that is to be trained needs this. A trained model has its weights, and the files may be gone.
 
     Args:
-        model: The model that holds the tables.
-        tables: The tables by name, as `build_with_tables` returns them.
+        tables: The tables of the model by name.
         settings: The settings of the tables by name.
-        words: The words of the tables.
+        of_source: The names of the tables that hold the words of a source.
+        words: The words of both sides.
         say: Called with messages about the progress of reading a file.
     """
-    sides = words if isinstance(words, Sides) else Sides(words, words)
-    source, target = sides.vocabularies
-    of_source = set(model.source.tables()) if isinstance(model, Translator) else set()
+    source, target = words.vocabularies
     messages = []
     for name, file in table_files(settings).items():
         table = tables[name]
         assert isinstance(table, WordTable)  # only the settings of word tables name a file
-        messages.append(start_table(table, file, source if table in of_source else target, say))
+        messages.append(start_table(table, file, source if name in of_source else target, say))
     return messages
 
 
@@ -177,6 +173,9 @@ def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say =
 def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
     """What a file has for a vocabulary. It holds pieces where more of the words stand there as their last piece than
     plainly: exports of a run do, and no word that merely ends in `</w>` makes them."""
+    from reefknot.vectors.files import read_vectors
+    from reefknot.vectors.lookup import as_piece
+
     words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
     words |= {word.lower() for word in words}
     pieces = {as_piece(word) for word in words}
@@ -186,6 +185,8 @@ def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
 
 def _row(token: str, vocabulary: Vocabulary, found: WordVectors) -> int | None:
     """Where the vector of a token stands in the file."""
+    from reefknot.vectors.lookup import Lookup
+
     word = whole_word(token, vocabulary)
     if word is not None:
         return Lookup(found).find(word)

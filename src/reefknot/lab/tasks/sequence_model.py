@@ -20,7 +20,6 @@ from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import ProtocolName
-from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.evaluation.windows import NO_LINES
 from reefknot.lab.tasks.contract import D, Experiment, Fitted, Session, Task
 from reefknot.lab.tasks.initialisation import (
@@ -45,6 +44,8 @@ from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
+    from reefknot.lab.evaluation.similarity import Benchmark
+
     TableSettings = Settings
     ProjectionSettings = Settings
     InputSettings = Settings
@@ -285,7 +286,9 @@ class SequenceTask(Task[S, D, L]):
             subspace(model, data.vocabulary)  # fails now, rather than after training, where the tables span no space
         if not from_files:
             return []
-        return start_tables(model, self.tables, self.experiment.tables, data.words, say)
+        return start_tables(
+            self.tables, self.experiment.tables, self.experiment.source_references("tables"), data.words, say
+        )
 
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world

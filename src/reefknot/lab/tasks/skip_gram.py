@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 from reefknot.errors import SettingsError
 from reefknot.kernels.skip_gram_draws import Counts, Draws, learned
 from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
-from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
 from reefknot.lab.tasks.word_vectors import judged_words, named_vectors
@@ -31,6 +30,9 @@ from reefknot.lab.training.state import Progress
 from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.similarity import Benchmark
 
 
 class SkipGramSettings(Settings):

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from reefknot.lab.evaluation.neighbors import examples, nearest_words
-from reefknot.lab.evaluation.pca import EXAMPLES, embedding
-from reefknot.lab.evaluation.similarity import Benchmark, judge
-from reefknot.lab.evaluation.subspace import between_ends
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 from reefknot.storage.progress import Say, silent
-from reefknot.vectors.files import read_vectors
-from reefknot.vectors.projector import VECTORS
 from reefknot.vectors.word_vectors import WordVectors
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.similarity import Benchmark
 
 NEIGHBORS = 5
 """Neighbours of a word that a result lists."""
@@ -55,6 +53,8 @@ def judged_words(
     """What the ends have learned: neighbours, a picture, and the correlation with every benchmark at hand."""
     looked = look_at_words(vectors, vocabulary, tied=tied)
     if benchmarks:
+        from reefknot.lab.evaluation.similarity import judge
+
         looked["similarity"] = {
             end: [asdict(judge(table, benchmark)) for benchmark in benchmarks.values()]
             for end, table in vectors.items()
@@ -66,6 +66,8 @@ def look_at_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str] | None = None, *, tied: bool
 ) -> dict[str, Any]:
     """Neighbours and a picture of some tokens that all ends have, or of the vocabulary's examples."""
+    from reefknot.lab.evaluation.pca import EXAMPLES, embedding
+
     words = examples(vocabulary, EXAMPLES) if words is None else words
     near = _neighbors(vectors, vocabulary, words) | {"tied": tied}
     return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
@@ -82,6 +84,8 @@ def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words
 
 def subspace(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
     """The subspace distance of Inan et al. between the ends, over the words that both know."""
+    from reefknot.lab.evaluation.subspace import between_ends
+
     tensors = end_vectors(model)
     input_VD, output_VD = (
         tensors[end][: len(vocabulary)].detach().float().cpu().numpy() for end in ("input", "output")
@@ -103,6 +107,8 @@ def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) ->
         say: called with notes about irregular files.
     """
     from reefknot.lab.tasks import open_run
+    from reefknot.vectors.files import read_vectors
+    from reefknot.vectors.projector import VECTORS
 
     path = Path(path)
     if path.is_dir() and not (path / VECTORS).exists():

@@ -50,6 +50,8 @@ class Length:
     most: int | None = None
 
 
+BOUNDS = (Gt, Ge, Lt, Le, Length)
+
 # The upper bounds are far above anything that trains. They turn a typing error into a message.
 Count = Annotated[int, Ge(1), Le(10**9)]
 """A number of things."""

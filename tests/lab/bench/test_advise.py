@@ -154,7 +154,7 @@ def test_an_end_that_does_not_fit_says_so(dataset: Dataset, monkeypatch: pytest.
 
 def test_a_body_that_cannot_be() -> None:
     odd = Body(20, 1, 3, 16, 24)
-    with pytest.raises(SettingsError, match="heads = 3 do not divide"):
+    with pytest.raises(SettingsError, match="heads = 3 does not divide"):
         count(Row("SM"), experiment("SM", "ptb", odd, VocabularySettings(), (9,), "cpu"), 50)
     assert str(BODIES["cuda"]).endswith("updates of 8 x 512 tokens")
 

@@ -84,5 +84,5 @@ def test_mistakes(cli: Cli, text: Path) -> None:
     assert "--end LSTM: must be one of SM, SM-T, BPE" in outcome.err
     outcome = cli("advise", text, *TINY, "--heads", 3)
     assert outcome.code == 2
-    assert "heads = 3 do not divide" in outcome.err
+    assert "heads = 3 does not divide" in outcome.err
     assert cli("advise", text / "nothing", *TINY).code == 3

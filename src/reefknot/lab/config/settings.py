@@ -27,6 +27,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
+        """Reject a number type of `reefknot.nn.bounds`, because pydantic would ignore its bounds."""
+        for name, field in cls.model_fields.items():
+            if any(map(_has_bounds, [*field.metadata, field.annotation])):
+                raise TypeError(f"{cls.__name__}.{name}: use the number types of reefknot.lab.config.settings")
+
+
+def _has_bounds(annotation: Any) -> bool:
+    return isinstance(annotation, bounds.BOUNDS) or any(map(_has_bounds, get_args(annotation)))
+
 
 def with_bounds(annotation: Any) -> Any:
     """Return an annotation with the bounds of `reefknot.nn.bounds` in it translated for pydantic."""
@@ -56,7 +67,7 @@ def _pydantic_limits(limit: Any) -> dict[str, Any]:
             return {"le": value}
         case bounds.Length(least, most):
             return {"min_length": least, "max_length": most}
-    raise TypeError(f"{limit!r} is not a bound of reefknot.nn.bounds")
+    raise TypeError(f"{limit!r}: the arguments of a part may have the bounds of reefknot.nn.bounds only")
 
 
 if TYPE_CHECKING:

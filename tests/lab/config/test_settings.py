@@ -1,0 +1,44 @@
+"""Bounds of the library's annotations hold in settings too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field, TypeAdapter, ValidationError
+
+from reefknot.lab.config.settings import Settings, with_bounds
+from reefknot.nn import bounds
+from reefknot.nn.bounds import Ge, Gt, Le, Length, Lt
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong"),
+    [
+        (Annotated[int, Ge(1), Le(3)], [1, 3], [0, 4]),
+        (Annotated[float, Gt(0.0), Lt(1.0)], [0.5], [0.0, 1.0]),
+        (bounds.Dim | None, [None, 1], [0]),
+        (Sequence[bounds.Count], [[1, 2], []], [[1, 0]]),
+        (Annotated[Sequence[Annotated[int, Ge(0)]], Length(1, 2)], [[0], [0, 1]], [[], [-1], [0, 1, 2]]),
+        (Annotated[Sequence[int], Length(1)], [[0] * 9], [[]]),
+    ],
+)
+def test_bounds_are_translated(annotation: Any, right: list[Any], wrong: list[Any]) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(with_bounds(annotation))
+    for value in right:
+        assert adapter.validate_python(value) == value
+    for value in wrong:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(value)
+
+
+def test_another_annotation_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"may have the bounds of reefknot\.nn\.bounds only"):
+        with_bounds(Annotated[int, Field(ge=1)])
+
+
+@pytest.mark.parametrize("annotation", [bounds.Count, bounds.Count | None, Sequence[bounds.Count]])
+def test_bounds_that_pydantic_would_ignore_are_an_error(annotation: Any) -> None:
+    with pytest.raises(TypeError, match=r"Wrong\.number: use the number types of reefknot\.lab\.config\.settings"):
+        type("Wrong", (Settings,), {"__annotations__": {"number": annotation}})

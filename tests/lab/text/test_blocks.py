@@ -47,7 +47,7 @@ def test_without_eos_the_first_token_is_no_target() -> None:
         ([5, 6, 7, 1], [6, 7, 8, IGNORE]),
     ]
     assert blocks.tokens == blocks.count(0) == 7
-    with pytest.raises(DataError, match="tokens in the text: 1, and none of them is a target"):
+    with pytest.raises(DataError, match="the text has 1 tokens, and none of them is a target"):
         Blocks(text(1), batch=2, steps=4)
 
 

@@ -222,7 +222,7 @@ def test_a_pair_that_fits_no_window_is_refused() -> None:
     """One word less would take 40, padding included."""
     assert batches([(5, 39)], batch=1, steps=40).windows == 1
     with pytest.raises(
-        SettingsError, match=r"steps = 40 tokens, but the longest pair takes 48, .* corpus.pairs.longest"
+        SettingsError, match=r"steps = 40 tokens, but the longest pair takes 48 .* corpus.pairs.longest"
     ):
         batches([(2, 2), (5, 40)], batch=1, steps=40)
     with pytest.raises(SettingsError, match="the longest pair takes 48"):
@@ -230,10 +230,10 @@ def test_a_pair_that_fits_no_window_is_refused() -> None:
 
 
 def test_what_is_no_pair_is_refused() -> None:
-    with pytest.raises(DataError, match="2 source lines and 3 target lines are no pairs"):
+    with pytest.raises(DataError, match="2 source lines and 3 target lines do not form pairs"):
         PairBatches(lines([1, 2], SOURCE_EOS), lines([1, 2, 3], EOS), 4, 40, eos=EOS)
     nothing = Lines(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
-    with pytest.raises(DataError, match="there is no pair to train on"):
+    with pytest.raises(DataError, match="there are no pairs to train on"):
         PairBatches(nothing, nothing, 4, 40, eos=EOS)
 
 

@@ -202,5 +202,5 @@ def test_more_processes_than_rows(kind: type[Samples]) -> None:
 
 @both
 def test_a_text_without_targets(kind: type[Samples]) -> None:
-    with pytest.raises(DataError, match="tokens in the text: 0, and none of them is a target; use a longer text"):
+    with pytest.raises(DataError, match="the text has 0 tokens, and none of them is a target; use a longer text"):
         kind(text(0), 2, 5, eos=EOS)

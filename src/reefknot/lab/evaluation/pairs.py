@@ -15,7 +15,7 @@ from reefknot.errors import DataError, NonFiniteError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, define
 from reefknot.lab.text.pair_dataset import Lines, PairSplit
-from reefknot.lab.text.samples import filled, laid_out
+from reefknot.lab.text.samples import pack_windows, row_offsets
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import evaluating
 from reefknot.nn.models.translator import Translator
@@ -58,7 +58,7 @@ def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64
     longer_N = np.maximum(source_N, target_N)
     order_N = np.lexsort((source_N, target_N, longer_N))[::-1]
     room = max(ROWS_AT_ONCE // rows_per_token, int(longer_N.max()))
-    for first, stop in filled(longer_N[order_N], room):
+    for first, stop in pack_windows(longer_N[order_N], room):
         yield order_N[first:stop]
 
 
@@ -67,5 +67,5 @@ def _rows(lines: Lines, numbers_B: NDArray[np.int64]) -> tuple[NDArray[np.int64]
     lines, place_M."""
     starts_B = lines.bounds[numbers_B]
     lengths_B = lines.bounds[numbers_B + 1] - starts_B
-    place_BT, there_BT = laid_out(starts_B, lengths_B, int(lengths_B.max()), beyond=0)
+    place_BT, there_BT = row_offsets(starts_B, lengths_B, int(lengths_B.max()), padding=0)
     return np.where(there_BT, lines.ids[place_BT], IGNORE).astype(np.int64), place_BT[there_BT]

@@ -12,7 +12,7 @@ import torch
 from reefknot.errors import DataError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE
-from reefknot.lab.text.samples import filled
+from reefknot.lab.text.samples import pack_windows
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
@@ -52,7 +52,7 @@ def score_sentences(
     room = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
     found: list[list[ScoredWord]] = [[] for _ in tokens]
     with evaluating(model):
-        for first, stop in filled(lengths_S[order_S], room):
+        for first, stop in pack_windows(lengths_S[order_S], room):
             places = order_S[first:stop].tolist()
             together = [tokens[place] for place in places]
             for place, each, logp_T in zip(places, together, _log_probs(model, together), strict=True):

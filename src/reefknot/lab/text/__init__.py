@@ -1,1 +1,1 @@
-"""Characters to ids: corpora, vocabularies, encoded datasets and the streams that training reads."""
+"""From text files to batches of ids: corpora, vocabularies, encoded datasets, and the windows that training reads."""

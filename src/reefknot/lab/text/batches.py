@@ -1,8 +1,8 @@
-"""Batches: how a training text comes to updates, window by window, as a recipe says.
+"""Batches: how the training text is cut into windows, one per update.
 
-`streams` are for encoders that carry their state from one window to the next; `blocks` and `sentences` are computed
-afresh, and so are `pairs` of a source and a target line. Whichever it is, a window follows from the settings and two
-integers, its epoch and its number, so that resuming replays nothing.
+`streams` are for encoders that carry their state from one window to the next. Windows of `blocks`, of `sentences` and
+of `pairs`, a source and a target line each, do not depend on each other. A window depends only on the settings, the
+epoch and its number, so a resumed run replays nothing.
 
 Shapes: B rows, T steps of one window.
 """
@@ -63,37 +63,37 @@ class BatchSettings(Settings):
 
 
 class Batches(Protocol):
-    """The windows of one epoch, at first of epoch 1: one process's rows of what all processes train on."""
+    """The windows of one epoch, for one process. They are those of epoch 1 until `begin` is called."""
 
     @property
     def batch(self) -> int:
-        """Rows of `steps` tokens that a window of this process has room for."""
+        """Number of rows of `steps` tokens that fit into a window of this process."""
 
     @property
     def windows(self) -> int:
-        """Windows of this epoch, the same number in all processes."""
+        """Number of windows in this epoch, the same in all processes."""
 
     @property
     def tokens(self) -> int:
-        """Targets per epoch, of all processes."""
+        """Number of targets per epoch, over all processes."""
 
     def begin(self, epoch: int) -> None:
-        """From now on, windows are those of this epoch; epochs count from 1."""
+        """Switch to the windows of this epoch, counted from 1."""
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This process's `inputs_BT` and `targets_BT`; a target is `IGNORE` where a row has none, at its right end.
+        """Return this process's `inputs_BT` and `targets_BT`. Rows are padded on the right with targets `IGNORE`.
 
-        All processes have as many rows and steps, of which some may have no target at all.
+        All processes have the same number of rows and steps. Some rows may have no target at all.
         """
 
     def count(self, index: int) -> int:
-        """Targets of one window, of all processes."""
+        """Return the number of targets in one window, over all processes."""
 
     def rate_factor(self, index: int) -> float:
-        """What the rate of a window's step is multiplied with."""
+        """Return the factor of the learning rate for one window."""
 
     def slice(self, rank: int, world: int) -> Batches:
-        """The share of one of `world` processes."""
+        """Return the share of one of `world` processes."""
 
 
 def batches_of(

@@ -1,4 +1,4 @@
-"""Blocks: a text cut every so many tokens, wherever lines and documents end (Baevski & Auli 2019, WikiText-103)."""
+"""Blocks: a text cut into pieces of equal length, across lines and documents (Baevski & Auli 2019, WikiText-103)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from reefknot.lab.text.samples import Offsets, TextSamples
 
 
 class Blocks(TextSamples):
-    """Blocks of `steps` targets, shuffled; `batch` of them make a window.
+    """Shuffled blocks of `steps` targets; a window has `batch` blocks.
 
-    What is left over is kept: the last block of the text may be shorter, and the last window of an epoch may have
-    fewer of them.
+    Nothing is dropped: the last block of the text may be shorter, and the last window of an epoch may have fewer
+    blocks.
     """
 
     def _cut(self) -> Offsets:

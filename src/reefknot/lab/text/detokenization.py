@@ -1,7 +1,8 @@
-"""Words and marks of punctuation put back together, as a person writes them, by the rules of Moses.
+"""Detokenisation by the rules of Moses: words and punctuation marks become ordinary text again.
 
-A translator of tokenised text writes tokens: a comma stands apart from its word, a quotation mark may be `&quot;`. The
-rules are sacremoses' own, an extra; they depend on the language, and unknown ones take those of English.
+A model trained on tokenised text produces tokens: a comma is separated from its word, a quotation mark may be `&quot;`.
+The rules come from the optional package sacremoses. They depend on the language; an unknown language gets the English
+rules.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from reefknot.errors import SettingsError
 
 
 def detokenizer(language: str) -> Callable[[str], str]:
-    """What puts the tokens of a line together; blanks part them."""
+    """Return a function that detokenises a line of tokens separated by spaces."""
     try:
         from sacremoses import MosesDetokenizer
     except ImportError as error:
         raise SettingsError(
-            "detokenising needs sacremoses, which is not here: pip install 'reefknot[moses]'"
+            "detokenising needs sacremoses, which is not installed: pip install 'reefknot[moses]'"
         ) from error
-    joined = MosesDetokenizer(lang=language).detokenize
+    moses = MosesDetokenizer(lang=language)
 
-    def put_together(line: str) -> str:
-        text: str = joined(line.split(" "))
+    def detokenize(line: str) -> str:
+        text: str = moses.detokenize(line.split(" "))
         return text
 
-    return put_together
+    return detokenize

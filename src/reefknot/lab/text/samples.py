@@ -1,10 +1,10 @@
-"""Samples: pieces of a text that are computed afresh, put together into batches anew in every epoch.
+"""Samples: pieces of a text that do not depend on each other, grouped into different batches in every epoch.
 
-A sample is a range of targets. `Blocks`, `Sentences` and `PairBatches` say where samples end, which of them make a
-window and what is read before a target; the rest is here. Their bounds are all that is held of a text: ids stay on disk
-until a window is asked for.
+A sample is a range of targets. `Blocks`, `Sentences` and `PairBatches` define where samples end, which samples form a
+window and what is read before a target; this module does everything else. Only the bounds of samples are kept in
+memory: ids stay on disk until a window is read.
 
-What is drawn for an epoch follows from the seed and its number alone, whatever the number of processes.
+Random choices depend on the seed and the number of the epoch only, not on the number of processes.
 
 Shapes: S samples, W windows of an epoch, B rows of one window, T targets of its longest row.
 """
@@ -27,13 +27,13 @@ Offsets = NDArray[np.int64]
 
 
 class Samples(ABC):
-    """Windows whose rows are samples, filled up at the right; each token is a target exactly once per epoch.
+    """Windows whose rows are samples, padded on the right; each token is a target exactly once per epoch.
 
-    Windows are those of one epoch, at first of epoch 1.
+    Windows are those of epoch 1 until `begin` is called.
     """
 
     def __init__(self, batch: int, steps: int, *, seed: int) -> None:
-        """What `_cut` needs must be there before."""
+        """Subclasses set the attributes that `_cut` needs before they call this."""
         check_sizes(batch, steps)
         self.steps = steps
         self.seed = seed
@@ -45,66 +45,65 @@ class Samples(ABC):
 
     @abstractmethod
     def _cut(self) -> Offsets:
-        """Where the samples begin among the targets, and where the last of them ends: S + 1 offsets."""
+        """Return S + 1 offsets into the targets: where each sample begins, and where the last one ends."""
 
     @abstractmethod
     def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
-        """The samples of an epoch in some order_S, and the range of that order that each window is: W x 2."""
+        """Return the order of the samples in an epoch, order_S, and the range of that order for each window, W x 2."""
 
     @abstractmethod
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of this process's rows; a row that is short ends with `IGNORE`."""
+        """Return inputs and targets of this process's rows; the targets of short rows are padded with `IGNORE`."""
 
     def begin(self, epoch: int) -> None:
-        """From now on, windows are those of this epoch; epochs count from 1."""
-        if epoch != self.epoch:  # tens of millions of lines take seconds
+        """Switch to the windows of this epoch, counted from 1."""
+        if epoch != self.epoch:  # drawing an order of tens of millions of lines takes seconds
             self.epoch = epoch
             self._order, self._ranges = self._draw(np.random.default_rng((self.seed, epoch)))
 
     @property
     def batch(self) -> int:
-        """Rows of `steps` tokens that a window of this process has room for."""
+        """Number of rows of `steps` tokens that fit into a window of this process."""
         return -(-self._total // self._world)
 
     @property
     def windows(self) -> int:
-        """Windows of this epoch."""
+        """Number of windows in this epoch."""
         return len(self._ranges)
 
     @property
     def tokens(self) -> int:
-        """Targets per epoch, of all processes."""
+        """Number of targets per epoch, over all processes."""
         return int(self._bounds[-1] - self._bounds[0])
 
     def count(self, index: int) -> int:
-        """Targets of one window, of all processes."""
+        """Return the number of targets in one window, over all processes."""
         samples = self._samples(index)
         return int((self._bounds[samples + 1] - self._bounds[samples]).sum())
 
     def _samples(self, index: int) -> Offsets:
-        """The samples of one window, those of all processes."""
+        """Return the samples of one window, for all processes."""
         if not 0 <= index < self.windows:
             raise IndexError(f"window {index} of {self.windows}")
         first, stop = self._ranges[index]
         return self._order[first:stop]
 
     def _rows(self, samples: Offsets) -> tuple[Offsets, Offsets]:
-        """Of a window's samples those in this process's rows, and how many targets each of its rows has.
+        """Return the samples in this process's rows, and the number of targets in each of its rows.
 
-        Where samples do not divide among the processes, the last ones have a row with the first sample again, of which
-        nothing is a target.
+        If the samples cannot be divided equally, the last processes repeat the first sample in a row without targets.
         """
-        own = samples[self._rank :: self._world]
-        missing = -(-len(samples) // self._world) - len(own)
-        lengths = self._bounds[own + 1] - self._bounds[own]
-        return np.append(own, samples[:missing]), np.pad(lengths, (0, missing))
+        local = samples[self._rank :: self._world]
+        missing = -(-len(samples) // self._world) - len(local)
+        lengths = self._bounds[local + 1] - self._bounds[local]
+        return np.append(local, samples[:missing]), np.pad(lengths, (0, missing))
 
     def rate_factor(self, index: int) -> float:
-        """What the rate of a window's step is multiplied with: nothing, whatever its lengths are."""
+        """Return the factor of the learning rate for one window, which is always 1."""
         return 1.0
 
     def slice(self, rank: int, world: int) -> Self:
-        """The share of one of `world` processes: every `world`-th row of each window."""
+        """Return the share of one of `world` processes: every `world`-th row of each window."""
         if self._total < world:
             raise SettingsError(f"batch = {self._total} is too small for {world} processes; some would have no row")
         part = copy(self)
@@ -113,11 +112,11 @@ class Samples(ABC):
 
 
 class TextSamples(Samples):
-    """Samples of one text, which together are the text.
+    """Samples that together are one text.
 
-    Before each target, also the first of a sample, stands its true predecessor; before the text stands <eos>, without
-    which its first token is no target. What a model reads may have ids of its own, `inputs`: the same text, with
-    spellings that are no targets.
+    The input before each target is its predecessor in the text, also for the first target of a sample. <eos> precedes
+    the text; without `eos` the first token of the text is not a target. `inputs` is the same text with the ids that
+    the input end reads, if they differ: spelled words have ids that are not targets.
     """
 
     def __init__(
@@ -133,35 +132,44 @@ class TextSamples(Samples):
         self._eos = eos
         self._first = 1 if eos is None else 0
         if len(ids) <= self._first:
-            raise DataError(f"tokens in the text: {len(ids)}, and none of them is a target; use a longer text")
+            raise DataError(f"the text has {len(ids)} tokens, and none of them is a target; use a longer text")
         self._targets = ids
         self._inputs = ids if inputs is None else inputs
         super().__init__(batch, steps, seed=seed)
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`inputs_BT` and `targets_BT`."""
+        """Return `inputs_BT` and `targets_BT`."""
         samples = self._samples(index)
         longest = int((self._bounds[samples + 1] - self._bounds[samples]).max())
-        own_B, lengths_B = self._rows(samples)
-        # Beyond its end a row reads what stands before the text's first target: any token will do.
-        places_BT, there_BT = laid_out(self._bounds[own_B], lengths_B, longest, beyond=self._first)
-        inputs_BT = np.where(places_BT > 0, self._inputs[places_BT - 1], self._eos or 0)
-        targets_BT = np.where(there_BT, self._targets[places_BT], IGNORE)
+        rows_B, lengths_B = self._rows(samples)
+        # Padding reads the token before the first target; any token would do.
+        offsets_BT, valid_BT = row_offsets(self._bounds[rows_B], lengths_B, longest, padding=self._first)
+        inputs_BT = np.where(offsets_BT > 0, self._inputs[offsets_BT - 1], self._eos or 0)
+        targets_BT = np.where(valid_BT, self._targets[offsets_BT], IGNORE)
         return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
 
 
-def laid_out(starts_B: Offsets, lengths_B: Offsets, steps: int, beyond: int) -> tuple[Offsets, NDArray[np.bool_]]:
-    """Where the tokens of rows stand that begin at `starts_B`, places_BT, and which of them belong to a row, there_BT;
-    the others are at `beyond`."""
+def row_offsets(starts_B: Offsets, lengths_B: Offsets, steps: int, padding: int) -> tuple[Offsets, NDArray[np.bool_]]:
+    """Return the offset in the text of each token of some rows, and whether the token belongs to its row.
+
+    Args:
+        starts_B: Where each row begins in the text.
+        lengths_B: Number of tokens in each row.
+        steps: Width of the result, T.
+        padding: The offset of tokens after the end of a row.
+    """
     steps_T = np.arange(steps)
-    there_BT = steps_T < lengths_B[:, None]
-    return np.where(there_BT, starts_B[:, None] + steps_T, beyond), there_BT
+    valid_BT = steps_T < lengths_B[:, None]
+    return np.where(valid_BT, starts_B[:, None] + steps_T, padding), valid_BT
 
 
-def filled(lengths_S: NDArray[np.integer], room: int) -> Offsets:
-    """Samples of these lengths, the longest first, as windows of at most `room` tokens, padding included: W x 2."""
+def pack_windows(lengths_S: NDArray[np.integer], capacity: int) -> Offsets:
+    """Group samples, sorted by falling length, into windows of at most `capacity` tokens, padding included.
+
+    Returns the first sample and the end of each window: W x 2.
+    """
     firsts, first = [], 0
     while first < len(lengths_S):
         firsts.append(first)
-        first += room // int(lengths_S[first])
+        first += capacity // int(lengths_S[first])
     return np.stack([firsts, [*firsts[1:], len(lengths_S)]], axis=1)

@@ -1,8 +1,8 @@
-"""Parallel streams for truncated backpropagation, read by an integer index so that resuming replays nothing.
+"""Parallel streams for truncated backpropagation. Windows are read by index, so a resumed run replays nothing.
 
-Windows have one length, or lengths drawn anew for every epoch (Merity et al. 2018, AWD-LSTM), so that not every epoch
-cuts the gradient at the same words. What is drawn follows from the seed and the epoch alone: there is nothing to save,
-and several processes agree without talking to each other.
+Windows have one length, or random lengths that differ between epochs (Merity et al. 2018, AWD-LSTM), so that the
+gradient is not cut at the same words in every epoch. Random lengths depend on the seed and the epoch only: there is
+nothing to save, and several processes agree without communicating.
 
 Shapes: B streams (the batch), T steps of one window.
 """
@@ -21,14 +21,14 @@ from reefknot.lab.config.settings import Count, NonNegative, Settings
 
 
 class RandomSteps(Settings):
-    """A length is normal around `steps`, or, now and then, around half of it; the rate is scaled with it."""
+    """Window lengths are drawn around `steps`, or sometimes around half of it; the rate scales with them."""
 
-    probability: Annotated[float, Field(ge=0.0, le=1.0, description="of a window around `steps`, not half of it")] = (
-        0.95
-    )
-    deviation: Annotated[NonNegative, Field(description="standard deviation of a length, in tokens")] = 5.0
-    least: Annotated[Count, Field(description="a shorter window becomes this long")] = 5
-    most: Annotated[Count | None, Field(description="a longer window becomes this long")] = None
+    probability: Annotated[
+        float, Field(ge=0.0, le=1.0, description="of a length around `steps` instead of half of it")
+    ] = 0.95
+    deviation: Annotated[NonNegative, Field(description="standard deviation of the window length, in tokens")] = 5.0
+    least: Annotated[Count, Field(description="shortest window; shorter lengths are raised to it")] = 5
+    most: Annotated[Count | None, Field(description="longest window; longer lengths are cut to it")] = None
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RandomSteps:
@@ -37,14 +37,14 @@ class RandomSteps(Settings):
         return self
 
     def draw(self, steps: int, random: np.random.Generator) -> int:
-        """The length of one window."""
+        """Draw the length of one window."""
         centre = steps if random.random() < self.probability else steps / 2
         length = max(self.least, int(random.normal(centre, self.deviation)))
         return length if self.most is None else min(length, self.most)
 
 
 def check_sizes(batch: int, steps: int) -> None:
-    """Refuse windows without a token."""
+    """Reject windows without tokens."""
     if batch < 1 or steps < 1:
         raise SettingsError(f"batch = {batch}, steps = {steps}: both must be at least 1")
 
@@ -52,12 +52,12 @@ def check_sizes(batch: int, steps: int) -> None:
 class Streams:
     """A text cut into `batch` contiguous streams of equal length, read `steps` tokens at a time.
 
-    The tokens left over at the end of the text, fewer than `batch`, are not used. Each token of a stream but
-    its first is a target exactly once per epoch; the last window of an epoch may be cut short.
-    Window i + 1 goes on where window i stopped, so a state carried from one to the next fits. What a model reads may
-    have ids of its own, `inputs`: the same text, with spellings that are no targets.
+    The last tokens of the text, fewer than `batch`, are not used. Each token of a stream except the first is a target
+    exactly once per epoch. The last window of an epoch may be shorter. Window i + 1 continues where window i ends, so
+    that the state can be carried over. `inputs` is the same text with the ids that the input end reads, if they
+    differ: spelled words have ids that are not targets.
 
-    Windows are those of one epoch, at first of epoch 1; with `random_steps` every epoch has others.
+    Windows are those of epoch 1 until `begin` is called; with `random_steps` they differ between epochs.
     """
 
     def __init__(
@@ -82,78 +82,80 @@ class Streams:
         self.random_steps = random_steps
         self.seed = seed
         self._world = 1
-        # Views: the text stays on disk.
+        # These are views: the text stays on disk.
         self._targets = ids[: batch * length].reshape(batch, length)
         self._inputs = self._targets if inputs is None else inputs[: batch * length].reshape(batch, length)
         self.begin(epoch=1)
 
     def begin(self, epoch: int) -> None:
-        """From now on, windows are those of this epoch; epochs count from 1."""
+        """Switch to the windows of this epoch, counted from 1."""
         self.epoch = epoch
         self._lengths = self._draw_lengths()
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     def _draw_lengths(self) -> NDArray[np.int64]:
-        """How many tokens each window asks for; the text may end before the last one has them."""
+        """Return the length of each window; the text may end before the last one does."""
         if self.random_steps is None:
             return np.full(-(-self._length // self.steps), self.steps)
         random = np.random.default_rng((self.seed, self.epoch))
         lengths = []
-        left = self._length
-        while left > 0:
+        remaining = self._length
+        while remaining > 0:
             lengths.append(self.random_steps.draw(self.steps, random))
-            left -= lengths[-1]
+            remaining -= lengths[-1]
         return np.array(lengths)
 
     @property
     def windows(self) -> int:
-        """Windows of this epoch."""
+        """Number of windows in this epoch."""
         return len(self._lengths)
 
     @property
     def tokens(self) -> int:
-        """Targets per epoch, of all processes."""
+        """Number of targets per epoch, over all processes."""
         return self._world * self.batch * self._length
 
     @property
     def _length(self) -> int:
-        """Targets of one stream."""
+        """Number of targets in one stream."""
         return int(self._targets.shape[1]) - 1
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of one window, `inputs_BT` and `targets_BT`: the same text, one token apart."""
+        """Return `inputs_BT` and `targets_BT` of one window: the same text, one token apart."""
         start, stop = self._bounds(index)
         inputs_BT, targets_BT = self._inputs[:, start:stop], self._targets[:, start + 1 : stop + 1]
         return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
 
     def count(self, index: int) -> int:
-        """Targets of one window, of all processes."""
+        """Return the number of targets in one window, over all processes."""
         start, stop = self._bounds(index)
         return self._world * self.batch * (stop - start)
 
     def _bounds(self, index: int) -> tuple[int, int]:
-        """Where one window begins in each stream, and where it ends."""
+        """Return where a window begins and ends in each stream."""
         if not 0 <= index < self.windows:
             raise IndexError(f"window {index} of {self.windows}")
         start = int(self._starts[index])
         return start, min(start + int(self._lengths[index]), self._length)
 
     def rate_factor(self, index: int) -> float:
-        """What the rate of a window's step is multiplied with: the length drawn for it, in `steps`, even where the
-        text ends before. 1 where all windows have one length."""
+        """Return the factor of the learning rate for one window: its random length divided by `steps`.
+
+        The random length counts even if the text ends before it. The factor is 1 if all windows have one length.
+        """
         return float(self._lengths[index] / self.steps)
 
     def slice(self, rank: int, world: int) -> Streams:
-        """The share of one of `world` processes: an equal, contiguous part of the streams."""
+        """Return the share of one of `world` processes: an equal, contiguous part of the streams."""
         if self.batch % world:
             raise SettingsError(f"batch = {self.batch} does not divide among {world} processes")
         share = self.batch // world
-        own = slice(rank * share, (rank + 1) * share)
+        rows = slice(rank * share, (rank + 1) * share)
         part = Streams(
-            self._targets[own].reshape(-1),
+            self._targets[rows].reshape(-1),
             share,
             self.steps,
-            self._inputs[own].reshape(-1),
+            self._inputs[rows].reshape(-1),
             random_steps=self.random_steps,
             seed=self.seed,
         )

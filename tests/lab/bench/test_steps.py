@@ -22,7 +22,6 @@ from reefknot.nn.encoders.variational_lstm import VariationalLSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import operations
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
@@ -92,7 +91,7 @@ def test_a_row_is_compared_with_the_first_of_its_corpus() -> None:
 
 def _operations(workload: Workload) -> float:
     """Of a step, the mean."""
-    return sum(operations(workload.model, x_BT, y_BT) for x_BT, y_BT, _ in workload.windows) / len(workload.windows)
+    return sum(workload.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in workload.windows) / len(workload.windows)
 
 
 def test_self_attention_is_compared_with_stored_logits() -> None:

@@ -16,7 +16,7 @@ from reefknot.lab.config.parts import TABLES
 from reefknot.lab.config.settings import check
 from reefknot.lab.tasks.initialisation import InitialisationSettings, file_hashes, initialise, start_table, start_tables
 from reefknot.lab.text.bpe import BPESettings
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
@@ -215,7 +215,7 @@ def test_a_model_starts_only_the_tables_that_ask_for_it(tied: bool, file: Path) 
     model = LanguageModel(Lookup(table), LSTM(3, 3), Softmax(Plain(classes)))
     settings = table_settings({"words": {"dim": 3, "vectors": str(file)}, "classes": {"dim": 3}})
     tables = {"words": table, "classes": classes}
-    assert len(start_tables(model, tables, settings, counted(WORDS))) == 1
+    assert len(start_tables(tables, settings, (), Sides(counted(WORDS), counted(WORDS)))) == 1
     assert table.weight[0].tolist() == [9, 10, 11]
     assert torch.equal(classes.weight, drawn) != tied
     model.loss(torch.tensor([[0, 1, 2, 3]])).mean().backward()

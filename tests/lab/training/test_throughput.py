@@ -16,7 +16,6 @@ from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import operations
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
@@ -59,7 +58,7 @@ def test_the_share_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.rate == 4e9
     x_BT = torch.zeros(2, 5, dtype=torch.long)
     speed = found.speed(1e5, x_BT, x_BT)
-    assert speed.share == pytest.approx(1e5 * operations(model, x_BT, x_BT) / 10 / 4e9)
+    assert speed.share == pytest.approx(1e5 * model.flops(x_BT, x_BT) / 10 / 4e9)
     assert json.loads(json.dumps(speed.record()))["share"] == speed.share
     assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).rate is None
 

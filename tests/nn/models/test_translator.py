@@ -16,7 +16,6 @@ from reefknot.nn.encoders.contract import SourceEncoder
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
 from reefknot.nn.encoders.stacked import GRU
 from reefknot.nn.inputs.lookup import Lookup
-from reefknot.nn.models.operations import operations
 from reefknot.nn.models.translator import PAD, Translator, sides
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
@@ -141,4 +140,4 @@ def test_operations_are_those_that_torch_counts(kind: str) -> None:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counted:
         model.loss(x_BU, y_BT).mean().backward()
     masked = 0 if kind == "attention_gru" else 6 * 4 * 2 * D * 5 * 5
-    assert operations(model, x_BU, y_BT) + masked == pytest.approx(counted.get_total_flops(), rel=0.1)
+    assert model.flops(x_BU, y_BT) + masked == pytest.approx(counted.get_total_flops(), rel=0.1)

@@ -10,7 +10,7 @@ Both ends and the encoder are also measured alone, forward and backward, on the 
 once; they are captured where the step is. Their times are given as shares of the step. The rest is penalties, clipping,
 the optimiser and the host.
 
-Operations are those that the step needs at least (`nn/models/operations.py`), however many a mode performs. Memory is
+Operations are those that the step needs at least (`nn/flops.py`), however many a mode performs. Memory is
 the most that is allocated on the GPU while steps run, including weights and optimiser. It is not measured on a CPU.
 
 Shapes: B rows of a window, T steps, D dimensions, N = B x T rows, M rows that have a target.
@@ -44,7 +44,6 @@ from reefknot.lab.training.state import Progress, TrainState
 from reefknot.lab.training.update import Piece, Update, carries
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import operations
 
 LOOP, STORED, EAGER, CAPTURED = "plain loop", "stored logits", "eager", "captured"
 WINDOWS = {"cuda": 16, "cpu": 2}
@@ -186,7 +185,7 @@ class Workload:
         enough = -(-ENOUGH // (self.settings.batch * self.settings.steps))
         first = range(min(WINDOWS[device], enough, batches.windows))
         self.windows = [(*batches.window(index), batches.count(index)) for index in first]
-        self.operations = sum(operations(self.model, x_BT, y_BT) for x_BT, y_BT, _ in self.windows)
+        self.operations = sum(self.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in self.windows)
         if mode == LOOP:
             self.model.encoder = Looped(self.model.encoder)
         elif mode == STORED:

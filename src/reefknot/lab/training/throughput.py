@@ -2,7 +2,7 @@
 of the rate at which the device multiplies large matrices.
 
 The rate is measured, not looked up: once at the start, in the precision of the run, on the device as it is. What a
-training step would need at least (`nn/models/operations.py`), over what it takes, is held against it. A CPU is shared
+training step would need at least (`nn/flops.py`), over what it takes, is held against it. A CPU is shared
 with everything else that runs there, so nothing is measured on one and no share is told.
 
 Shapes: B streams, T steps.
@@ -22,7 +22,6 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import operations
 
 SECONDS = 0.2
 """What measuring the rate may take at the start of a run."""
@@ -64,7 +63,7 @@ class Throughput:
     def speed(self, tokens_per_second: float, x_BT: Tensor, y_BT: Tensor) -> Speed:
         """At so many targets a second, where this window stands for all: what a target costs depends on the text."""
         targets = max(int((y_BT != IGNORE).sum()), 1)
-        flops = tokens_per_second * operations(self.model, x_BT, y_BT) / targets
+        flops = tokens_per_second * self.model.flops(x_BT, y_BT) / targets
         share = None if self.rate is None else flops / self.rate
         return Speed(tokens_per_second, flops, peak_memory_bytes(self.world.device), share)
 

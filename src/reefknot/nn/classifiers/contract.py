@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.classifiers.weight_cache import WeightCache
 from reefknot.nn.docstrings import Documented
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.messages import KEPT_IN_BANDS, NOTHING_TO_TIE
 from reefknot.nn.tables import BandedTable, WordTable
 
@@ -77,6 +78,16 @@ class Classifier(nn.Module, Documented):
         A matrix costs N x D x D operations here, and V x D x D if `encode` applies it to the class vectors.
         """
         return h_ND
+
+    def flops(self, rows: int, classes: int | None = None) -> int:
+        """Return the floating-point operations of a training step (see `nn/flops.py`).
+
+        Args:
+            rows: Number of hidden states, N.
+            classes: Number of classes to score; by default all.
+        """
+        classes = self.vocab_size if classes is None else classes
+        return PER_WEIGHT * rows * (matrix_weights(self) + self.dim * classes)
 
     def penalties(self) -> dict[str, Tensor]:
         """Return named penalties on the parameters of the classifier, as sums (see `OutputEnd.penalties`)."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Ge, Le, Positive, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 INIT = 0.1
@@ -139,3 +140,8 @@ class Drill(Classifier):
                 out_VD = out_VD + e_VD
             e_VD = out_VD + table_VD if self.residual else out_VD
         return e_VD
+
+    def flops(self, rows: int, classes: int | None = None) -> int:
+        """Return the operations of a training step: the label encoder runs once per class."""
+        classes = self.vocab_size if classes is None else classes
+        return PER_WEIGHT * (rows * self.dim * classes + classes * matrix_weights(self))

@@ -13,6 +13,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Activation, LabelDropout, make_activation, uniform_linear
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -77,3 +78,9 @@ class Dual(Classifier):
         """Map the hidden states to the joint space."""
         joint_NJ: Tensor = self.activation(self.context_layer(h_ND))
         return joint_NJ + h_ND if self.residual_to_context else joint_NJ
+
+    def flops(self, rows: int, classes: int | None = None) -> int:
+        """Return the operations of a training step: one layer runs once per row, the other once per class."""
+        classes = self.vocab_size if classes is None else classes
+        of_rows = rows * (matrix_weights(self.context_layer) + self.dim * classes)
+        return PER_WEIGHT * (of_rows + classes * matrix_weights(self.label_layer))

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from reefknot.nn.bounds import Dim, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State, to_state_dtype
 from reefknot.nn.encoders.stacked import GRU, weights_of
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 
 DEVIATION = 0.01
 """Standard deviation of the initial matrices that are not orthogonal."""
@@ -122,6 +123,16 @@ class AttentionGRU(SourceEncoder):
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
         return self._steps(x_BTD, state)[2]
+
+    def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
+        """Return the operations of a training step on sources and targets of these lengths."""
+        reading = sum(matrix_weights(layer) for layer in (self.rightward, self.leftward, self.keys))
+        once = matrix_weights(self.start)
+        writing = matrix_weights(self) - reading - once
+        # The weighted sum of the annotations, and the attention scores, which cost as much.
+        attention = 2 * self.keys.out_features * int((sources_B * lengths_B).sum())
+        rows = int(sources_B.sum()) * reading + len(sources_B) * once + int(lengths_B.sum()) * writing
+        return PER_WEIGHT * (rows + attention)
 
     def _steps(self, x_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Return for every step its state s_BTH, its context from the source c_BTA, and the attention weights w_BTS."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.nn.docstrings import Documented
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 
 State = dict[str, Tensor]
 """What an encoder carries from one window to the next. Dimension 1 of every tensor is the stream, as in torch's
@@ -66,6 +67,10 @@ class Encoder(nn.Module, Documented):
         """Return the hidden states of a window that follows `state`, and the state after it."""
         raise NotImplementedError
 
+    def flops(self, lengths_B: Tensor) -> int:
+        """Return the floating-point operations of a training step on windows of these lengths (see `nn/flops.py`)."""
+        return PER_WEIGHT * int(lengths_B.sum()) * matrix_weights(self)
+
 
 class SourceEncoder(Encoder):
     """Base class of the encoders of translators, which read a source and then give the hidden states of a target.
@@ -101,6 +106,10 @@ class SourceEncoder(Encoder):
         They are averaged over the heads, sum to 1 over the source, and are 0 on padding.
         """
         raise NotImplementedError
+
+    def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
+        """Return the operations of a training step on sources and targets of these lengths."""
+        return PER_WEIGHT * int(sources_B.sum() + lengths_B.sum()) * matrix_weights(self)
 
 
 def select_streams(state: State, streams: slice) -> State:

@@ -42,6 +42,7 @@ from reefknot.nn.encoders.transformer import (
     init_linear,
     split_heads,
 )
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 
 
 class EncoderDecoder(SourceEncoder):
@@ -143,6 +144,15 @@ class EncoderDecoder(SourceEncoder):
         block = self.target_blocks[last]
         assert isinstance(block, TargetBlock)
         return block.weights(x_BTD, *_block_state(state, last), slots)
+
+    def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
+        """Return the operations of a training step on sources and targets of these lengths."""
+        reading, writing = matrix_weights(self.source_blocks), matrix_weights(self.target_blocks)
+        rows = int(sources_B.sum()) * (reading + matrix_weights(self.source_in)) + int(lengths_B.sum()) * writing
+        # Scores and weighted values, two products over D dimensions for each pair of tokens: all pairs of a source, all
+        # pairs of a source and its target, and half of the pairs of a target.
+        pairs = 2 * sources_B.square() + 2 * sources_B * lengths_B + lengths_B.square()
+        return PER_WEIGHT * (rows + len(self.target_blocks) * self.dim * int(pairs.sum()))
 
     def _decode(self, x_BTD: Tensor, state: State, slots: CacheSlots | None, blocks: int) -> tuple[Tensor, State]:
         """Run the first `blocks` target blocks over steps that follow `state`; also return their extended cache."""

@@ -26,6 +26,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Ge, Layers, Le, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, masked, window_mask
+from reefknot.nn.flops import PER_WEIGHT
 
 TransformBias = Annotated[float, Ge(-100.0), Le(100.0)]
 
@@ -94,3 +95,7 @@ class RecurrentHighway(Encoder):
         raw_BTH = torch.stack(steps, dim=1)
         output_BTH = locked_dropout(raw_BTH, self.dropout_output, self.training)
         return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(s_BH[None])})
+
+    def flops(self, lengths_B: Tensor) -> int:
+        """Return the operations of a training step on windows of these lengths."""
+        return PER_WEIGHT * int(lengths_B.sum()) * (self.input_weight.numel() + self.weight.numel())

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 
 FIRST_POSITION = 2
 """The authors' program counts positions from the id after its padding symbol."""
@@ -118,6 +119,12 @@ class Transformer(Encoder):
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
         return Encoded(x_BTD, x_BTD, cache)
+
+    def flops(self, lengths_B: Tensor) -> int:
+        """Return the operations of a training step on windows of these lengths."""
+        # Scores and weighted values: two products of T x T by D in each block, half of each masked.
+        attention = len(self.blocks) * self.dim * int(lengths_B.square().sum())
+        return PER_WEIGHT * (int(lengths_B.sum()) * matrix_weights(self) + attention)
 
 
 class CacheSlots(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Positive, Probability
+from reefknot.nn.flops import PER_WEIGHT, count_by_band
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded
@@ -69,6 +70,12 @@ class AdaptiveLookup(InputEnd):
     def tables(self) -> list[WordTable]:
         """Return the bands of the table. An output end that holds one of them is tied to it."""
         return self.table.tables
+
+    def flops(self, ids_N: Tensor) -> int:
+        """Return the operations on these tokens: each is multiplied by the matrix of its band."""
+        rows = count_by_band(ids_N, self.table.bounds)
+        weights = [dim * self.dim for dim in self.projections.widths]
+        return PER_WEIGHT * sum(count * weight for count, weight in zip(rows, weights, strict=True))
 
     def _project(self, band: int, words: Tensor | None = None) -> Tensor:
         """Return the projected vectors of these words of a band, or of all. With no words the result still has a

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Count, Dim, Ge, Le, Length, Positive, Probability
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
 from reefknot.nn.inputs.spelling import FIRST_SYMBOL, SYMBOLS, spell
@@ -123,6 +124,13 @@ class CharCNN(InputEnd):
         extended.spellings = torch.cat([self.spellings, spell(words, max_bytes).to(self.spellings)])
         extended.vocab_size = len(extended.spellings)
         return extended
+
+    def flops(self, ids_N: Tensor) -> int:
+        """Return the operations on these tokens: every distinct word is computed once."""
+        spelled_UL = self.spellings[torch.unique(ids_N).to(self.spellings.device)] > 0
+        windows = int(spelled_UL.sum(dim=1).clamp(min=1).sum())
+        per_word = matrix_weights(self.highway) + matrix_weights(self.projection)
+        return PER_WEIGHT * (windows * matrix_weights(self.convolutions) + len(spelled_UL) * per_word)
 
     def _words(self, spelled_UL: Tensor) -> Tensor:
         """Return the vectors of words with these spellings."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from reefknot.nn.docstrings import Documented
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -32,3 +33,7 @@ class InputEnd(nn.Module, Documented):
     def tables(self) -> list[WordTable]:
         """Return the tables that this end reads, band by band. An output end that holds one of them is tied to it."""
         return []
+
+    def flops(self, ids_N: Tensor) -> int:
+        """Return the floating-point operations of a training step on these tokens (see `nn/flops.py`)."""
+        return PER_WEIGHT * len(ids_N) * matrix_weights(self)

@@ -176,6 +176,17 @@ class LanguageModel(nn.Module):
         logp_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
         return logp_N.view_as(targets_BT), encoded.state
 
+    def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
+        """Return the floating-point operations of a training step on a window (see `nn/flops.py`).
+
+        Args:
+            x_BT: Inputs of the window, on the host.
+            y_BT: Targets of the window, on the host. Tokens without a target (`IGNORE`) count as padding on the right.
+        """
+        scored_BT = y_BT != IGNORE
+        body = self.encoder.flops(scored_BT.sum(dim=1))
+        return body + self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
+
     def parameter_counts(self) -> dict[str, int]:
         """Return the number of parameters of each end and the encoder. A shared tensor counts once, at the first."""
         counts = {name: 0 for name, _ in self.named_children()}

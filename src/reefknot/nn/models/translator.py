@@ -121,6 +121,14 @@ class Translator(LanguageModel):
         source_BS, x_BT = sides(tokens_BT, targets_BT)
         return super().target_log_probs(x_BT, targets_BT, self.read(source_BS))
 
+    def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
+        """Return the operations of a training step on a window of pairs, with sources and targets in x_BU."""
+        source_BS, x_BT = sides(x_BT, y_BT)
+        scored_BT, there_BS = y_BT != IGNORE, source_BS != PAD
+        body = cast(SourceEncoder, self.encoder).translation_flops(there_BS.sum(dim=1), scored_BT.sum(dim=1))
+        ends = self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
+        return body + ends + self.source.flops(source_BS[there_BS])
+
 
 def sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Split a window of pairs into its sources, source_BS, and the inputs of its targets, x_BT."""

@@ -28,6 +28,7 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Dim, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.flops import PER_WEIGHT, count_by_band, matrix_weights
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded, projection, rows_by_band
 
@@ -250,6 +251,22 @@ class AdaptiveSoftmax(OutputEnd):
     def tables(self) -> list[WordTable]:
         """Return the tables of the bands' classifiers. An input end that holds one of them is tied to this end."""
         return [self._classifier(band).table for band in range(len(self.classifiers))]
+
+    def flops(self, y_N: Tensor) -> int:
+        """Return the operations of a training step on these targets: the head for all, a tail for its own targets."""
+        rows = count_by_band(y_N, self.bounds)
+        dim = self.projections.dim
+        for_every_row = 0 if self.front is None else matrix_weights(self.front)
+        if self.clusters is not None:
+            for_every_row += self.clusters.numel()
+        if self.head_projection != "none":
+            for_every_row += dim * self.projections.widths[0]
+        total = PER_WEIGHT * len(y_N) * for_every_row
+        for band, classifier in enumerate(self.classifiers):
+            assert isinstance(classifier, Classifier)
+            total += classifier.flops(rows[band] if band else len(y_N))
+            total += PER_WEIGHT * rows[band] * dim * self.projections.widths[band] if band else 0
+        return total
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return the matrix of the first band in the projections, unless the head uses it."""

@@ -146,6 +146,13 @@ class Augmented(Softmax):
         message = "augmented: with detach_target its table is not trained here; give it the table of the input end"
         return [(self.table.weight, message)]
 
+    def flops(self, y_N: Tensor) -> int:
+        """Return the operations of a training step on these targets."""
+        # Soft targets, once per distinct target: scores, means of vectors and, unless detached, the gradients of both.
+        distinct = len(torch.unique(y_N))
+        soft = (6 if self.detach_target else 10) * distinct * self.classifier.dim * self.vocab_size
+        return self.classifier.flops(len(y_N)) + soft
+
     def _distinct(self, y_N: Tensor) -> DistinctTargets:
         """Return the plan without padding."""
         rows_M = (y_N != IGNORE).nonzero().squeeze(-1)

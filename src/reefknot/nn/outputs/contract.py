@@ -19,6 +19,7 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import C, Classifier
 from reefknot.nn.classifiers.weight_cache import EvaluationCache, StepCache
 from reefknot.nn.docstrings import Documented
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -152,6 +153,10 @@ class OutputEnd(nn.Module, Documented):
     def tables(self) -> list[WordTable]:
         """Return the tables that the class vectors are made from. An input end that holds one of them is tied."""
         raise NotImplementedError
+
+    def flops(self, y_N: Tensor) -> int:
+        """Return the floating-point operations of a training step on these targets (see `nn/flops.py`)."""
+        return PER_WEIGHT * len(y_N) * (matrix_weights(self) + self.context_dim * self.vocab_size)
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return parameters of shared objects that this end holds without training them.

@@ -22,6 +22,7 @@ from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
+from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
 
@@ -99,6 +100,11 @@ class MixtureOfSoftmaxes(Softmax):
         latent_NL = self._latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), k_N]
         logp_NV = super().log_probs(latent_NL)
         return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
+
+    def flops(self, y_N: Tensor) -> int:
+        """Return the operations of a training step on these targets: every expert scores all classes."""
+        latents = PER_WEIGHT * len(y_N) * (matrix_weights(self.latent) + matrix_weights(self.prior))
+        return latents + self.classifier.flops(self.experts * len(y_N))
 
     def _latents(self, h_ND: Tensor) -> Tensor:
         latent_NKL = torch.tanh(self.latent(h_ND)).view(-1, self.experts, self.classifier.context_dim)

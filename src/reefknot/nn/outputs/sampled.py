@@ -115,6 +115,10 @@ class SampledSoftmax(Softmax):
         not_drawn = F.softplus(sampled.lse.index_select(0, plan.rows) - own)
         return {"nll": LossPart(sampled.nll.sum() + not_drawn.sum(), plan.count)}
 
+    def flops(self, y_N: Tensor) -> int:
+        """Return the operations of a training step on these targets, against a sample of the classes."""
+        return self.classifier.flops(len(y_N), min(self.samples, self.vocab_size))
+
     def extra_repr(self) -> str:
         """Return the arguments that `print(model)` shows."""
         return f"samples={self.samples}, distribution={self.distribution}"

@@ -84,3 +84,7 @@ class Softmax(OutputEnd):
     def tables(self) -> list[WordTable]:
         """Return the table of the classifier. An input end that holds it is tied to this end."""
         return [self.classifier.table]
+
+    def flops(self, y_N: Tensor) -> int:
+        """Return the operations of a training step on these targets: those of the classifier."""
+        return self.classifier.flops(len(y_N))

@@ -29,13 +29,6 @@ from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.inputs.spelling import spell
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.nn.models.operations import (
-    classifier_operations,
-    encoder_operations,
-    input_operations,
-    operations,
-    output_operations,
-)
 from reefknot.nn.outputs import adaptive
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.augmented import Augmented
@@ -91,19 +84,19 @@ def bands() -> BandedTable:
 
 
 def test_softmax_and_encoder_by_hand() -> None:
-    assert operations(model(encoder=LSTM(D, D, 2)), *window()) == 6 * B * T * (2 * 8 * D * D + D * V)
+    assert model(encoder=LSTM(D, D, 2)).flops(*window()) == 6 * B * T * (2 * 8 * D * D + D * V)
 
 
 def test_a_softmax_exactly() -> None:
     built = model(Lookup(WordTable(V, 4), project_to=D))
-    assert operations(built, *window()) == counted(built) == 6 * B * T * (4 * D + D * V)
+    assert built.flops(*window()) == counted(built) == 6 * B * T * (4 * D + D * V)
 
 
 @pytest.mark.parametrize("encoder", [LSTM(D, D, 2), GRU(D, D, 1), RecurrentHighway(D, D, 3)])
 def test_recurrent_encoders_but_for_the_first_state(encoder: Encoder) -> None:
     """The state that a window starts from gets no gradient: one of T x 6 thirds of the recurrent products."""
     built = model(encoder=encoder)
-    ours, torchs = operations(built, *window()), counted(built)
+    ours, torchs = built.flops(*window()), counted(built)
     assert torchs < ours < torchs * (1 + 1 / (3 * T) + 1e-6)
 
 
@@ -112,11 +105,11 @@ def test_a_transformer_but_for_the_masked_half(recompute: bool) -> None:
     built = model(encoder=Transformer(D, layers=2, heads=4, ffn_dim=24, recompute=recompute))
     half = 2 * B * 6 * T * T * D
     weights = 2 * (4 * D * D + 2 * D * 24)
-    assert operations(built, *window()) == 6 * B * T * (weights + D * V) + half
+    assert built.flops(*window()) == 6 * B * T * (weights + D * V) + half
     if not recompute:
-        assert operations(built, *window()) == counted(built) - half
+        assert built.flops(*window()) == counted(built) - half
     else:
-        assert operations(built, *window()) < counted(built) - half
+        assert built.flops(*window()) < counted(built) - half
 
 
 @pytest.mark.parametrize("head_projection", ["none", "own", "shared"])
@@ -126,7 +119,7 @@ def test_adaptive_ends_by_the_bands_of_the_batch(head_projection: str, monkeypat
     shared = BandProjections(table, D)
     output = AdaptiveSoftmax(table, shared, head_projection=head_projection)  # type: ignore[arg-type]
     built = model(AdaptiveLookup(table, shared), output=output)
-    assert operations(built, *window()) == counted(built)
+    assert built.flops(*window()) == counted(built)
 
 
 def test_rows_that_fill_up_a_tail_do_not_count() -> None:
@@ -135,7 +128,7 @@ def test_rows_that_fill_up_a_tail_do_not_count() -> None:
         AdaptiveLookup(table, BandProjections(table, D)),
         output=AdaptiveSoftmax(table, BandProjections(table, D, head=False)),
     )
-    assert operations(built, *window()) < counted(built)
+    assert built.flops(*window()) < counted(built)
 
 
 def test_a_projection_before_an_adaptive_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,17 +136,17 @@ def test_a_projection_before_an_adaptive_softmax(monkeypatch: pytest.MonkeyPatch
     table = BandedTable(V, 8, cutoffs=[8, 20], factor=2)
     output = AdaptiveSoftmax(table, BandProjections(table, 8, head=False), context_dim=D, project_to=8)
     built = model(output=output)
-    assert operations(built, *window()) == counted(built)
+    assert built.flops(*window()) == counted(built)
 
 
 def test_a_char_cnn_spells_each_word_once() -> None:
     words = [chr(97 + number // 26) + chr(97 + number % 26) for number in range(V)]
     built = model(CharCNN(spell(words), D, filters=[(1, 6), (2, 4)], byte_dim=5))
-    assert operations(built, *window()) == counted(built)
+    assert built.flops(*window()) == counted(built)
     longer = model(CharCNN(spell(["x" * 30, *words[1:]]), D, filters=[(1, 6), (2, 4)], byte_dim=5))
     x_BT, y_BT = window()
     x_BT[0, 0] = 0
-    more = operations(longer, x_BT, y_BT) - operations(built, x_BT, y_BT)
+    more = longer.flops(x_BT, y_BT) - built.flops(x_BT, y_BT)
     assert more == 6 * 28 * 5 * (6 + 2 * 4), "windows beyond the end of the other words do not count"
 
 
@@ -168,19 +161,19 @@ def test_a_char_cnn_spells_each_word_once() -> None:
 )
 def test_labels(classifier: object) -> None:
     built = model(output=Softmax(classifier(WordTable(V, D))))  # type: ignore[operator]
-    assert operations(built, *window()) == counted(built)
+    assert built.flops(*window()) == counted(built)
 
 
 def test_a_mixture() -> None:
     built = model(output=MixtureOfSoftmaxes(Plain(WordTable(V, D)), D, experts=3))
-    assert operations(built, *window()) == counted(built)
+    assert built.flops(*window()) == counted(built)
 
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_an_augmented_loss_without_what_it_makes_again(detach: bool) -> None:
     table = WordTable(V, D)
     built = model(Lookup(table), output=Augmented(Plain(WordTable(V, D)), table, gamma=1.0, detach_target=detach))
-    ours = operations(built, *window())
+    ours = built.flops(*window())
     distinct = len(window()[1].unique())
     assert ours == 6 * B * T * D * V + (6 if detach else 10) * distinct * D * V
     assert ours < counted(built)
@@ -190,21 +183,21 @@ def test_a_sampled_softmax_by_its_draws() -> None:
     built = model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=7))
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert operations(built, *window()) == 6 * B * T * D * 7
+    assert built.flops(*window()) == 6 * B * T * D * 7
     torch.manual_seed(3)
     assert torch.equal(torch.get_rng_state(), before)
     many = model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=10 * V))
-    assert operations(many, *window()) == 6 * B * T * D * V
+    assert many.flops(*window()) == 6 * B * T * D * V
 
 
 def test_padding_does_not_count() -> None:
     built = model(encoder=Transformer(D, layers=1, heads=2, ffn_dim=24))
     x_BT, y_BT = window()
     padded_x, padded_y = (nn.functional.pad(each, (0, 5), value=fill) for each, fill in ((x_BT, 0), (y_BT, IGNORE)))
-    assert operations(built, padded_x, padded_y) == operations(built, x_BT, y_BT)
+    assert built.flops(padded_x, padded_y) == built.flops(x_BT, y_BT)
     y_BT[1:] = IGNORE
-    assert operations(built, x_BT, y_BT) == operations(built, x_BT[:1], y_BT[:1])
-    assert operations(built, x_BT, torch.full_like(y_BT, IGNORE)) == 0
+    assert built.flops(x_BT, y_BT) == built.flops(x_BT[:1], y_BT[:1])
+    assert built.flops(x_BT, torch.full_like(y_BT, IGNORE)) == 0
 
 
 class Unknown(Nothing):
@@ -225,10 +218,10 @@ class UnknownEnd(OutputEnd):
 
 
 def test_a_part_without_a_line_is_matrices_that_meet_every_row() -> None:
-    assert encoder_operations(Unknown(), torch.tensor([2, 3])) == 6 * 5 * D * D
-    assert output_operations(UnknownEnd(), torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
-    assert input_operations(Lookup(WordTable(V, D)), torch.zeros(5, dtype=torch.long)) == 0
-    assert classifier_operations(Classifier(WordTable(V, D), D, bias=True), 5) == 6 * 5 * D * V
+    assert Unknown().flops(torch.tensor([2, 3])) == 6 * 5 * D * D
+    assert UnknownEnd().flops(torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
+    assert Lookup(WordTable(V, D)).flops(torch.zeros(5, dtype=torch.long)) == 0
+    assert Classifier(WordTable(V, D), D, bias=True).flops(5) == 6 * 5 * D * V
 
 
 def test_the_paper_s_model() -> None:
@@ -238,7 +231,7 @@ def test_the_paper_s_model() -> None:
         shared = BandProjections(table, 1024)
         built = LanguageModel(AdaptiveLookup(table, shared), Transformer(1024), AdaptiveSoftmax(table, shared))
     text = torch.arange(1, 514)[None]
-    per_token = operations(built, text[:, :-1], text[:, 1:]) / 512
+    per_token = built.flops(text[:, :-1], text[:, 1:]) / 512
     blocks = 16 * (4 * 1024**2 + 2 * 1024 * 4096)
     ends = 1024 * 1024 + 1024 * 20_002
     assert per_token == 6 * (blocks + 16 * 512 * 1024 + ends)

@@ -1,0 +1,30 @@
+"""Floating-point operations of a training step, for the share of a device's matrix rate that training achieves.
+
+Every part has a method `flops` that counts its forward and backward pass. Only matrix products count. A weight of a
+matrix costs two operations per row, and as many for each of the two gradients: 6 in all. Causal attention counts half
+of the products of all pairs. Recomputed activations, scores that are computed again in the backward pass, and rows that
+only pad a shape do not count. So a faster program has a higher share, and a program that does more work does not.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+PER_WEIGHT = 6
+"""A product and its two gradients, each with a multiplication and an addition."""
+
+
+def matrix_weights(module: nn.Module) -> int:
+    """Return the number of weights in matrices. A word table does not count: its rows are looked up, or are classes."""
+    from reefknot.nn.tables import WordTable
+
+    tables = {id(child.weight) for child in module.modules() if isinstance(child, WordTable | nn.Embedding)}
+    matrices = (weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in tables)
+    return sum(weight.numel() for weight in matrices)
+
+
+def count_by_band(ids_N: Tensor, bounds: tuple[int, ...]) -> list[int]:
+    """Return the number of ids in each band."""
+    return [int(((ids_N >= start) & (ids_N < stop)).sum()) for start, stop in pairwise(bounds)]

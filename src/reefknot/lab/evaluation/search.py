@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -11,7 +12,9 @@ from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
-from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
+
+if TYPE_CHECKING:
+    from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def tails_opened(
     """Search for the k best words after each of the first tokens; None for an output end without tails, or a single
     token."""
     output = model.output
-    if not isinstance(output, AdaptiveSoftmax) or len(output.classifiers) == 1:
+    if output.bands == 1:
         return None
     x_T, y_T = (each[:tokens] for each in inside(split))
     if not len(x_T):
@@ -47,5 +50,7 @@ def tails_opened(
     spans = None if windows is None else windows.cut(y_T, vocabulary.eos)
     with evaluating(model):
         read = contexts(model, x_T, spans)
-        found = output.search(torch.cat([each.output for each in read]), min(k, output.vocab_size))
+        found = cast("AdaptiveSoftmax", output).search(
+            torch.cat([each.output for each in read]), min(k, output.vocab_size)
+        )
     return TailsOpened(found.ids.shape[1], len(x_T), found.opened)

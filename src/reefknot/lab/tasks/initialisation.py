@@ -16,7 +16,6 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Positive, Settings
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, whole_word
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.tables import BandProjections, WordTable
 from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
@@ -55,36 +54,37 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
         if settings.uniform is not None:
             for parameter in model.parameters():
                 parameter.uniform_(-settings.uniform, settings.uniform)
-        untied = _untied(model)
+        if settings.tables == "normal":
+            _draw_normal_tables(model)
         for module in model.modules():
-            if settings.tables == "normal":
-                _normal_tables(module, untied)
-            elif settings.tables is not None and isinstance(module, WordTable):
+            if isinstance(settings.tables, float) and isinstance(module, WordTable):
                 module.weight.uniform_(-settings.tables, settings.tables)
             if isinstance(module, WordTable) and module.uniform is not None:
                 module.reset_parameters()
 
 
-def _untied(model: nn.Module) -> set[WordTable]:
-    """The bands of an adaptive softmax that no input end reads."""
-    ends = list(model.modules())
-    read = {table for end in ends if isinstance(end, InputEnd) for table in end.tables()}
-    return {table for end in ends if isinstance(end, AdaptiveSoftmax) for table in end.tables()} - read
+def _draw_normal_tables(model: nn.Module) -> None:
+    """Draw the word tables, and what stands between their bands and the model, as the program of Baevski & Auli does.
 
+    There an adaptive softmax is made of linear layers, whose tables are drawn like matrices unless it shares them with
+    the input.
+    """
+    from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
-def _normal_tables(module: nn.Module, untied: set[WordTable]) -> None:
-    """The start of a table, or of what stands between its bands and the model, in the program of Baevski & Auli. There
-    an adaptive softmax is made of linear layers, and only takes over an input end's tables as they are."""
-    if isinstance(module, WordTable):
-        if module in untied:
-            nn.init.xavier_uniform_(module.weight)
-        else:
-            module.weight.normal_(std=module.dim**-0.5)
-    elif isinstance(module, BandProjections):
-        for matrix in module.bands:
-            nn.init.xavier_uniform_(matrix)
-    elif isinstance(module, AdaptiveSoftmax) and module.clusters is not None:
-        nn.init.xavier_uniform_(module.clusters)
+    modules = list(model.modules())
+    read = {table for end in modules if isinstance(end, InputEnd) for table in end.tables()}
+    untied = {table for end in modules if isinstance(end, AdaptiveSoftmax) for table in end.tables()} - read
+    for module in modules:
+        if isinstance(module, WordTable):
+            if module in untied:
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                module.weight.normal_(std=module.dim**-0.5)
+        elif isinstance(module, BandProjections):
+            for matrix in module.bands:
+                nn.init.xavier_uniform_(matrix)
+        elif isinstance(module, AdaptiveSoftmax) and module.clusters is not None:
+            nn.init.xavier_uniform_(module.clusters)
 
 
 class TableStart(Settings):
@@ -110,12 +110,14 @@ def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
 def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the SHA-256 of each of these files: other vectors would make another run. If a file is gone, return the
     recorded hash."""
+    files, recorded = table_files(tables), recorded or {}
+    if not files:
+        return {}
     from reefknot.vectors.files import fingerprint
 
-    recorded = recorded or {}
     return {
         name: recorded[name] if name in recorded and not file.exists() else fingerprint(file)
-        for name, file in table_files(tables).items()
+        for name, file in files.items()
     }
 
 

@@ -22,7 +22,6 @@ from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
-from reefknot.nn.inputs.char_cnn import CharCNN
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.progress import Say, silent
 
@@ -58,8 +57,11 @@ class TrainedLanguageModel(TrainedRun[LanguageModelExperiment, Dataset, Language
 
     def knowing(self, words: Iterable[str]) -> Self:
         input_end = self.model.input
-        if not (self.experiment.vocabulary.keep_spellings and isinstance(input_end, CharCNN)):
+        if not self.experiment.vocabulary.keep_spellings:
             return self
+        from reefknot.nn.inputs.char_cnn import CharCNN
+
+        assert isinstance(input_end, CharCNN)  # checked when the settings were read
         vocabulary = self.vocabulary.spelling(words)
         input_end = input_end.spelling(vocabulary.spelled[len(self.vocabulary.spelled) :])
         model = LanguageModel(input_end, self.model.encoder, self.model.output, self.model.regularisation)

@@ -110,6 +110,7 @@ class AdaptiveSoftmax(OutputEnd):
             check_banded(classifier, "adaptive softmax")
             classifier = [Plain(table, bias=False) for table in classifier.tables]
         self.classifiers = nn.ModuleList(classifier)
+        self.bands = len(classifier)
         self.projections = projections
         self.context_dim = projections.dim if context_dim is None else context_dim
         self.head_projection = head_projection

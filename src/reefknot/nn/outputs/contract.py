@@ -83,6 +83,8 @@ class OutputEnd(nn.Module, Documented):
     """Number of classes, V."""
     context_dim: int
     """Dimension of the hidden states, D."""
+    bands: int = 1
+    """Number of bands of classes: a head and the tails of an adaptive softmax, otherwise one."""
     rows_per_token: int = 1
     """How many rows of scores a token needs, for estimates of a window's memory."""
     waits: bool = False

@@ -100,8 +100,8 @@ def test_a_piece_that_a_text_does_not_have_is_cut_into_those_that_it_has() -> No
     assert part.cut("wide") == ("wide",)
     assert part.known_parts("wide") == ["w", "<unk>", "e"]  # i and d are characters of other texts
     assert part.file == bpe.file
-    assert bpe.keeping(part.pieces) == part
-    assert bpe.keeping([*bpe.pieces, "other"]) is bpe
+    assert bpe.restricted(part.pieces) == part
+    assert bpe.restricted([*bpe.pieces, "other"]) is bpe
 
 
 @given(

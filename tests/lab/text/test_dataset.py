@@ -79,7 +79,7 @@ def test_an_unknown_word_is_refused_by_name_and_place(corpus: Corpus, opened: Op
 @pytest.mark.parametrize("text", [b"", b"\n", b" \r\n\t\n", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_a_text_without_words(text: bytes, split: str, corpus: Corpus, opened: Open) -> None:
-    with pytest.raises(DataError, match=rf"{split}\.txt: the {split} text holds no words"):
+    with pytest.raises(DataError, match=rf"{split}\.txt: the {split} text has no words"):
         opened(corpus(**{split: text}))
 
 
@@ -227,7 +227,7 @@ def test_words_outside_the_vocabulary_keep_their_spelling(corpus: Corpus, opened
         assert isinstance(split.inputs, np.memmap)
     assert plain.splits["test"].inputs is plain.splits["test"].ids
     assert dataset.fingerprint != plain.fingerprint
-    assert "as inputs they keep their 7 spellings" in dataset.describe()
+    assert "as inputs their 7 spellings are read" in dataset.describe()
     (damaged,) = [path for path in (cache / "datasets").iterdir() if (path / "test.inputs").exists()]
     (damaged / "test.inputs").unlink()
     again = opened(folder, min_count=2, keep_spellings=True)

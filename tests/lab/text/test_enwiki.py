@@ -62,7 +62,7 @@ def test_a_line_is_a_paragraph_with_its_case(tmp_path: Path, cache: Path) -> Non
 @pytest.mark.parametrize("line", ['{"id": 12, "text": "a"}', '{"id": "12"}', "[]"])
 def test_a_line_that_is_no_article(line: str, tmp_path: Path, cache: Path) -> None:
     write(tmp_path, article("12", "a"), line)
-    with pytest.raises(DataError, match=r"xz, line 2: no article with an id and a text; download the file again"):
+    with pytest.raises(DataError, match=r"xz, line 2: not an article with an id and a text; download the file again"):
         texts(tmp_path, cache)
 
 

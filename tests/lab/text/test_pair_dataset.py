@@ -68,7 +68,7 @@ def lines(dataset: PairDataset, split: str = "train") -> list[tuple[str, str]]:
 
 def test_a_script_without_spaces_is_told(write: Write, opened: Open) -> None:
     folder = write(("the cat sat\nthe dog ran\n", "猫が座った\n犬が走った\n"))
-    told = "train: hardly a line of the target has spaces, so each is a word of its own; set vocabulary.bpe"
+    told = "train: hardly any line of the target has spaces, so every line is one word; set vocabulary.bpe"
     for words, expected in (({}, [told]), ({"bpe": {"merges": 5}}, [])):
         said: list[str] = []
         opened(folder, say=said.append, **words)
@@ -111,7 +111,7 @@ def test_a_reference_that_has_changed_is_not_measured_against(write: Write, open
     folder = write()
     dataset = opened(folder)
     (folder / "test.de").write_text("der Vogel saß\nder Hunt\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"test\.en or \S*test\.de has changed since the pairs were read"):
+    with pytest.raises(DataError, match=r"test\.en or \S*test\.de has changed since the pairs were encoded"):
         dataset.splits["test"].text("source")
 
 
@@ -127,7 +127,7 @@ def test_files_that_have_not_changed_are_not_hashed_again(
         patched.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
         assert (test.text("source"), test.text("target")) == (source, target)
     (folder / "test.de").write_text("der Vogel sah\nder Hund\n", encoding="utf-8")
-    with pytest.raises(DataError, match="has changed since the pairs were read"):
+    with pytest.raises(DataError, match="has changed since the pairs were encoded"):
         test.text("target")
 
 
@@ -173,7 +173,7 @@ def test_merges_of_both_sides_and_pieces_of_each(write: Write, opened: Open) -> 
     assert lines(sides, "test") == [("the <unk> nd sat <eos>", "der d <unk> <eos>")]
     assert (sides.splits["test"].unknown_source, sides.splits["test"].unknown) == (1, 1)
     assert len({joint.fingerprint, sides.fingerprint, opened(write(), sides="separate").fingerprint}) == 3
-    assert "merges of both sides together, pieces of each side by itself" in sides.describe()
+    assert "merges of both sides together, pieces of each side separately" in sides.describe()
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_length_is_counted_in_pieces(write: Write, opened: Open) -> None:
 @pytest.mark.parametrize(
     ("train", "held_out", "sentence"),
     [
-        (("a\n", "\n"), HELD_OUT, r"every pair is left out \(1 empty side\), so that there is no train text"),
-        (("a\n", "b\n"), ("\n\n", "c\nd\n"), r"a side holds no words, so that there is no valid text"),
+        (("a\n", "\n"), HELD_OUT, r"every pair is left out \(1 empty side\), so there is no train text"),
+        (("a\n", "b\n"), ("\n\n", "c\nd\n"), r"one side has no words, so there is no valid text"),
         (("a\n", "b\nc\n"), HELD_OUT, r"train\.en has 1 lines and \S*train\.de has 2"),
         (("", ""), HELD_OUT, r"are empty"),
     ],
@@ -227,7 +227,7 @@ def test_an_unknown_word_is_refused_by_name_and_place(write: Write, opened: Open
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [({"end_of_line": False}, "a translation ends with <eos>"), ({"keep_spellings": True}, "for a language model")],
+    [({"end_of_line": False}, "a translation must end with <eos>"), ({"keep_spellings": True}, "for language models")],
 )
 def test_words_that_a_translator_cannot_have(
     words: dict[str, object], sentence: str, write: Write, opened: Open
@@ -285,7 +285,7 @@ def test_describe_says_what_the_pairs_are(write: Write, opened: Open) -> None:
     for sentence in (
         "en is translated into de",
         "pairs with an empty side or more than 100 tokens on a side or one side more than 2.5 times as long as the",
-        "vocabulary: the words of the training text, seen at least 2 times, each side by itself",
+        "vocabulary: the words of the training text, seen at least 2 times, each side separately",
         "cut to part 1/1 of its pairs",
     ):
         assert sentence in text

@@ -136,7 +136,7 @@ def test_tatoeba_follows_long_chains(tmp_path: Path, unpublished: None, monkeypa
 @pytest.mark.parametrize(
     ("text", "name", "sentence"),
     [
-        ("a\tb\n", "other.txt", r"deu-eng\.zip: holds no deu\.txt"),
+        ("a\tb\n", "other.txt", r"deu-eng\.zip does not contain deu\.txt"),
         ("a\tb\nc\n", "deu.txt", r"deu-eng\.zip, line 2: not English, tab, German"),
     ],
 )

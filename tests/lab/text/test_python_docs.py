@@ -107,7 +107,7 @@ def test_it_is_made_once_and_again_after_a_change_or_damage(library: Path, cache
 
 def test_a_python_without_sources(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda _: str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match="without the sources of its library; name another corpus"):
+    with pytest.raises(DataError, match="no sources of its standard library; use another corpus"):
         build(cache)
 
 

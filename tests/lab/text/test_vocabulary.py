@@ -103,12 +103,12 @@ def test_fingerprint_tells_words_and_counts_apart() -> None:
         ({"format": 1, "words": ["a"], "counts": [1], "more": 1}, "must hold format 1, words and counts"),
         ({"format": 1, "words": "a", "counts": [1]}, "no words"),
         ({"format": 1, "words": ["a"], "counts": {"a": 1}}, "no words"),
-        ({"format": 1, "words": ["a"], "counts": ["1"]}, "a count is no whole number"),
-        ({"format": 1, "words": ["a"], "counts": [-1]}, "a count is no whole number"),
-        ({"format": 1, "words": ["a"], "counts": [True]}, "a count is no whole number"),
-        ({"format": 1, "words": ["a"], "counts": [1.0]}, "a count is no whole number"),
-        ({"format": 1, "words": [1], "counts": [1]}, "a word is no text"),
-        ({"format": 1, "words": ["\ud800"], "counts": [1]}, "a word is no text"),
+        ({"format": 1, "words": ["a"], "counts": ["1"]}, "a count is not a whole number"),
+        ({"format": 1, "words": ["a"], "counts": [-1]}, "a count is not a whole number"),
+        ({"format": 1, "words": ["a"], "counts": [True]}, "a count is not a whole number"),
+        ({"format": 1, "words": ["a"], "counts": [1.0]}, "a count is not a whole number"),
+        ({"format": 1, "words": [1], "counts": [1]}, "a word is not a valid string"),
+        ({"format": 1, "words": ["\ud800"], "counts": [1]}, "a word is not a valid string"),
         ({"format": 1, "words": ["a", "b"], "counts": [1]}, "2 words but 1 counts"),
         ({"format": 1, "words": ["a", "a"], "counts": [1, 1]}, "twice"),
         ({"format": 1, "words": ["a", "b", "a"], "counts": [3, 2, 1]}, "twice"),
@@ -116,10 +116,10 @@ def test_fingerprint_tells_words_and_counts_apart() -> None:
         ({"format": 1, "words": ["b", "a"], "counts": [1, 1]}, "not in order"),
         ({"format": 1, "words": ["b", "a"], "counts": [1, 1], "ordered": 0}, "neither true nor false"),
         ({"format": 1, "words": [], "counts": []}, "no words"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": "b"}, "a spelled word is no text"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": [1]}, "a spelled word is no text"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["a"]}, "a spelled word stands in it twice"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["b", "b"]}, "a spelled word stands in it twice"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": "b"}, "a spelled word is not a valid string"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": [1]}, "a spelled word is not a valid string"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["a"]}, "a spelled word occurs twice"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["b", "b"]}, "a spelled word occurs twice"),
     ],
 )
 def test_a_file_that_is_no_vocabulary_is_refused(stored: object, problem: str, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_the_tokenizer_lies_beside_the_vocabulary(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     sound = tokenizer.read_bytes()
     tokenizer.write_bytes(sound[:-1])
-    with pytest.raises(DataError, match=r"tokenizer\.json is damaged, or not the one that was written with vocab"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged, or was not written together with vocab"):
         Vocabulary.load(tmp_path / "vocabulary.json")
     tokenizer.unlink()
     with pytest.raises(DataError, match=r"tokenizer\.json is missing"):
@@ -315,7 +315,7 @@ def test_sides_are_joint_by_identity_or_by_number() -> None:
     assert [len(words) for words in separate.vocabularies] == [3, 4]
     assert Sides(5, 5).joint
     assert not Sides(5, 6).joint
-    with pytest.raises(TypeError, match="without the words"):
+    with pytest.raises(TypeError, match="only the sizes"):
         _ = Sides(5, 5).vocabularies
 
 

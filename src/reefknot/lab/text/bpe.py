@@ -1,13 +1,13 @@
-"""Byte-pair encoding: words as pieces, learned from how often characters stand together (Sennrich et al. 2016).
+"""Byte-pair encoding: words are split into pieces (sub-words) by merging frequent pairs (Sennrich et al. 2016).
 
-Trained and applied by Hugging Face's `tokenizers`; its file, `tokenizer.json`, reads there as well. Ids are those of
-the vocabulary, by frequency, not the file's. The last piece of a word ends in `</w>`, so words can be put together
-again. For the same reason `<unk>` is always a word: one with a character that training has not seen is unknown as a
-whole, where another reader of the file gives `<unk>` for that character alone.
+Hugging Face's `tokenizers` trains and applies it, and can load its file, `tokenizer.json`. Ids are those of our
+vocabulary, ordered by frequency, not those of the file. The last piece of a word ends in `</w>`, so that pieces can be
+joined to words again. For the same reason `<unk>` is always a whole word: a word with a character that is not in the
+training text becomes `<unk>`, whereas other programs that load the file replace only that character.
 
-Merges that were learned on two texts together can be kept to the pieces that one of them has (`of_text`). Of a word
-that asks for another piece, the merges that made it are undone as far as it takes, as subword-nmt does with a
-vocabulary; the file, which knows nothing of it, still has all pieces.
+Merges that were learned on two texts together can be restricted to the pieces of one text (`of_text`). If a word would
+need another piece, the merges of that piece are undone until all pieces are allowed, as in subword-nmt. The file does
+not record the restriction and still has all pieces.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 WHOLE = (UNKNOWN, END_OF_LINE)
-"""Words that are never cut."""
+"""Words that are never split."""
 _RESERVED = (*WHOLE, START, PADDING, END_OF_WORD)
-_WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # what parts words in lines.py: tokenizer.json cuts a text there and nowhere else
-_STRETCH = 4_096  # learning takes time with the square of a word's length, and a line without spaces is one word
+_WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
+_LONGEST = 4_096  # training time is quadratic in the length of a word, and a line without spaces is one word
 
 
 class BPESettings(Settings):
-    """Words are cut into pieces, which are learned from the training text."""
+    """Split words into pieces that are learned from the training text."""
 
     merges: Annotated[
-        Count, Field(description="pieces to learn besides the characters, each by joining two (fewer in a small text)")
+        Count,
+        Field(description="number of merges to learn, each of which joins two pieces (fewer in a small text)"),
     ] = 32_000
 
 
 @dataclass(frozen=True)
 class BPE:
-    """A way to cut words into pieces."""
+    """A byte-pair encoding."""
 
     file: bytes
     """The contents of tokenizer.json."""
-    kept: frozenset[str] | None = field(default=None, repr=False)
-    """The pieces that are used, if not all of the file are."""
+    allowed: frozenset[str] | None = field(default=None, repr=False)
+    """The pieces that may be used; all pieces of the file if None."""
 
     @classmethod
     def train(cls, counts: Mapping[str, int], merges: int) -> BPE:
-        """Learn from words and how often each was seen. Equal counts give equal bytes.
+        """Learn merges from words and their counts. Equal counts give equal bytes.
 
-        Every character is a piece, inside a word and at its end, so any word made of known characters can be cut.
+        Every character is a piece, inside a word and at its end, so every word of known characters can be split.
         """
         library = _library()
         characters = sorted({character for word in counts if word not in WHOLE for character in word})
@@ -67,18 +68,18 @@ class BPE:
         learner = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
         trainer = library.trainers.BpeTrainer(
             vocab_size=len(symbols) + merges,
-            special_tokens=symbols,  # numbered before the words are seen: ties between pairs go by these numbers
+            special_tokens=symbols,  # their numbers, given in advance, break ties between pairs
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
-        seen = chain.from_iterable(repeat(word, count) for word, count in words)
-        learner.train_from_iterator(chain.from_iterable(map(_stretches, seen)), trainer)
-        # Joining two ways to the same piece takes two merges, which the size of the vocabulary does not count.
-        joined = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
-        pieces = dict.fromkeys([*symbols, *(left + right for left, right in joined)])
+        occurrences = chain.from_iterable(repeat(word, count) for word, count in words)
+        learner.train_from_iterator(chain.from_iterable(map(_limited, occurrences)), trainer)
+        # Two merges may give the same piece, so the size of the vocabulary does not limit the number of merges.
+        learned = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
+        pieces = dict.fromkeys([*symbols, *(left + right for left, right in learned)])
         model = library.models.BPE(
             vocab={piece: index for index, piece in enumerate(pieces)},
-            merges=joined,
+            merges=learned,
             unk_token=UNKNOWN,
             end_of_word_suffix=END_OF_WORD,
         )
@@ -89,30 +90,30 @@ class BPE:
         return cls(tokenizer.to_str(pretty=True).encode())
 
     def of_text(self, words: Iterable[str]) -> BPE:
-        """These merges with the pieces that a text of those words has, and its characters, alone."""
-        spelled = {word for word in words if word not in WHOLE}
-        characters = {character for word in spelled for character in word}
+        """Return the encoding restricted to the pieces and characters of a text with these words."""
+        divisible = {word for word in words if word not in WHOLE}
+        characters = {character for word in divisible for character in word}
         ends = {character + END_OF_WORD for character in characters}
-        return self.keeping({piece for word in spelled for piece in self.cut(word)} | characters | ends)
+        return self.restricted({piece for word in divisible for piece in self.cut(word)} | characters | ends)
 
-    def keeping(self, tokens: Iterable[str]) -> BPE:
-        """These merges with those pieces alone that are among `tokens`."""
-        kept = self.pieces.intersection(tokens)
-        return self if kept == self.pieces else replace(self, kept=kept)
+    def restricted(self, tokens: Iterable[str]) -> BPE:
+        """Return the encoding restricted to the pieces that are among `tokens`."""
+        allowed = self.pieces.intersection(tokens)
+        return self if allowed == self.pieces else replace(self, allowed=allowed)
 
     @cached_property
     def pieces(self) -> frozenset[str]:
-        """Every piece that a word can be cut into."""
-        if self.kept is not None:
-            return self.kept
+        """Every piece that may be used."""
+        if self.allowed is not None:
+            return self.allowed
         return frozenset(json.loads(self.file)["model"]["vocab"]) - {UNKNOWN}
 
     def cut(self, word: str) -> tuple[str, ...]:
-        """The pieces of a word. One with a character that training has not seen stays whole, and is no piece."""
-        found = self._cuts.get(word)
-        if found is None:
-            found = self._cuts[word] = self._cut(word)
-        return found
+        """Split a word into pieces. A word with a character that is not a piece is returned whole."""
+        pieces = self._cuts.get(word)
+        if pieces is None:
+            pieces = self._cuts[word] = self._cut(word)
+        return pieces
 
     def _cut(self, word: str) -> tuple[str, ...]:
         if word in WHOLE or not self.pieces.issuperset(word):
@@ -123,59 +124,61 @@ class BPE:
         return tuple(pieces if self.pieces.issuperset(pieces) else self._undo(pieces))
 
     def _undo(self, pieces: list[str]) -> Iterator[str]:
-        """Pieces, where those that are not kept are what they were joined from."""
-        rest = pieces[::-1]
-        while rest:
-            piece = rest.pop()
-            if piece in self.pieces or piece not in self._joined:
+        """Yield the pieces, with every piece that is not allowed replaced by the two that it was merged from."""
+        stack = pieces[::-1]
+        while stack:
+            piece = stack.pop()
+            if piece in self.pieces or piece not in self._merged_from:
                 yield piece
             else:
-                left, right = self._joined[piece]
-                rest += right, left
+                left, right = self._merged_from[piece]
+                stack += right, left
 
     def known_parts(self, word: str) -> list[str]:
-        """A word cut around the characters that training has not seen, each run of which is `<unk>`. In a script
-        without spaces a word is a whole line, of which one new character must not be all that is left."""
+        """Split a word around its unknown characters, each run of which becomes `<unk>`.
+
+        In a script without spaces a word is a whole line, which one unknown character must not make unknown.
+        """
         if word in WHOLE or self.pieces.issuperset(word):
             return [word]
         runs = groupby(word, self.pieces.__contains__)
         parts = ("".join(run) if known else UNKNOWN for known, run in runs)
-        return [UNKNOWN if part in WHOLE else part for part in parts]  # what stands inside a word ends no line
+        return [UNKNOWN if part in WHOLE else part for part in parts]  # a symbol inside a word is not an end of line
 
     def count(self, counts: Mapping[str, int]) -> Counter[str]:
-        """How often each piece was seen, those that were only steps to longer ones included, with 0."""
-        seen = Counter(dict.fromkeys(self.pieces, 0))
+        """Return the count of each piece; pieces that occur only inside longer ones have the count 0."""
+        pieces = Counter(dict.fromkeys(self.pieces, 0))
         for word, count in counts.items():
             for piece in self.cut(word):
-                seen[piece] += count
-        return seen
+                pieces[piece] += count
+        return pieces
 
     def ends_word(self, token: str) -> bool:
-        """Whether a token is the last piece of a word, or no piece but a word of its own."""
+        """Whether a token is the last piece of a word, or a whole word."""
         return token.endswith(END_OF_WORD) or token not in self.pieces
 
     def join(self, tokens: Iterable[str]) -> list[str]:
-        """The words that tokens make; pieces that nothing ends are a word as well."""
-        words, begun = [], ""
+        """Join tokens to words. Pieces at the end that lack `</w>` form a word as well."""
+        words, partial = [], ""
         for token in tokens:
             if token not in self.pieces:
-                words += [begun, token] if begun else [token]
-                begun = ""
+                words += [partial, token] if partial else [token]
+                partial = ""
             elif token.endswith(END_OF_WORD):
-                words.append(begun + token.removesuffix(END_OF_WORD))
-                begun = ""
+                words.append(partial + token.removesuffix(END_OF_WORD))
+                partial = ""
             else:
-                begun += token
-        return [*words, begun] if begun else words
+                partial += token
+        return [*words, partial] if partial else words
 
     @cached_property
     def _cuts(self) -> dict[str, tuple[str, ...]]:
-        """A long text has few distinct words; each is cut once."""
+        """Pieces of the words split so far: a text repeats its words."""
         return {}
 
     @cached_property
-    def _joined(self) -> dict[str, tuple[str, str]]:
-        """What each piece but the characters is joined from; where there are two ways, the first that was learned."""
+    def _merged_from(self) -> dict[str, tuple[str, str]]:
+        """The two pieces that each longer piece was merged from, by the merge that was learned first."""
         merges = json.loads(self.file)["model"]["merges"]
         return {left + right: (left, right) for left, right in reversed(merges)}
 
@@ -186,21 +189,22 @@ class BPE:
 
 
 def readable(token: str) -> str:
-    """A token among pieces of words as people read it: the end of a word is plain, what goes on has dots."""
+    """Format a token for people: the last piece of a word is shown as it is, other pieces with dots."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
     return token if token in _RESERVED else f"{token}…"
 
 
-def _stretches(word: str) -> Iterable[str]:
-    if len(word) <= _STRETCH:
+def _limited(word: str) -> Iterable[str]:
+    """Split a very long word into parts for training."""
+    if len(word) <= _LONGEST:
         return (word,)
-    return (word[first : first + _STRETCH] for first in range(0, len(word), _STRETCH))
+    return (word[first : first + _LONGEST] for first in range(0, len(word), _LONGEST))
 
 
 def _holds_reserved(word: str) -> bool:
-    """Whether merges inside a word could make what must stay unlike any piece; such words are cut into characters."""
-    return any(text in word for text in _RESERVED)
+    """Whether merges inside a word could produce a reserved symbol; such words are split into characters."""
+    return any(symbol in word for symbol in _RESERVED)
 
 
 def _library() -> ModuleType:

@@ -27,19 +27,19 @@ Language = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 
 
 class PairsSettings(Settings):
-    """Parallel text: which of its languages is translated into which, and which pairs are not trained on."""
+    """Parallel text: its languages, and which training pairs are left out."""
 
-    source: Annotated[Language, Field(description="language of the sources, as files are called: train.en")]
-    target: Annotated[Language, Field(description="language that is translated into: train.de")]
+    source: Annotated[Language, Field(description="language of the source, as in the file name train.en")]
+    target: Annotated[Language, Field(description="language of the target, as in the file name train.de")]
     longest: Annotated[
-        Count | None, Field(description="leave out training pairs with more tokens on a side, <eos> not counted")
+        Count | None, Field(description="leave out training pairs with more tokens on a side, without <eos>")
     ] = 100
     ratio: Annotated[
         float | None,
         Field(
             gt=1.0,
             le=1e9,
-            description="and those where one side has more than so many times the tokens of the other",
+            description="leave out training pairs where one side has more than this many times the tokens of the other",
         ),
     ] = None
 
@@ -50,7 +50,7 @@ class PairsSettings(Settings):
         return self
 
     def leaves_out(self, source: int, target: int) -> str | None:
-        """Why a training pair with so many tokens on its sides is left out, or None."""
+        """Return why a training pair with these numbers of tokens is left out, or None if it is not."""
         short, long = sorted((source, target))
         if not short:
             return "empty side"
@@ -60,7 +60,7 @@ class PairsSettings(Settings):
 
 
 class CorpusSettings(Settings):
-    """Which text to read. A cut applies to the training text only; the held-out texts stay whole."""
+    """Which text to read. `part` and `tokens` cut the training text only; valid and test stay whole."""
 
     name: Annotated[
         str,
@@ -71,13 +71,15 @@ class CorpusSettings(Settings):
     ] = "python-docs"
     part: Annotated[
         str | None,
-        Field(description='"k/n": train on the k-th of n equal parts of the lines; "1/2" is the first half'),
+        Field(description='"k/n": train on the k-th of n equal parts of the lines, such as "1/2" for the first half'),
     ] = None
     tokens: Annotated[
         Count | None,
-        Field(description="train on the first so many words and line ends only, counted after part"),
+        Field(description="train on this many words and line ends from the beginning of the part"),
     ] = None
-    pairs: Annotated[PairsSettings | None, Field(description="for translation: the text is parallel")] = None
+    pairs: Annotated[
+        PairsSettings | None, Field(description="languages and filters of parallel text, for translation")
+    ] = None
 
     @field_validator("part")
     @classmethod
@@ -105,12 +107,12 @@ class CorpusSettings(Settings):
 
     @property
     def cut(self) -> dict[str, Any]:
-        """What tells texts of the same files apart."""
+        """The settings that identify a text of the same files."""
         pairs = {} if self.pairs is None else {"pairs": self.pairs.model_dump(exclude={"source", "target"})}
         return {"part": self.part, "tokens": self.tokens} | pairs
 
     def range_of(self, total: int, where: Path) -> tuple[int, int]:
-        """First line, from 0, and end of the part that is trained on, of so many lines."""
+        """Return the first line, counted from 0, and the end of the part to train on, out of `total` lines."""
         part, parts = map(int, (self.part or "1/1").split("/"))
         first, last = (part - 1) * total // parts, part * total // parts
         if self.part and first == last:

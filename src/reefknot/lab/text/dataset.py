@@ -1,4 +1,4 @@
-"""Datasets: a corpus encoded once with its vocabulary, kept in the cache and memory-mapped afterwards."""
+"""Datasets: a corpus is encoded once with its vocabulary, stored in the cache and memory-mapped afterwards."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Dataset", "Split", "open_dataset"]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A corpus as ids, with what is needed to say exactly what it is."""
+    """A text as ids, with everything that identifies it."""
 
     name: str
     origin: str
     vocabulary: Vocabulary
     splits: dict[str, Split]
     hashes: dict[str, str]
-    """SHA-256 of the text of each split, before any cut."""
+    """SHA-256 of the text of each split, before it is cut."""
     fingerprint: str
-    """SHA-256 over the texts, the cuts, the vocabulary and its settings."""
+    """SHA-256 over the hashes of the texts, the cut, the vocabulary and its settings."""
     corpus_settings: CorpusSettings
     vocabulary_settings: VocabularySettings
 
@@ -40,12 +40,12 @@ class Dataset:
 
     @property
     def summary(self) -> str:
-        """One line: which text this is, and how much of it."""
+        """One line with the name of the text and its size."""
         tokens = " / ".join(f"{split.tokens:,}" for split in self.splits.values())
         return f"{self.name} (hash {self.fingerprint[:12]}): {tokens} tokens, {len(self.vocabulary):,} types"
 
     def describe(self) -> str:
-        """The texts and the policies in a few lines, for people."""
+        """Describe the text and how it is encoded in a few lines, for people."""
         lines = [f"{self.name}: {self.origin}; {len(self.vocabulary):,} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
             unknown = split.unknown / split.tokens
@@ -63,11 +63,11 @@ class Dataset:
             yield f"the training text is cut to {', of that '.join(cuts)}"
         yield f"vocabulary: {words.describe()}; most frequent first"
         if words.dictionary == "fairseq":
-            yield "filled up to the size of fairseq's dictionary with types that no text has"
-        unknown = "become <unk>" if words.unknown == "replace" else "are refused"
+            yield "padded to the size of fairseq's dictionary with types that do not occur"
+        unknown = "become <unk>" if words.unknown == "replace" else "are rejected"
         if words.keep_spellings:
-            unknown += f", as inputs they keep their {len(self.vocabulary.spelled):,} spellings"
-        ends = "each line ends with <eos>" if words.end_of_line else "line ends are left out"
+            unknown += f"; as inputs their {len(self.vocabulary.spelled):,} spellings are read"
+        ends = "each line ends with <eos>" if words.end_of_line else "line ends are dropped"
         yield f"unknown words {unknown}; {ends}"
 
 
@@ -80,28 +80,33 @@ def open_dataset(
     say: Say = silent,
     words: Vocabulary | None = None,
 ) -> Dataset:
-    """Find a corpus and open it as ids, encoding it first if the cache does not hold it.
+    """Find a corpus and open it as ids; it is encoded first unless the cache has it.
 
-    `data` is the folder of the published corpora, `cache` that of what is made from texts; `say` hears of
-    progress. With `words`, those of another program's model, none are counted in the training text.
+    Args:
+        corpus: Which text, and which part of it.
+        vocabulary: How the vocabulary is built from the training text.
+        data: Folder of the downloaded corpora; REEFKNOT_DATA if None.
+        cache: Cache folder; REEFKNOT_CACHE or ~/.cache/reefknot if None.
+        say: Receives lines about the progress.
+        words: The vocabulary of another program's model, used instead of building one.
     """
     folder = cache_folder(cache)
-    source = find_corpus(corpus, data=data, cache=folder, say=say)
+    files = find_corpus(corpus, data=data, cache=folder, say=say)
     identity = {
-        "text": source.hashes,
+        "text": files.hashes,
         "cut": corpus.cut,
         "vocabulary": vocabulary.identity | ({"words": words.fingerprint} if words else {}),
     }
 
     def fill(entry: Path) -> None:
-        write_encoded(entry, source, vocabulary, say, words)
+        write_encoded(entry, files, vocabulary, say, words)
 
     entry = folder / "datasets" / digest(identity, FORMAT)[:32]
-    found, splits = cached_or_rebuilt(entry, fill, read_encoded, say)
-    fingerprint = digest(identity, found.fingerprint)
-    return Dataset(source.name, source.origin, found, splits, source.hashes, fingerprint, corpus, vocabulary)
+    encoded_with, splits = cached_or_rebuilt(entry, fill, read_encoded, say)
+    fingerprint = digest(identity, encoded_with.fingerprint)
+    return Dataset(files.name, files.origin, encoded_with, splits, files.hashes, fingerprint, corpus, vocabulary)
 
 
 def digest(*values: Any) -> str:
-    """SHA-256 of values as JSON."""
+    """Return the SHA-256 of values as JSON."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,9 @@
-"""Encoding: from a corpus to a folder of ids, and back from the folder.
+"""Encoding a text: a corpus is written to a folder of ids, which is memory-mapped afterwards.
 
-The folder holds the vocabulary, one file of little-endian 32-bit ids per split (two where words outside the
-vocabulary keep their spelling), and `counts.json`, with which the other files must agree.
+vocabulary.json    the vocabulary (and tokenizer.json if words are split)
+SPLIT.ids          little-endian 32-bit ids
+SPLIT.inputs       ids for the input end, if words outside the vocabulary keep their spelling
+counts.json        sizes, with which the other files must agree
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from reefknot.storage.progress import Say
 
 FORMAT: Literal[1] = 1
 ID = np.dtype("<i4")
-BUFFER = 1 << 18  # bytes held before they are written
+BUFFER = 1 << 18  # bytes
 _SECONDS = 3.0  # between two lines of progress
 
 
@@ -53,28 +55,28 @@ class Split:
     name: str
     ids: NDArray[np.int32]
     words: int
-    """Words between whitespace, so `<eos>` does not count."""
+    """Number of words between whitespace, without `<eos>`."""
     lines: int
     bytes: int
     """Size of the text in UTF-8, line ends included."""
     unknown: int
-    """How many of the ids are `<unk>`."""
+    """Number of ids that are `<unk>`."""
     spelled: NDArray[np.int32] | None = None
-    """The same text with ids of their own for the words in `Vocabulary.spelled`."""
+    """The same text, where the words in `Vocabulary.spelled` have their own ids."""
 
     @property
     def inputs(self) -> NDArray[np.int32]:
-        """What an input end reads; `ids` are what it is to predict."""
+        """The ids that an input end reads; `ids` are the targets."""
         return self.ids if self.spelled is None else self.spelled
 
     @property
     def tokens(self) -> int:
-        """How many ids there are, `<eos>` included."""
+        """Number of ids, `<eos>` included."""
         return len(self.ids)
 
 
 class _Part(NamedTuple):
-    """A line, or the part of it that a cut leaves, as tokens."""
+    """The tokens of a line, or of the beginning of a line if the text is cut there."""
 
     number: int
     tokens: list[str]
@@ -85,7 +87,7 @@ class _Part(NamedTuple):
 def write_encoded(
     folder: Path, corpus: TextFiles, settings: VocabularySettings, say: Say, words: Vocabulary | None = None
 ) -> None:
-    """Encode every split into `folder`, with these words, or with those counted in the training text."""
+    """Encode every split into `folder`, with the vocabulary `words` or else one built from the training text."""
     counts: Counter[str] = Counter()
     if words is None:
         for part in _read(corpus, "train", settings, "counted", say):
@@ -105,7 +107,7 @@ def write_encoded(
 
 
 def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
-    """Open what `write_encoded` wrote, DataError if it is damaged; ids stay on disk until they are used."""
+    """Open what `write_encoded` wrote; raise a DataError if it is damaged. Ids are memory-mapped."""
     try:
         record = _Record.model_validate_json((folder / "counts.json").read_bytes())
     except (OSError, ValidationError) as error:
@@ -133,7 +135,7 @@ def _inputs_file(folder: Path, split: str) -> Path:
 
 
 def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
-    """So many numbers of a kind, DataError unless the file has their size; they stay on disk until they are used."""
+    """Memory-map `number` values of one type; raise a DataError if the file does not have their size."""
     size = number * kind.itemsize
     if not path.is_file() or path.stat().st_size != size:
         raise DataError(f"{path} does not have the {size:,} bytes that were written")
@@ -143,12 +145,12 @@ def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
 def _outside(
     vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], say: Say
 ) -> tuple[str, ...]:
-    """The words outside the vocabulary, in the order in which the texts first have them."""
-    found = dict.fromkeys(word for word in counts if word not in vocabulary)
+    """Return the words outside the vocabulary, in the order of their first occurrence."""
+    words = dict.fromkeys(word for word in counts if word not in vocabulary)
     for split in SPLITS[1:]:
         for part in _read(corpus, split, settings, "searched", say):
-            found.update(dict.fromkeys(word for word in part.tokens if word not in vocabulary))
-    return tuple(found)
+            words.update(dict.fromkeys(word for word in part.tokens if word not in vocabulary))
+    return tuple(words)
 
 
 def _write_split(
@@ -166,7 +168,7 @@ def _write_split(
             lines += 1
             size += part.size
     if not words:
-        raise DataError(f"{corpus.files[split]}: the {split} text holds no words")
+        raise DataError(f"{corpus.files[split]}: the {split} text has no words")
     return _Counts(tokens=tokens, words=words, lines=lines, bytes=size, unknown=unknown)
 
 
@@ -181,15 +183,15 @@ def _write_inputs(
 def encode_line(
     tokens: Iterable[str], vocabulary: Vocabulary, unknown: UnknownPolicy, path: Path, number: int
 ) -> list[int]:
-    """The ids of a line; where its words are refused, the file and the line are named."""
+    """Return the ids of a line. The error for an unknown word names the file and the line."""
     try:
         return vocabulary.encode(tokens, unknown)
     except DataError as error:
         raise DataError(f"{path}, line {number}: {error}") from None
 
 
-def _read(corpus: TextFiles, split: str, settings: VocabularySettings, deed: str, say: Say) -> Iterator[_Part]:
-    """The lines of a split, with a line of progress every few seconds."""
+def _read(corpus: TextFiles, split: str, settings: VocabularySettings, verb: str, say: Say) -> Iterator[_Part]:
+    """Yield the lines of a split, with a line of progress every few seconds."""
     limit = corpus.settings.tokens if split == "train" else None
     tokens, reported = 0, time.monotonic()
     for part in _parts(corpus.lines(split), settings, limit):
@@ -197,24 +199,24 @@ def _read(corpus: TextFiles, split: str, settings: VocabularySettings, deed: str
         tokens += len(part.tokens)
         now = time.monotonic()
         if now - reported > _SECONDS:
-            say(f"{split}: {tokens:,} tokens {deed}")
+            say(f"{split}: {tokens:,} tokens {verb}")
             reported = now
 
 
 def _parts(lines: Iterator[Line], settings: VocabularySettings, limit: int | None) -> Iterator[_Part]:
-    """Lines as tokens; of a limited text the first `limit` tokens, the last line cut short if need be."""
-    left = limit
+    """Yield lines as tokens. With a limit, stop after that many tokens, in the middle of a line if necessary."""
+    remaining = limit
     for number, words, size in lines:
         tokens = [*words, END_OF_LINE] if settings.end_of_line else words
-        if left is not None and len(tokens) >= left:
-            if len(tokens) > left:
-                tokens, words = tokens[:left], words[:left]
+        if remaining is not None and len(tokens) >= remaining:
+            if len(tokens) > remaining:
+                tokens, words = tokens[:remaining], words[:remaining]
                 size = len(" ".join(words).encode())
             yield _Part(number, tokens, len(words), size)
             return
         yield _Part(number, tokens, len(words), size)
-        if left is not None:
-            left -= len(tokens)
+        if remaining is not None:
+            remaining -= len(tokens)
 
 
 def _check_published(corpus: TextFiles, splits: dict[str, _Counts], counts: Counter[str]) -> None:

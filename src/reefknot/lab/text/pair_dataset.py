@@ -1,6 +1,6 @@
-"""Datasets of pairs: parallel text encoded once with the words of its sides, cached and memory-mapped afterwards.
+"""Datasets of pairs: parallel text is encoded once with its vocabularies, cached and memory-mapped afterwards.
 
-`<eos>` ends every line of both sides, and stands before the first word of a target.
+`<eos>` ends every line of both sides, and precedes the first word of a target.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from pathlib import Path
 from reefknot.errors import SettingsError
 from reefknot.lab.text.corpus import CorpusSettings, find_pairs
 from reefknot.lab.text.dataset import digest
-from reefknot.lab.text.pair_encoding import FORMAT, SIDES, Lines, PairSplit, Side, read_pairs, told, write_pairs
+from reefknot.lab.text.pair_encoding import (
+    FORMAT,
+    SIDES,
+    Lines,
+    PairSplit,
+    Side,
+    describe_dropped,
+    read_pairs,
+    write_pairs,
+)
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.storage.cache import cache_folder, cached_or_rebuilt
 from reefknot.storage.progress import Say, silent
@@ -22,32 +31,32 @@ __all__ = ["SIDES", "Lines", "PairDataset", "PairSplit", "Side", "open_pairs"]
 
 @dataclass(frozen=True, eq=False)
 class PairDataset:
-    """Parallel text as ids, with what is needed to say exactly what it is."""
+    """Parallel text as ids, with everything that identifies it."""
 
     name: str
     origin: str
     words: Sides
     splits: dict[str, PairSplit]
     hashes: dict[str, str]
-    """SHA-256 over both texts of each split, before any cut."""
+    """SHA-256 over both texts of each split, before they are cut."""
     fingerprint: str
-    """SHA-256 over the texts, the cuts and filters, the vocabularies and their settings."""
+    """SHA-256 over the hashes of the texts, the cut and the filters, the vocabularies and their settings."""
     corpus_settings: CorpusSettings
     vocabulary_settings: VocabularySettings
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that are predicted: the target's."""
+        """The vocabulary of the target, whose words are predicted."""
         return self.words.vocabularies[1]
 
     @property
     def summary(self) -> str:
-        """One line: which text this is, and how much of it."""
+        """One line with the name of the text and its size."""
         pairs = " / ".join(f"{split.pairs:,}" for split in self.splits.values())
         return f"{self.name} (hash {self.fingerprint[:12]}): {pairs} pairs, {self._types()} types"
 
     def describe(self) -> str:
-        """The texts and the policies in a few lines, for people."""
+        """Describe the text and how it is encoded in a few lines, for people."""
         lines = [f"{self.name}: {self.origin}; {self._types()} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
             sides = ((split.source, split.unknown_source), (split.target, split.unknown))
@@ -64,20 +73,20 @@ class PairDataset:
         corpus, words = self.corpus_settings, self.vocabulary_settings
         pairs = corpus.pairs
         assert pairs is not None
-        yield f"{pairs.source} is translated into {pairs.target}; numbers above are of source / target"
+        yield f"{pairs.source} is translated into {pairs.target}; the numbers above are source / target"
         if corpus.part:
             yield f"the training text is cut to part {corpus.part} of its pairs"
         limits = [f"more than {pairs.longest:,} tokens on a side"] if pairs.longest else []
         limits += [f"one side more than {pairs.ratio:g} times as long as the other"] if pairs.ratio else []
-        dropped = told(self.splits["train"].dropped) or "none"
+        dropped = describe_dropped(self.splits["train"].dropped) or "none"
         yield f"left out of training: pairs with {' or '.join(['an empty side', *limits])} ({dropped})"
-        where = {
+        scope = {
             "joint": "both sides together",
-            "joint_bpe": "merges of both sides together, pieces of each side by itself",
-            "separate": "each side by itself",
+            "joint_bpe": "merges of both sides together, pieces of each side separately",
+            "separate": "each side separately",
         }[words.sides]
-        yield f"vocabulary: {words.describe()}, {where}; most frequent first"
-        unknown = "become <unk>" if words.unknown == "replace" else "are refused"
+        yield f"vocabulary: {words.describe()}, {scope}; most frequent first"
+        unknown = "become <unk>" if words.unknown == "replace" else "are rejected"
         yield f"unknown words {unknown}; each line ends with <eos>"
 
 
@@ -89,28 +98,28 @@ def open_pairs(
     cache: Path | None = None,
     say: Say = silent,
 ) -> PairDataset:
-    """Find parallel text and open it as ids, encoding it first if the cache does not hold it; see `open_dataset`."""
+    """Find parallel text and open it as ids, as `open_dataset` does for a text."""
     if not vocabulary.end_of_line:
-        raise SettingsError("vocabulary.end_of_line = false: a translation ends with <eos>; leave it out")
+        raise SettingsError("vocabulary.end_of_line = false: a translation must end with <eos>; remove the setting")
     if vocabulary.keep_spellings:
-        raise SettingsError("vocabulary.keep_spellings is for a language model; leave it out, or use vocabulary.bpe")
+        raise SettingsError("vocabulary.keep_spellings is for language models; remove it, or use vocabulary.bpe")
     folder = cache_folder(cache)
-    found = find_pairs(corpus, data=data, cache=folder, say=say)
-    identity = {"text": found.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
+    files = find_pairs(corpus, data=data, cache=folder, say=say)
+    identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
     words, splits = cached_or_rebuilt(
         folder / "datasets" / digest(identity, "pairs", FORMAT)[:32],
-        lambda entry: write_pairs(entry, found, vocabulary, say),
-        lambda entry: read_pairs(entry, found),
+        lambda entry: write_pairs(entry, files, vocabulary, say),
+        lambda entry: read_pairs(entry, files),
         say,
     )
     if vocabulary.bpe is None:
-        _tell_whole_lines(splits["train"], say)
+        _warn_of_missing_spaces(splits["train"], say)
     fingerprint = digest(identity, *(words.fingerprint for words in words.vocabularies))
-    return PairDataset(found.name, found.origin, words, splits, found.hashes, fingerprint, corpus, vocabulary)
+    return PairDataset(files.name, files.origin, words, splits, files.hashes, fingerprint, corpus, vocabulary)
 
 
-def _tell_whole_lines(train: PairSplit, say: Say) -> None:
-    """In a script without spaces a line is one word, which hardly any other line has."""
+def _warn_of_missing_spaces(train: PairSplit, say: Say) -> None:
+    """Warn if lines have no spaces: each line is then one word, which hardly any other line has."""
     for side, lines in zip(SIDES, (train.source, train.target), strict=True):
-        if len(lines.ids) < 2.5 * train.pairs:  # a word and a half, and <eos>
-            say(f"train: hardly a line of the {side} has spaces, so each is a word of its own; set vocabulary.bpe")
+        if len(lines.ids) < 2.5 * train.pairs:  # one and a half words, and <eos>
+            say(f"train: hardly any line of the {side} has spaces, so every line is one word; set vocabulary.bpe")

@@ -1,8 +1,11 @@
-"""Encoding of parallel text: from aligned files to a folder of ids, and back from the folder.
+"""Encoding parallel text: aligned files are written to a folder of ids, which is memory-mapped afterwards.
 
-The folder holds the vocabulary of the target, `source/` with that of the source where it is another one, and for each
-split little-endian files: the ids of either side and where its lines begin, and the number that each pair has in its
-files. With `counts.json` the other files must agree.
+vocabulary.json          the vocabulary of the target
+source/vocabulary.json   the vocabulary of the source, if it is not the same
+SPLIT.SIDE.ids           little-endian 32-bit ids
+SPLIT.SIDE.bounds        where each line begins in the ids, and the end (64 bits)
+SPLIT.numbers            line number of each pair in its files (64 bits)
+counts.json              sizes, with which the other files must agree
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Lines:
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[int]]) -> Lines:
-        """Lines held in memory."""
+        """Store lines in memory."""
         rows = list(lines)
         ids = np.fromiter(chain.from_iterable(rows), np.int32)
         return cls(ids, np.cumsum([0, *map(len, rows)], dtype=np.int64))
@@ -82,58 +85,58 @@ class Lines:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Ids of each line, `<eos>` included."""
+        """Number of ids in each line, `<eos>` included."""
         return np.diff(self.bounds)
 
 
 @dataclass(frozen=True, eq=False)
 class PairSplit:
-    """One encoded parallel text. What is counted, but for the pairs, is counted on the target side."""
+    """One encoded parallel text. All counts except `pairs` and `unknown_source` are of the target side."""
 
     name: str
     source: Lines
     target: Lines
     words: int
-    """Words between whitespace, so `<eos>` does not count."""
+    """Number of words between whitespace, without `<eos>`."""
     bytes: int
     """Size of the target text in UTF-8, line ends included."""
     unknown: int
-    """How many of the target's ids are `<unk>`."""
+    """Number of target ids that are `<unk>`."""
     unknown_source: int
     dropped: dict[str, int]
-    """Pairs that were left out, by reason; held-out pairs never are."""
+    """Number of training pairs that were left out, by reason."""
     numbers: NDArray[np.int64]
-    """The line, from 1, at which each pair stands in its files."""
+    """Line number of each pair in its files, counted from 1."""
     files: Aligned
     sha256: str
 
     @property
     def pairs(self) -> int:
-        """How many there are."""
+        """Number of pairs."""
         return len(self.target)
 
     @property
     def lines(self) -> int:
-        """Lines of the target, as a text has lines."""
+        """Number of target lines."""
         return len(self.target)
 
     @property
     def tokens(self) -> int:
-        """How many ids the target has, `<eos>` included."""
+        """Number of target ids, `<eos>` included."""
         return len(self.target.ids)
 
     def text(self, side: Side) -> list[str]:
-        """The lines of one side as they stand in the files, for the pairs that are here."""
+        """Return the lines of one side as they are in the files, for the pairs that were not left out."""
         if self.files.sha256(lambda path: file_hash(path, cache_folder())) != self.sha256:
             raise DataError(
-                f"{self.files.source} or {self.files.target} has changed since the pairs were read; run this again"
+                f"{self.files.source} or {self.files.target} has changed since the pairs were encoded; run this again"
             )
         lines = list(read_plain(getattr(self.files, side)))
         return [lines[number - 1] for number in self.numbers]
 
 
 def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, say: Say) -> None:
-    """Encode every split into `folder`, with the words counted in the training text."""
+    """Encode every split into `folder`, with vocabularies built from the training text."""
     words = Sides.from_counts(*_count(corpus, say), settings)
     source, target = words.vocabularies
     target.save(folder / "vocabulary.json")
@@ -147,7 +150,7 @@ def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, s
 
 
 def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSplit]]:
-    """Open what `write_pairs` wrote, DataError if it is damaged; ids stay on disk until they are used."""
+    """Open what `write_pairs` wrote; raise a DataError if it is damaged. Ids are memory-mapped."""
     path = folder / "counts.json"
     try:
         record = _Record.model_validate_json(path.read_bytes())
@@ -160,7 +163,7 @@ def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSp
 
 
 def _count(corpus: PairFiles, say: Say) -> tuple[Counter[str], Counter[str]]:
-    """How often each side of the training text has each word. Pairs are left out later, when they are in tokens."""
+    """Count the words of both sides of the training text. Pairs that are left out later are included."""
     source, target = Counter[str](), Counter[str]()
     for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", say):
         source.update(pair.source)
@@ -180,22 +183,22 @@ class _Writer:
     stream: IO[bytes]
     bounds: array[int] = field(default_factory=lambda: array("q", [0]))
     words: int = 0
-    strange: int = 0
+    unknown_ids: int = 0
 
     def encode(self, words: list[str], number: int) -> list[int]:
         line = [*words, END_OF_LINE]
-        known = self.vocabulary.known_parts(line) if self.unknown == "replace" else line
-        return encode_line(known, self.vocabulary, self.unknown, self.file, number)
+        parts = self.vocabulary.known_parts(line) if self.unknown == "replace" else line
+        return encode_line(parts, self.vocabulary, self.unknown, self.file, number)
 
     def add(self, words: list[str], ids: list[int]) -> None:
         self.stream.write(np.array(ids, dtype=ID).tobytes())
         self.bounds.append(self.bounds[-1] + len(ids))
         self.words += len(words)
-        self.strange += 0 if self.vocabulary.unk is None else ids.count(self.vocabulary.unk)
+        self.unknown_ids += 0 if self.vocabulary.unk is None else ids.count(self.vocabulary.unk)
 
     @property
     def counts(self) -> _Side:
-        return _Side(tokens=self.bounds[-1], words=self.words, unknown=self.strange)
+        return _Side(tokens=self.bounds[-1], words=self.words, unknown=self.unknown_ids)
 
 
 def _write_split(
@@ -206,9 +209,12 @@ def _write_split(
     with ExitStack() as stack:
         source, target = (
             _Writer(
-                known, settings.unknown, file, stack.enter_context(_path(folder, split, side, "ids").open("wb", BUFFER))
+                vocabulary,
+                settings.unknown,
+                file,
+                stack.enter_context(_path(folder, split, side, "ids").open("wb", BUFFER)),
             )
-            for known, file, side in zip(words.vocabularies, files, SIDES, strict=True)
+            for vocabulary, file, side in zip(words.vocabularies, files, SIDES, strict=True)
         )
         for pair in reported(corpus.pairs(split), lambda number: f"{split}: {number:,} pairs encoded", say):
             ids, translated = source.encode(pair.source, pair.number), target.encode(pair.target, pair.number)
@@ -220,18 +226,18 @@ def _write_split(
             numbers.append(pair.number)
             size += pair.size
     if not source.words or not target.words:
-        why = f"every pair is left out ({told(dropped)})" if dropped else "a side holds no words"
-        raise DataError(f"{files.source} and {files.target}: {why}, so that there is no {split} text")
+        reason = f"every pair is left out ({describe_dropped(dropped)})" if dropped else "one side has no words"
+        raise DataError(f"{files.source} and {files.target}: {reason}, so there is no {split} text")
     if dropped:
-        say(f"{split}: {len(numbers):,} pairs; left out: {told(dropped)}")
+        say(f"{split}: {len(numbers):,} pairs; left out: {describe_dropped(dropped)}")
     _path(folder, split, "source", "bounds").write_bytes(_little_endian(source.bounds))
     _path(folder, split, "target", "bounds").write_bytes(_little_endian(target.bounds))
     _numbers(folder, split).write_bytes(_little_endian(numbers))
     return _Counts(pairs=len(numbers), source=source.counts, target=target.counts, bytes=size, dropped=dict(dropped))
 
 
-def told(dropped: Mapping[str, int]) -> str:
-    """How many pairs were left out, by reason."""
+def describe_dropped(dropped: Mapping[str, int]) -> str:
+    """Describe how many pairs were left out for each reason."""
     return ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
 
 

@@ -1,10 +1,10 @@
 """BBC news of 2004 and 2005 (Greene & Cunningham 2006): 2,225 articles on five topics.
 
-Miyamoto & Cho (2016), to whom Press & Wolf (2017) refer, published neither their split nor their tokens. Here one
-article in ten is valid and one in ten test, chosen by the hash of its words, so that copies of an article, of which
-there are some, stay together. A line is a paragraph in lower case, words and punctuation set apart.
+Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here one
+article in ten is valid and one in ten is test, selected by the hash of its words. So all copies of an article, of which
+there are some, are in the same split. A line is a paragraph in lower case with spaces around punctuation marks.
 
-Read from bbc-fulltext.zip as it is published, or from the folder that it unpacks to.
+The files are read from bbc-fulltext.zip as it is published, or from the folder that it unpacks to.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _lines(files: list[Path]) -> Lines:
-    packed = [path.name for path in files] == [_ARCHIVE]
-    for article in _unpacked(files[0]) if packed else (path.read_bytes() for path in files):
+    is_archive = [path.name for path in files] == [_ARCHIVE]
+    for article in _unpacked(files[0]) if is_archive else (path.read_bytes() for path in files):
         paragraphs = [line for line in map(tokenise, _decode(article).split("\n")) if line]
         split = _split("\n".join(paragraphs))
         yield from ((split, paragraph) for paragraph in paragraphs)
@@ -40,16 +40,16 @@ def _lines(files: list[Path]) -> Lines:
 
 def _unpacked(path: Path) -> Iterator[bytes]:
     with zipfile.ZipFile(path) as archive:
-        articles = (PurePosixPath(name) for name in archive.namelist())
-        chosen = [name for name in articles if name.suffix == ".txt" and name.parent.name in _TOPICS]
-        for name in sorted(chosen, key=lambda name: name.parts[-2:]):
+        names = (PurePosixPath(name) for name in archive.namelist())
+        articles = [name for name in names if name.suffix == ".txt" and name.parent.name in _TOPICS]
+        for name in sorted(articles, key=lambda name: name.parts[-2:]):
             yield archive.read(str(name))
 
 
 def _decode(article: bytes) -> str:
     try:
         return article.decode()
-    except UnicodeDecodeError:  # one of the published articles
+    except UnicodeDecodeError:  # one published article is in Latin-1
         return article.decode("latin-1")
 
 

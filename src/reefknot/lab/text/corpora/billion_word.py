@@ -1,8 +1,7 @@
-"""The One Billion Word benchmark (Chelba et al. 2013): shuffled sentences of news, a sentence to a line.
+"""The One Billion Word benchmark (Chelba et al. 2013): shuffled sentences of news, one per line.
 
-Read as it is published: 99 training shards, and of the 50 shards that the hundredth was cut into, the first as test,
-which is every paper's, and the eleventh as valid. Papers keep the words seen at least three times
-(vocabulary.min_count = 3).
+The release has 99 training shards and 50 held-out shards. The first held-out shard is the test text, as in every paper,
+and the eleventh is the valid text. Papers keep the words that occur at least three times (vocabulary.min_count = 3).
 """
 
 from __future__ import annotations

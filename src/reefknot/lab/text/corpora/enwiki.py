@@ -1,10 +1,10 @@
 """A sample of English Wikipedia: the first 5,511 articles of a dump, for vocabularies of more than 100,000 words.
 
-Nobody has published a split. Here one article in fifty is held out: of a hundred remainders of the SHA-256 of its id,
-0 is valid, 1 is test. A line is a paragraph; words and marks of punctuation are set apart, and the case stays as it is:
-19 million tokens, more than 100,000 of whose types occur three times or more in the training text.
+There is no published split. Here one article in fifty is held out: the SHA-256 of its id modulo 100 is 0 for valid and
+1 for test. A line is a paragraph in its original case, with spaces around punctuation marks. The text has 19 million
+tokens, and more than 100,000 types occur at least three times in the training text.
 
-Read from one file of JSON lines, each an article with id, title and text.
+The file has one JSON object per line, with the id, title and text of an article.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ def _lines(files: list[Path]) -> Lines:
     with lzma.open(path) as stream:
         for number, raw in enumerate(stream, start=1):
             match json.loads(raw):
-                case {"id": str(name), "text": str(text)}:
-                    split = _split(name)
+                case {"id": str(article), "text": str(text)}:
+                    split = _split(article)
                 case _:
-                    raise DataError(f"{path}, line {number}: no article with an id and a text; download the file again")
+                    raise DataError(
+                        f"{path}, line {number}: not an article with an id and a text; download the file again"
+                    )
             yield from ((split, line) for line in map(separate, text.split("\n")) if line)
 
 
-def _split(name: str) -> str:
-    hundredth = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 100
-    return {0: "valid", 1: "test"}.get(hundredth, "train")
+def _split(article: str) -> str:
+    remainder = int.from_bytes(hashlib.sha256(article.encode()).digest()[:8]) % 100
+    return {0: "valid", 1: "test"}.get(remainder, "train")
 
 
 ENWIKI = PreparedCorpus(

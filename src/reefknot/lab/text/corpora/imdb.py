@@ -1,10 +1,12 @@
 """The Large Movie Review Dataset (Maas et al. 2011): 100,000 reviews of films.
 
-Miyamoto & Cho (2016), to whom Press & Wolf (2017) refer, published neither their split nor their tokens. Here the
-reviews of the training folders, unlabelled ones too, are trained on; of those of the test folders, valid has the even
-numbers and test the odd ones. A line is a paragraph in lower case, words and punctuation set apart.
+Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here all
+reviews in the training folders, also those without a rating, are the training text. In the test folders, reviews with
+even numbers are valid and reviews with odd numbers are test. A line is a paragraph in lower case with spaces around
+punctuation marks.
 
-Read from the folder aclImdb as it is published, or from one file of tab-separated id, rating and text per folder.
+The files are read from the folder aclImdb as it is published, or from one file of tab-separated id, rating and text for
+each of its folders.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _number(path: Path) -> tuple[int, str]:
-    """Files are called by number and rating, such as 17_9.txt."""
+    """Return the sort key of a file name, which has a number and a rating, such as 17_9.txt."""
     number = path.stem.partition("_")[0]
     return (int(number), path.name) if number.isdecimal() else (-1, path.name)
 

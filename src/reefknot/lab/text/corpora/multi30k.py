@@ -1,7 +1,8 @@
-"""Multi30k (Elliott et al. 2016): captions of 31,014 pictures in English and German, 29,000 pairs to train on.
+"""Multi30k (Elliott et al. 2016): captions of 31,014 pictures in English and German, 29,000 of them for training.
 
-Test is test_2016_flickr. `multi30k` reads the files that its authors have lower-cased and cut into words, so its BLEU
-is that of tokens (`evaluation.bleu.tokenize = "none"`); `multi30k-raw` reads the captions as they were written.
+The test text is test_2016_flickr. `multi30k` reads the files that its authors have lower-cased and tokenised, so BLEU
+is computed on their tokens (`evaluation.bleu.tokenize = "none"`). `multi30k-raw` reads the captions as they were
+written.
 """
 
 from __future__ import annotations

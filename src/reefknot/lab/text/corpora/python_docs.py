@@ -1,10 +1,9 @@
-"""The built-in corpus: the prose of the Python standard library, made on this machine, nothing to download.
+"""The built-in corpus: the prose in the sources of the Python standard library. There is nothing to download.
 
-Docstrings, comments and the language reference behind `help()` are read from the sources, which are parsed,
-never imported. A line of the corpus is a paragraph in lower case, words and punctuation set apart. Code,
-tables and markup are left out, and of equal paragraphs all but the first. The texts are split by module, so
-that no module has paragraphs on both sides. The sources differ between builds of the same Python, and so does
-the corpus: quote its hash.
+Docstrings, comments and the language reference behind `help()` are read from the sources, which are parsed but never
+imported. A line is a paragraph in lower case with spaces around punctuation marks. Code, tables, markup and repeated
+paragraphs are left out. The text is split by module, so no module has paragraphs in two splits. The sources, and hence
+the corpus, differ between builds of the same Python version: quote the hash with a result.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from reefknot.lab.text.prepared import Lines, write_texts
 from reefknot.lab.text.published import Corpus
 from reefknot.storage.progress import Say
 
-_BUILDER = 1  # to be raised with every change of the text that the same sources give
-_HELD_OUT = 0.06  # share of the tokens for valid, and for test
-_REFERENCE = "pydoc_data.topics"  # by far the largest module: always trained on
+_VERSION = 1  # increase with every change to the text that the same sources give
+_HELD_OUT = 0.06  # fraction of the tokens for each of valid and test
+_REFERENCE = "pydoc_data.topics"  # by far the largest module, always in the training text
 
-# Generated tables, other people's packages, and tests, whose docstrings are about code.
-_LEFT_OUT = frozenset(
+# Generated tables, packages of others, and tests, whose docstrings describe code.
+_EXCLUDED = frozenset(
     {"__phello__", "encodings", "ensurepip", "idlelib", "lib2to3", "msilib", "test", "tests", "turtledemo"}
 )
 
 
 class PythonDocs(Corpus):
-    """The documentation of the running Python, which is always there."""
+    """The documentation of the running Python."""
 
     def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
         sources = _sources(Path(sysconfig.get_path("stdlib")))
         listing = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
         digest = hashlib.sha256(listing.encode()).hexdigest()
-        entry = f"python-docs-{platform.python_version()}-{_BUILDER}-{digest[:12]}"
+        entry = f"python-docs-{platform.python_version()}-{_VERSION}-{digest[:12]}"
         return write_texts(cache, entry, lambda: _lines(sources))
 
 
@@ -57,56 +56,56 @@ PYTHON_DOCS = PythonDocs(
 def _lines(sources: dict[str, Path]) -> Lines:
     texts = _split(_modules(sources))
     if not all(texts.values()):
-        raise DataError("this Python came without the sources of its library; name another corpus")
+        raise DataError("this Python has no sources of its standard library; use another corpus")
     for split, paragraphs in texts.items():
         yield from ((split, paragraph) for paragraph in paragraphs)
 
 
 def _sources(library: Path) -> dict[str, Path]:
-    """Module names and files of the library, sorted by name."""
-    found = {}
+    """Return the files of the library by module name, sorted by name."""
+    modules = {}
     for folder, inner, files in os.walk(library):
-        inner[:] = [name for name in inner if name not in _LEFT_OUT and "-" not in name]
+        inner[:] = [name for name in inner if name not in _EXCLUDED and "-" not in name]
         for file in files:
             path = Path(folder, file)
             if path.suffix == ".py":
-                found[".".join(path.relative_to(library).with_suffix("").parts)] = path
-    return dict(sorted(found.items()))
+                modules[".".join(path.relative_to(library).with_suffix("").parts)] = path
+    return dict(sorted(modules.items()))
 
 
 def _modules(sources: dict[str, Path]) -> dict[str, list[str]]:
-    """The paragraphs of each module, without those that an earlier module has."""
+    """Return the paragraphs of each module, without those that occur in an earlier module."""
     seen: set[str] = set()
     modules = {}
     for module, path in sources.items():
-        fresh = dict.fromkeys(paragraph for text in _texts(module, path) for paragraph in _paragraphs(text))
-        modules[module] = [paragraph for paragraph in fresh if paragraph not in seen]
-        seen.update(fresh)
+        paragraphs = dict.fromkeys(paragraph for text in _texts(module, path) for paragraph in _paragraphs(text))
+        modules[module] = [paragraph for paragraph in paragraphs if paragraph not in seen]
+        seen.update(paragraphs)
     return modules
 
 
 def _split(modules: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Deal modules, in the order of the hash of their names, to valid and test until each has its share."""
+    """Assign modules, sorted by the hash of their names, to valid and test until each has its share of the tokens."""
     size = {module: sum(len(p.split()) for p in paragraphs) for module, paragraphs in modules.items()}
     share = _HELD_OUT * sum(size.values())
-    dealt: dict[str, list[str]] = {"valid": [], "test": []}
+    splits: dict[str, list[str]] = {"valid": [], "test": []}
     order = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).digest())
     waiting = iter(module for module in order if module != _REFERENCE)
-    for held_out in dealt.values():
+    for held_out in splits.values():
         while sum(size[module] for module in held_out) < share and (module := next(waiting, None)):
             held_out.append(module)
-    dealt["train"] = list(set(modules) - set(chain(*dealt.values())))
-    return {name: [p for module in sorted(chosen) for p in modules[module]] for name, chosen in dealt.items()}
+    splits["train"] = list(set(modules) - set(chain(*splits.values())))
+    return {split: [p for module in sorted(names) for p in modules[module]] for split, names in splits.items()}
 
 
 def _texts(module: str, path: Path) -> Iterator[str]:
-    """The docstrings and comments of a source file, and of the reference its topics."""
+    """Yield the docstrings and comments of a source file, or the topics of the language reference."""
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
-    except (OSError, ValueError, SyntaxError, RecursionError):  # not for us to mend
+    except (OSError, ValueError, SyntaxError, RecursionError):  # such files are skipped
         return
     if module == _REFERENCE:
         strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
@@ -117,7 +116,7 @@ def _texts(module: str, path: Path) -> Iterator[str]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    """Docstrings in the order of the source; only statements are visited, since expressions have none."""
+    """Yield docstrings in the order of the source. Only statements are visited, as expressions have none."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield ast.get_docstring(node) or ""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -130,7 +129,7 @@ _HASHES = re.compile(r"^[ \t]*#+", re.MULTILINE)
 
 
 def _comments(source: str) -> Iterator[str]:
-    """Blocks of lines that are comments; one inside a string is as good as any."""
+    """Yield blocks of comment lines. Comments inside strings are included."""
     for block in _COMMENTS.findall(source):
         yield _HASHES.sub("", block)
 
@@ -156,10 +155,10 @@ _MARKUP = [
 
 _PROSE = re.compile(r"""["'(]?[a-z][\w .,;:!?'"()/%-]+""", re.ASCII | re.IGNORECASE)
 _NOT_PROSE = re.compile(
-    r"copyright|licen[cs]e|https?:|www\.|\bxxx\b|"  # notices, addresses, notes to oneself
+    r"copyright|licen[cs]e|https?:|www\.|\bxxx\b|"  # legal notices, addresses, reminders
     r"::|\.\.\.|---|[,:;]\)|\s[,:;]|' ?'|"  # code
     r"^(?:todo|fixme|usage|args?|arguments|parameters|returns|raises|attributes|examples?)\W|"
-    r"^\S+ --? |(?:: .*){3}",  # lists of names and their meanings
+    r"^\S+ --? |(?:: .*){3}",  # lists of names and definitions
     re.IGNORECASE,
 )
 _PLAIN = re.compile(r"""["'(]*[A-Za-z]?[a-z']+[].,;:!?"')]*""")
@@ -172,7 +171,7 @@ _ENGLISH = re.compile(
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a text that are English prose, as lower-case tokens."""
+    """Yield the paragraphs of a text that are English prose, as lower-case tokens."""
     for block in re.split(r"\n\s*\n", text):
         for item in _ITEM.split(block):
             paragraph = item.strip()
@@ -183,7 +182,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether nearly all of it is plain words, some of them those that only English has, and none code."""
+    """Whether nearly all words are plain words, some of them typical of English, and none is code."""
     if not _PROSE.fullmatch(paragraph) or _NOT_PROSE.search(paragraph):
         return False
     words = paragraph.replace("-", " ").split()

@@ -1,15 +1,15 @@
 """Tatoeba's English-German sentences (manythings.org/anki, file of 2018-05-13): 169,813 pairs, as they were written.
 
-Many sentences of either language have several translations, or come again with other punctuation. A split by lines or
-by English sentences would train on references of the test, so pairs are split by connected components of a graph: its
-nodes are the English and the German sentences, bare of case, punctuation and spaces, and each pair is an edge. In the
-order of the SHA-256 of their smallest English sentence the first 2,000 components are valid, the next 2,000 test, the
-others train: no bare sentence of either language is in two texts.
+Many sentences have several translations, or occur again with other punctuation. If lines or English sentences were
+split at random, references of the test text would be in the training text. Therefore pairs are split by the connected
+components of a graph: its nodes are the sentences of both languages without case, punctuation and spaces ("bare"), and
+each pair is an edge. Components are sorted by the SHA-256 of their smallest English sentence; the first 2,000 are
+valid, the next 2,000 are test, the others train. So no bare sentence of either language is in two splits.
 
-Valid and test keep one pair for each bare English sentence, the one with the lowest SHA-256, so that none counts twice
-in BLEU; its other translations are in no text. That leaves 164,418 pairs to train on, 2,156 valid and 2,165 test.
+Valid and test keep one pair for each bare English sentence, the one with the lowest SHA-256, so that no sentence counts
+twice in BLEU; its other translations are dropped. This gives 164,418 training, 2,156 valid and 2,165 test pairs.
 
-Read from deu-eng.zip as it is published: English, tab, German.
+deu-eng.zip is read as it is published: English, tab, German.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _lines(files: list[Path]) -> Lines:
     by_hash = sorted(_components(_pairs(path)), key=lambda component: _hash(min(english for english, _ in component)))
     for rank, component in enumerate(by_hash):
         split = "valid" if rank < _HELD_OUT else "test" if rank < 2 * _HELD_OUT else "train"
-        for english, german in component if split == "train" else _one_each(component):
+        for english, german in component if split == "train" else _one_translation_each(component):
             yield f"{split}.en", english
             yield f"{split}.de", german
 
@@ -45,7 +45,7 @@ def _lines(files: list[Path]) -> Lines:
 def _pairs(path: Path) -> Iterator[_Pair]:
     with zipfile.ZipFile(path) as archive:
         if _TEXT not in archive.namelist():
-            raise DataError(f"{path}: holds no {_TEXT}; download it again")
+            raise DataError(f"{path} does not contain {_TEXT}; download it again")
         lines = archive.read(_TEXT).decode().removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         columns = line.removesuffix("\r").split("\t")
@@ -55,12 +55,12 @@ def _pairs(path: Path) -> Iterator[_Pair]:
 
 
 def _components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
-    """The pairs of each connected component of the graph of bare sentences, by union and find."""
+    """Return the pairs of each connected component of the graph of bare sentences, by union-find."""
     parents: dict[_Node, _Node] = {}
 
     def root(node: _Node) -> _Node:
         while (parent := parents.setdefault(node, node)) != node:
-            parents[node] = parents[parent]  # every walk halves the way of the next
+            parents[node] = parents[parent]  # path halving
             node = parent
         return node
 
@@ -75,16 +75,16 @@ def _components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
     return components.values()
 
 
-def _one_each(component: list[_Pair]) -> Iterable[_Pair]:
-    """For each English sentence the translation with the lowest hash."""
-    kept: dict[str, _Pair] = {}
+def _one_translation_each(component: list[_Pair]) -> Iterable[_Pair]:
+    """Return the translation with the lowest hash for each English sentence."""
+    chosen: dict[str, _Pair] = {}
     for pair in sorted(component, key=lambda pair: _hash("\t".join(pair))):
-        kept.setdefault(_bare(pair[0]), pair)
-    return kept.values()
+        chosen.setdefault(_bare(pair[0]), pair)
+    return chosen.values()
 
 
 def _bare(sentence: str) -> str:
-    """Its letters and digits, case folded: what sentences are told apart by."""
+    """Return the letters and digits of a sentence, case-folded."""
     return "".join(filter(str.isalnum, sentence.casefold()))
 
 

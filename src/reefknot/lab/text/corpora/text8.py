@@ -1,7 +1,7 @@
-"""text8: the first hundred million characters of Wikipedia's plain text (Mahoney 2006), lower-case letters and spaces.
+"""text8: the first 100 million characters of Wikipedia's plain text (Mahoney 2006), lower-case letters and spaces.
 
-Cut as by the script of Mikolov et al. (2014), to which Press & Wolf (2017) refer: the last million characters are held
-out, and a line has 1,000 words. There is no third part, so the held-out text is both valid and test.
+It is split as by the script of Mikolov et al. (2014), which Press & Wolf (2017) cite: the last million characters are
+held out, and a line has 1,000 words. There is no third part, so the held-out text is both valid and test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reefknot.lab.text.published import all_of
 
 SIZE = 100_000_000
 HELD_OUT = 1_000_000
-WORDS = 1_000  # of a line
+WORDS = 1_000  # per line
 _BLOCK = 1 << 20
 
 
@@ -32,25 +32,25 @@ def _lines(files: list[Path]) -> Lines:
 
 
 def _cut(stream: BinaryIO, size: int) -> Iterator[str]:
-    """The next `size` characters in lines of so many words; a word that the end cuts in two is two."""
+    """Yield the next `size` characters in lines of `WORDS` words. A word at the end may be incomplete."""
     words: list[bytes] = []
-    rest = b""
+    partial = b""
     while size:
         block = stream.read(min(size, _BLOCK))
         size -= len(block)
-        *whole, rest = (rest + block).split(b" ")
+        *whole, partial = (partial + block).split(b" ")
         words += filter(None, whole)
         while len(words) >= WORDS:
             yield b" ".join(words[:WORDS]).decode("ascii")
             del words[:WORDS]
-    words += filter(None, [rest])
+    words += filter(None, [partial])
     if words:
         yield b" ".join(words).decode("ascii")
 
 
 TEXT8 = PreparedCorpus(
     name="text8",
-    description="text8, lines of 1,000 words; the last 1,000,000 characters are valid and test alike",
+    description="text8, lines of 1,000 words; the last 1,000,000 characters are both valid and test",
     how_to_get="It is published at http://mattmahoney.net/dc/text8.zip.",
     expected="text8",
     files=lambda folder: all_of(folder, "text8"),

@@ -235,10 +235,8 @@ def forward_kernel(
     HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute steps `first` to `last`.
-
-    Results: the outputs h (T, B, H) of the last layer, and the last states and cells (LAYERS, B, H) of all layers. For
-    the backward kernel: the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and the activated
+    """Compute steps `first` to `last`: the outputs h (T, B, H) of the last layer, the last states and cells (LAYERS, B,
+    H), and for the backward kernel the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and the
     gates (LAYERS, T, B, 4, H). States and cells before the first step are already in place. Weights are
     (2 LAYERS - 1, 4, H, P): the recurrent weights of all layers, then the upward weights."""
     layer = place + tl.program_id(2)

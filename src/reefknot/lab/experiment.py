@@ -11,6 +11,7 @@ from reefknot.errors import ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Experiment, Recipe, Row
 from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import RunResult
 from reefknot.lab.sessions import Asked, LanguageModelSession, Session, SkipGramSession
 from reefknot.lab.starts import Start, begin, default_folder
 from reefknot.lab.tasks.initialisation import file_hashes, table_files
@@ -39,7 +40,7 @@ def train(
     track: bool = False,
     tell_test: bool = True,
     start: Path | None = None,
-) -> dict[str, Any] | None:
+) -> RunResult | None:
     """Train a row in its folder, or go on where it stands. Returns result.json (None but in the first process).
 
     `start` is the finished run to begin with, where the row begins with one; left out, the other row's, beside `out` or

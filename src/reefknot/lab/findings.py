@@ -4,7 +4,7 @@ result.json, which reports and comparisons read."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, cast
 
@@ -26,9 +26,25 @@ from reefknot.lab.evaluation.protocols import Counting, protocol, score_by_proto
 from reefknot.lab.evaluation.search import tails_opened
 from reefknot.lab.evaluation.similarity import PRESS, Benchmark, judge
 from reefknot.lab.evaluation.subspace import between_ends
-from reefknot.lab.evaluation.units import shown
 from reefknot.lab.recipes.recipe import Experiment, Row
+from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import (
+    FORMAT,
+    Best,
+    Corpus,
+    Judgement,
+    Neighbors,
+    Parameters,
+    RunResult,
+    Sample,
+    Start,
+    Subspace,
+    Training,
+    Translations,
+)
+from reefknot.lab.runs.scores import TextScore
+from reefknot.lab.runs.units import shown
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.pair_dataset import PairDataset
@@ -40,7 +56,6 @@ from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.nn.models.translator import Translator
 from reefknot.vectors.word_vectors import WordVectors
 
-RESULT_FORMAT = 1
 EXAMPLES = 5
 """Translations that a result shows, with where they looked."""
 
@@ -82,7 +97,7 @@ class Course:
 
     run: RunFolder
     row: Row
-    changed: list[str]
+    changed: list[Change]
     """Settings that are not the recipe's."""
     progress: Progress
     world: World
@@ -94,7 +109,7 @@ def write_findings(
     experiment: Experiment,
     course: Course,
     benchmarks: Mapping[str, Benchmark],
-) -> dict[str, Any]:
+) -> RunResult:
     """Score a model that has its best weights and write everything a report or a comparison reads."""
     run, progress = course.run, course.progress
     scores = {split: score_split(model, dataset, experiment, split) for split in ("valid", "test")}
@@ -103,17 +118,20 @@ def write_findings(
         own = _of_translator(cast(Translator, model), dataset, experiment, run)
     else:
         own = _of_language_model(model, dataset, experiment, scores["test"])
-    result = {
+    start = run.config.get("start")
+    result = RunResult(
         **_heading(model, dataset, experiment, course),
-        **{split: each.summary() for split, each in scores.items()},
-        "best": {"step": progress.best_step, "epoch": progress.best_epoch},
-        **({"averaged": averaged} if (averaged := run.checkpoints.averaged()) else {}),
-        "start": run.config.get("start"),
-        "training": _training(experiment, course),
+        task="translation" if isinstance(dataset, PairDataset) else "language_model",
+        valid=scores["valid"].summary(),
+        test=scores["test"].summary(),
+        best=Best(step=progress.best_step, epoch=progress.best_epoch),
+        **({"averaged": tuple(averaged)} if (averaged := run.checkpoints.averaged()) else {}),
+        start=Start(**start) if start else None,
+        training=_training(experiment, course),
         **own,
         **_look_at_ends(model, dataset.vocabulary, benchmarks),
-        **({"subspace": subspace(model, dataset.vocabulary)} if experiment.evaluation.subspace else {}),
-    }
+        subspace=subspace(model, dataset.vocabulary) if experiment.evaluation.subspace else None,
+    )
     run.write_result(result)
     return result
 
@@ -124,13 +142,15 @@ def write_vector_findings(
     experiment: SkipGramExperiment,
     course: Course,
     benchmarks: Mapping[str, Benchmark],
-) -> dict[str, Any]:
+) -> RunResult:
     """Judge the vectors of skip-gram and write everything a report reads."""
-    result = {
+    training = _training(experiment, course).replace(workers=experiment.training.workers)
+    result = RunResult(
         **_heading(model, dataset, experiment, course),
-        "training": _training(experiment, course) | {"workers": experiment.training.workers},
+        task="skip_gram",
+        training=training,
         **_look_at_ends(model, dataset.vocabulary, benchmarks),
-    }
+    )
     course.run.write_result(result)
     return result
 
@@ -144,12 +164,12 @@ def _heading(
     """What the result of every kind of model begins with."""
     row, counts = course.row, model.parameter_counts()
     return {
-        "format": RESULT_FORMAT,
+        "format": FORMAT,
         **_provenance(course.run, dataset, experiment),
-        "parameters": {"total": sum(counts.values()), "parts": counts, "expected": row.parameters},
+        "parameters": Parameters(total=sum(counts.values()), parts=counts, expected=row.parameters),
         "paper": row.paper,
         "paper_similarity": row.paper_similarity,
-        "changed": course.changed,
+        "changed": tuple(course.changed),
     }
 
 
@@ -160,7 +180,7 @@ def _of_language_model(model: LanguageModel, dataset: Dataset, experiment: Exper
     found["frequency"] = loss_by_frequency(scored, split, vocabulary)
     found["samples"] = _samples(model, vocabulary, experiment.training.steps)
     opened = tails_opened(model, split, vocabulary, experiment.windows)
-    return found if opened is None else found | {"tails_opened": asdict(opened)}
+    return found | {"tails_opened": opened}
 
 
 def _of_translator(model: Translator, dataset: PairDataset, experiment: Experiment, run: RunFolder) -> dict[str, Any]:
@@ -173,43 +193,43 @@ def _of_translator(model: Translator, dataset: PairDataset, experiment: Experime
         )
         found[split] = evaluated.figures
         run.write_translations(split, evaluated.lines)
-    found["examples"] = translation.examples(
-        model, dataset, "test", EXAMPLES, search, precision=experiment.training.precision
+    found["examples"] = tuple(
+        translation.examples(model, dataset, "test", EXAMPLES, search, precision=experiment.training.precision)
     )
-    return {"translation": found, "tied": _ties(model)}
+    return {"translation": Translations(**found), "tied": _ties(model)}
 
 
 def _ties(model: Translator) -> str:
     return "three-way" if model.three_way else "decoder" if model.tied else "none"
 
 
-def headline(result: dict[str, Any]) -> str:
+def headline(result: RunResult) -> str:
     """The figures of a result in one line: perplexities, the BLEU of translations, what people's judgements say."""
-    told = [", ".join(_scored(result))] if "test" in result else []
-    judged = {end: _rhos(each) for end, each in result.get("similarity", {}).items()}
+    told = [", ".join(_scored(result, result.test))] if result.test else []
+    judged = {end: _rhos(each) for end, each in result.similarity.items()}
     told += [f"rho of {end} vectors: {figures}" for end, figures in judged.items() if figures]
     return "; ".join(told) or "finished"
 
 
-def _rhos(judged: Iterable[Mapping[str, Any]]) -> str:
+def _rhos(judged: Iterable[Judgement]) -> str:
     """On the benchmarks of Press & Wolf, each with the pairs that it was counted over."""
-    known = [each for each in judged if each["name"] in PRESS and each["rho"] is not None]
-    return ", ".join(f"{each['name']} {each['rho']:.2f} ({each['pairs']:,} of {each['of']:,} pairs)" for each in known)
+    known = [each for each in judged if each.name in PRESS and each.rho is not None]
+    return ", ".join(f"{each.name} {each.rho:.2f} ({each.pairs:,} of {each.of:,} pairs)" for each in known)
 
 
-def _scored(result: dict[str, Any]) -> list[str]:
-    test = result["test"]
-    streams = f" in {test['streams']} streams" if test["streams"] > 1 else ""
-    told = [f"test perplexity {shown(test['perplexity'])}{streams}"]
-    if "translation" in result:
-        told.insert(0, f"test BLEU {result['translation']['test']['bleu']:.2f}")
-    if test["words"] != test["tokens"]:
-        told.append(f"{shown(test['word_perplexity'])} per word")
-    if "train" in result:
-        told.append(f"train {shown(result['train']['perplexity'])}")
-    if "protocol" in result:
-        name, valid, test = (result["protocol"][key] for key in ("name", "valid", "test"))
-        told.append(f"counted as {name}: valid {shown(valid['perplexity'])}, test {shown(test['perplexity'])}")
+def _scored(result: RunResult, test: TextScore) -> list[str]:
+    streams = f" in {test.streams} streams" if test.streams and test.streams > 1 else ""
+    told = [f"test perplexity {shown(test.perplexity)}{streams}"]
+    if translated := result.translated("test"):
+        told.insert(0, f"test BLEU {translated.bleu:.2f}")
+    if test.words != test.tokens:
+        told.append(f"{shown(test.per_word)} per word")
+    if result.train:
+        told.append(f"train {shown(result.train.perplexity)}")
+    if counted := result.protocol:
+        splits = {"valid": counted.valid, "test": counted.test}
+        figures = ", ".join(f"{split} {shown(each.perplexity)}" for split, each in splits.items() if each)
+        told.append(f"counted as {counted.name}: {figures}")
     return told
 
 
@@ -222,7 +242,7 @@ def _provenance(
         "seed": experiment.training.seed,
         **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
         "config_hash": run.config_hash,
-        "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
+        "corpus": Corpus(name=dataset.name, fingerprint=dataset.fingerprint, describe=dataset.describe()),
     }
 
 
@@ -232,26 +252,26 @@ def _other_scores(model: LanguageModel, dataset: Dataset, experiment: Experiment
     if experiment.evaluation.train:
         found["train"] = score_split(model, dataset, experiment, "train").summary()
     if countings := _countings(experiment):
-        figures = score_by_protocol(model, dataset.splits, countings, experiment.training.precision)
-        found["protocol"] = {"name": experiment.evaluation.protocol, **figures}
+        name, precision = experiment.evaluation.protocol, experiment.training.precision
+        found["protocol"] = score_by_protocol(name, model, dataset.splits, countings, precision)
     return found
 
 
-def _training(experiment: Experiment | SkipGramExperiment, course: Course) -> dict[str, Any]:
+def _training(experiment: Experiment | SkipGramExperiment, course: Course) -> Training:
     progress, world, environment = course.progress, course.world, course.run.environment or {}
     gpus = environment.get("gpus") or ["GPU"]
-    return {
-        "steps": progress.step,
-        "averaged_from_epoch": progress.averaged_from or None,
-        "stopped": progress.stopped or None,
-        "epochs": experiment.training.epochs,
-        "tokens": progress.tokens,
-        "seconds": progress.seconds,
-        "tokens_per_second": progress.tokens / progress.seconds,
-        "peak_memory_bytes": progress.peak_memory_bytes,
-        "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
-        "processes": world.size,
-    }
+    return Training(
+        steps=progress.step,
+        averaged_from_epoch=progress.averaged_from or None,
+        stopped=progress.stopped or None,
+        epochs=experiment.training.epochs,
+        tokens=progress.tokens,
+        seconds=progress.seconds,
+        tokens_per_second=progress.tokens / progress.seconds,
+        peak_memory_bytes=progress.peak_memory_bytes,
+        device=gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
+        processes=world.size,
+    )
 
 
 def look_at_words(
@@ -259,20 +279,22 @@ def look_at_words(
 ) -> dict[str, Any]:
     """Neighbours and a picture of some tokens, which all ends have, or of the vocabulary's examples."""
     words = examples(vocabulary, DRAWN) if words is None else words
-    near = _neighbors(vectors, vocabulary, words) | {"tied": tied}
+    near = _neighbors(vectors, vocabulary, words, tied=tied)
     return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
 
 
-def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str]) -> dict[str, Any]:
+def _neighbors(
+    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
+) -> Neighbors:
     """By end, as `vectors_by_end` has them: without what is only spelled, which has neighbours but is none."""
     if vocabulary.spelled:
         vectors = {end: each.select(each.words[: len(vocabulary)]) for end, each in vectors.items()}
     found = {end: nearest_words(each, list(words), 5) for end, each in vectors.items()}
     one, other = ("tied", "tied") if "tied" in found else ("input", "output")
-    return {"input": found[one], "labels": found[other]}
+    return Neighbors(input=found[one], output=found[other], tied=tied)
 
 
-def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> list[dict[str, Any]]:
+def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
     """What a model writes: what a person looks at first."""
     start = prompt_ids([], vocabulary)
     never = () if vocabulary.unk is None else (vocabulary.unk,)
@@ -280,8 +302,8 @@ def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> list[
     for seed, temperature in enumerate((1.0, 0.8, 0.5)):
         ids = generate(model, start, 50, temperature=temperature, never=never, seed=seed, window=window)
         text = vocabulary.text(ids).strip()
-        samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
-    return samples
+        samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))
+    return tuple(samples)
 
 
 def word_vectors(model: LanguageModel | SkipGram) -> dict[str, torch.Tensor]:
@@ -316,7 +338,7 @@ def vectors_by_end(model: LanguageModel | SkipGram, vocabulary: Vocabulary) -> d
     return {name: each.select(compress(each.words, learned_V)) for name, each in whole.items()}
 
 
-def subspace(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+def subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
     """The distance of Inan et al. between the ends, over the words that both know."""
     found = word_vectors(model)
     input_VD, output_VD = (found[end][: len(vocabulary)].detach().float().cpu().numpy() for end in ("input", "labels"))
@@ -331,6 +353,6 @@ def _look_at_ends(
     found = look_at_words(vectors, vocabulary, tied=model.tied)
     if benchmarks:
         found["similarity"] = {
-            end: [asdict(judge(each, one)) for one in benchmarks.values()] for end, each in vectors.items()
+            end: tuple(judge(each, one) for one in benchmarks.values()) for end, each in vectors.items()
         }
     return found

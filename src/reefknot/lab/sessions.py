@@ -23,7 +23,9 @@ from reefknot.lab.findings import (
     write_vector_findings,
 )
 from reefknot.lab.recipes.recipe import Experiment, Recipe, Row, build_model
+from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import RunResult
 from reefknot.lab.starts import Start
 from reefknot.lab.tasks.initialisation import start_tables
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
@@ -65,7 +67,7 @@ class Asked:
         return f"{self.row.name}, seed {self.seed}" if self.seed else self.row.name
 
     @property
-    def changed(self) -> list[str]:
+    def changed(self) -> list[Change]:
         """Settings that are not the recipe's."""
         return self.recipe.changed[self.row.name]
 
@@ -74,7 +76,7 @@ class Session(ABC):
     """A row made ready to be trained."""
 
     @abstractmethod
-    def train(self, run: RunFolder, display: Display) -> dict[str, Any] | None:
+    def train(self, run: RunFolder, display: Display) -> RunResult | None:
         """Train to the end from where the folder stands; result.json (None but in the first process)."""
 
 
@@ -105,7 +107,7 @@ class LanguageModelSession(Session):
         # Ranks build the same weights and drop other units.
         seed_everything(seed, world.rank)
 
-    def train(self, run: RunFolder, display: Display) -> dict[str, Any] | None:
+    def train(self, run: RunFolder, display: Display) -> RunResult | None:
         asked, experiment, world = self.asked, self.experiment, self.asked.world
         settings, name = experiment.training, asked.name
         benchmarks = found_benchmarks(experiment, asked.data, display)
@@ -165,7 +167,7 @@ class SkipGramSession(Session):
         words = dataset.vocabulary
         self.draws = experiment.skip_gram.draws(words.counts, eos=words.eos, unknown=words.unk, seed=asked.seed)
 
-    def train(self, run: RunFolder, display: Display) -> dict[str, Any]:
+    def train(self, run: RunFolder, display: Display) -> RunResult:
         asked, experiment = self.asked, self.experiment
         benchmarks = found_benchmarks(experiment, asked.data, display)
         trainer = SkipGramTrainer(

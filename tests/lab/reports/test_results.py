@@ -11,9 +11,10 @@ import pytest
 
 from made_results import result, write_run
 from reefknot.errors import DataError
+from reefknot.lab.config.upgrade import upgrade_settings
 from reefknot.lab.recipes.recipe import any_experiment
-from reefknot.lab.reports.records import Band
 from reefknot.lab.reports.results import ADDED, Spread, collect, differing, distinguishing, flatten, load
+from reefknot.lab.runs.result import Band
 from reefknot.storage.files import read_json
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -79,15 +80,16 @@ def test_a_record_may_stand_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("result.json", '{"format": 1, "rec', "result.json"),
+        ("result.json", '{"format": 2, "rec', "result.json"),
         ("result.json", "[]", "result.json"),
-        ("result.json", '{"format": 2}', "format"),
+        ("result.json", '{"format": 3}', "format 3 is not known here"),
+        ("result.json", '{"format": 2}', r"\(task: Field required\)"),
         ("result.json", '{"format": 1, "recipe": "\\ud800"}', "result.json"),
         ("config.json", "{", "config.json"),
         ("config.json", "[1]", "config.json"),
         ("config.json", '{"settings": 3}', "settings"),
         ("metrics.jsonl", '{"kind": "valid"}\n', "metrics.jsonl, line 1"),
-        ("evaluations/dynamic.json", '{"format": 2, "kind": "dynamic"}', "evaluations/dynamic.json"),
+        ("evaluations/dynamic.json", '{"format": 3, "kind": "dynamic"}', "evaluations/dynamic.json"),
         ("metrics.jsonl", '\n\n{"kind": "valid", "step": 1, "epoch": 1, "nll": NaN}\n', "line 3"),
     ],
 )
@@ -138,7 +140,7 @@ def test_a_run_from_before_a_setting_existed_repeats_one_where_it_is_off() -> No
 @pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/*")), ids=lambda each: f"{each.parent.name}/{each.name}")
 def test_records_are_repetitions_of_runs_of_today(folder: Path) -> None:
     for path in folder.rglob("config.json"):
-        settings = read_json(path)["settings"]
+        settings = upgrade_settings(read_json(path)["settings"])
         today = any_experiment(settings, str(path)).model_dump(mode="json")
         assert distinguishing(settings) == distinguishing(today), path
 

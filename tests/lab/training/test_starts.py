@@ -139,7 +139,7 @@ def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, 
     train(load_recipe(recipe.asked, ["training.seed=1"]), "tied", tmp_path / "other")
     train(recipe, "finetune", tmp_path / "second", start=tmp_path / "one")
     again = train(recipe, "finetune", tmp_path / "second", start=tmp_path / "twin")
-    assert again == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
+    assert again.record() == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
     with pytest.raises(SettingsError, match="second holds a run that began with other weights; leave out --start"):
         train(recipe, "finetune", tmp_path / "second", start=tmp_path / "other")
     experiment = recipe.experiments["finetune"]

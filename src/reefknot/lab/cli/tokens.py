@@ -84,14 +84,14 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
 def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
     """What the rows of a recipe are trained on, each text once, under its first row; sub-words always joint."""
     from reefknot.errors import SettingsError
+    from reefknot.lab.recipes.catalogue import RecipeNotFound
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.text.corpus import PAIRED
 
     try:
         recipe = load_recipe(name, (), row)
-    except SettingsError as error:
-        known = f"; corpora of pairs are {', '.join(PAIRED)}, or a folder" if str(error).startswith("no recipe") else ""
-        raise SettingsError(f"{error}{known}") from error
+    except RecipeNotFound as error:
+        raise SettingsError(f"{error}; corpora of pairs are {', '.join(PAIRED)}, or a folder") from error
     if language is not None:
         raise SettingsError("--source and --target are for a corpus; a recipe names its languages itself")
     texts: Texts = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ def open_dataset(
 
     entry = folder / "datasets" / digest(identity, FORMAT)[:32]
     found, splits = mended(entry, fill, read_encoded, say)
+    splits = {name: replace(split, sha256=source.hashes[name]) for name, split in splits.items()}
     fingerprint = digest(identity, found.fingerprint)
     return Dataset(source.name, source.origin, found, splits, source.hashes, fingerprint, corpus, vocabulary)
 

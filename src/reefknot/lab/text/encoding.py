@@ -61,6 +61,8 @@ class Split:
     """How many of the ids are `<unk>`."""
     spelled: NDArray[np.int32] | None = None
     """The same text with ids of their own for the words in `Vocabulary.spelled`."""
+    sha256: str | None = None
+    """Hash of the text before any cut."""
 
     @property
     def inputs(self) -> NDArray[np.int32]:

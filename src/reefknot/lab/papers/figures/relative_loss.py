@@ -21,17 +21,17 @@ import numpy as np
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.comparison import blocks
-from reefknot.lab.evaluation.fairness import other_streams, other_windows, same_tokens, why_unfair
 from reefknot.lab.evaluation.frequency import FIGURE_3, Pair, TypeComparison, compare_by_target
-from reefknot.lab.evaluation.units import seen
+from reefknot.lab.evaluation.pairing import pair
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import told
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group
+from reefknot.lab.runs.comparability import in_comparison
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.text.dataset import Dataset
+from reefknot.lab.runs.units import seen
 from reefknot.lab.trained_run import open_texts
 
 PAPER = {
@@ -80,20 +80,20 @@ class RelativeLoss(Figure):
         systems = group(runs)
         ours = [name for name, results in systems.items() if _labels(results[0]) == "drill"]
         if not ours:
-            raise DataError("none of these runs has DRILL's labels; name one beside its baselines")
+            raise DataError("none of these runs has DRILL's classifier; name one beside its baselines")
         drill = max(ours, key=lambda name: _depth(systems[name][0]))
         baselines = {name: results for name, results in systems.items() if _labels(results[0]) in BASELINES}
         if not baselines:
             raise DataError(
-                "no baseline is among these runs (plain labels that are tied to the input's table, bilinear or dual "
-                "ones); name one beside DRILL's"
+                "no baseline is among these runs (plain classifiers that are tied to the input's table, bilinear or "
+                "dual ones); name one beside DRILL's"
             )
         first, *seeds = systems[drill]
         texts = open_texts(RunFolder.open(first.folder), data)
         left_out = {
             name: f"no fair comparison with {drill}: {reason}"
             for name, results in baselines.items()
-            if (reason := _why_unfair(first, texts, [*seeds, *results], data))
+            if (reason := _why_unfair(first, [*seeds, *results], data))
         }
         baselines = {name: results for name, results in baselines.items() if name not in left_out}
         if not baselines:
@@ -224,20 +224,15 @@ def _losses(result: Result) -> Any:
     return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
 
 
-def _why_unfair(first: Result, texts: Dataset, others: Sequence[Result], data: Path | None) -> str | None:
+def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> str | None:
     """Why the losses of runs cannot stand beside those of the first one, token by token; None where they can."""
     ours = RunFolder.open(first.folder)
     for run in (RunFolder.open(result.folder) for result in others):
-        if reason := other_streams(ours, run):
-            return reason
-        if reason := other_windows(ours, run, "test"):
-            return f"{reason}; train both with one evaluation.windows"
-        if run.config.get("corpus") == ours.config.get("corpus"):
-            continue
-        own = open_texts(run, data)
-        if reason := why_unfair(texts, own, "test"):
-            return reason
-        if not same_tokens(texts, own, "test"):
+        found = pair(ours, run, "test", lambda run: open_texts(run, data))
+        if found.difference:
+            advice = "" if found.difference.prevents else "; train both with one evaluation.windows"
+            return in_comparison(found.difference, "test") + advice
+        if not found.same_tokens:
             return "their tokens are others; name runs with one vocabulary"
     return None
 

@@ -11,12 +11,12 @@ import typer
 from reefknot.lab.cli.options import AsJson, VectorSource, emit, is_run, open_tables, open_trained
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.neighbors import Neighbors
+    from reefknot.lab.runs.result import NearestWords
     from reefknot.vectors.word_vectors import WordVectors
 
-    Found: TypeAlias = tuple[dict[str, WordVectors], dict[str, Neighbors]]
+    Found: TypeAlias = tuple[dict[str, WordVectors], dict[str, NearestWords]]
 
-Near = list[tuple[str, float]]
+Near = Sequence[tuple[str, float]]
 EXAMPLES = """\b
 Examples:
   reefknot neighbors runs/demo/untied/seed0 file string

@@ -193,7 +193,7 @@ def test_steps_of_self_attention(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     assert modes == [(name, mode, "") for name in ("plain", "adaptive") for mode in ("stored logits", "eager")]
     alone = cli("bench", "steps", recipe, "--row", "pieces", *quick)
     assert alone.code == 3
-    assert "the corpus ptb has to be found" in alone.err
+    assert "ptb not found: expected DIR/ptb" in alone.err
 
 
 def test_translation(cli: Cli, tmp_path: Path) -> None:

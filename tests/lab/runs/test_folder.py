@@ -24,7 +24,11 @@ from reefknot.lab.runs.folder import Metrics, RunFolder, config_hash
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 
 RESULT = RunResult.model_validate(result("Small", 0))
-CONFIG = {"recipe": "demo", "settings": {"seed": 0, "training": {"rate": 1.0, "sizes": [1, 2]}}}
+CONFIG = {
+    "recipe": "demo",
+    "task": "language_model",
+    "settings": {"seed": 0, "training": {"rate": 1.0, "sizes": [1, 2]}},
+}
 
 
 def test_start_then_resume(tmp_path: Path) -> None:
@@ -74,7 +78,10 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
 
 
 def test_a_run_may_go_on_with_other_parts_of_an_update_until_it_is_finished(tmp_path: Path) -> None:
-    one, four = ({"recipe": "demo", "settings": {"training": {"accumulate": parts}}} for parts in (1, 4))
+    one, four = (
+        {"recipe": "demo", "task": "language_model", "settings": {"training": {"accumulate": parts}}}
+        for parts in (1, 4)
+    )
     RunFolder.open_for_training(tmp_path, one).close()
     with RunFolder.open_for_training(tmp_path, four) as run:
         assert run.config == one

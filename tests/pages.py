@@ -51,7 +51,7 @@ class Page:
 
     def lost(self) -> list[str]:
         """Links, paths and anchors that lead nowhere."""
-        links = re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", self.prose)
+        links = re.findall(r"\]\((?!https://)([^)#]*)(?:#([^)]+))?\)", self.prose)
         wrong = [link for link, _ in links if link and not (self.path.parent / link).exists()]
         for link, anchor in links:
             there = (self.path.parent / link).resolve() if link else self.path

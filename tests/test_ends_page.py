@@ -42,9 +42,7 @@ def test_a_recipe_builds_and_has_the_size_it_claims(heading: str, tmp_path: Path
 
 
 def test_a_row_changes_the_base_as_the_page_says(tmp_path: Path) -> None:
-    base = _recipe(PAGE.sections["The tie: ends that hold one table"]).replace(
-        "dim = 400", "dim = 400\nunit_norm = true"
-    )
+    base = _recipe(PAGE.sections["Tying: ends that hold one table"]).replace("dim = 400", "dim = 400\nunit_norm = true")
     changed = FRAME.replace('name = "mine"\n', f'name = "mine"\n{CHANGE}')
     vocabulary = "[base.vocabulary]\nmin_count = 2\nmax_size = 5_000\n"
     (experiment,) = experiments(tmp_path, changed, base, vocabulary).values()

@@ -4,12 +4,14 @@ to say together."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
-from pages import COMMANDS, ROOT, Page, experiments
+from pages import COMMANDS, ROOT, Page, code, experiments
 from reefknot.lab.recipes.catalogue import shipped
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
@@ -17,6 +19,8 @@ from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 
 NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PYTHON_PAGES = [name for name in NAMES if code(Page(name).text, "python") and name != "docs/vectors.md"]
+"""Pages whose Python is one program each. That of docs/vectors.md has its own test, because gensim may be missing."""
 ENCODER_PAGES = [Page(f"docs/{name}.md") for name in ("recurrent", "attention", "translation")]
 TEXT = "".join(page.text for page in (*ENCODER_PAGES, Page("docs/vectors.md")))
 """Of all pages that have recipes of the papers."""
@@ -84,6 +88,19 @@ def test_settings_that_are_named_exist(page: Page) -> None:
 @every_page
 def test_tests_that_are_named_exist(page: Page) -> None:
     assert page.missing_tests() == []
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, indirect=True)
+def test_the_python_of_a_page_runs(page: Page) -> None:
+    program = "".join(code(page.text, "python"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_recipe_on_runs_has_two_rows_that_differ_in_dropout(tmp_path: Any) -> None:
+    (recipe,) = Page("docs/runs.md").snippets("Recipes")
+    dropout = [row.encoder.dropout for row in experiments(tmp_path, recipe).values()]
+    assert dropout == [0.0, 0.3]
 
 
 # -- the pages on models, together -------------------------------------------------------------------------------

@@ -1,16 +1,14 @@
-"""What docs/translation.md says is true: recipes that go together, sizes, choices of settings, and its Python."""
+"""What docs/translation.md says is true: recipes that go together, sizes, choices of settings."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from pages import Page, code, experiments
+from pages import Page, experiments
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
@@ -55,9 +53,3 @@ def test_trainings_are_those_of_the_recipes(tmp_path: Path, training: str, recip
     theirs = load_recipe(recipe, row=row).experiments[row]
     assert ours.training == theirs.training
     assert "average" not in training or ours.evaluation == theirs.evaluation
-
-
-def test_the_python_example_runs() -> None:
-    (example,) = code(PAGE.text, "python")
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""PAPERS.md and the README's results: generated from records that can be traced, and from nothing else."""
+"""PAPERS.md and the results in docs/ends.md: generated from records that can be traced, and from nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reefknot.lab.evaluation.similarity import PRESS as FIVE
 from reefknot.lab.papers import page as papers
 from reefknot.lab.papers.figures import FIGURES
 from reefknot.lab.papers.measured_figures import Shown, without_places
-from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, Idea, record, update
+from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, TOUR, Idea, record, update
 from reefknot.lab.recipes.file import RecipeFile, Row
 from reefknot.lab.runs.environment import source_sha256
 
@@ -40,9 +40,10 @@ PRESS = recipe(PRESS_ROWS)
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a README, one record, and the ideas of one paper."""
+    """A project with one record, the ideas of one paper, and a page for the results of the tour."""
     monkeypatch.setattr(papers, "IDEAS", [idea for idea in IDEAS if idea.shown_by == NAME])
-    (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "ends.md").write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
     write_run(tmp_path / "results", "Small + WT", 0, result("Small + WT", 0))
     return tmp_path
 
@@ -53,18 +54,17 @@ def change(root: Path, **values: Any) -> None:
 
 
 def test_the_figures_come_from_the_records(root: Path) -> None:
-    assert update(root, PRESS) == [root / "PAPERS.md", root / "README.md"]
+    assert update(root, PRESS) == [root / "PAPERS.md"]
     written = (root / "PAPERS.md").read_text()
     assert (
         "| weight tying (WT) | Press and Wolf 2017 | [tables.py](src/reefknot/nn/tables.py) "
         "| `press2017/table6`, Small + WT | 112.6 | 112.4 |"
     ) in written
     assert "| `press2017/table6`, Small + PR | not run | 111.7 |" in written
-    for text in (written, (root / "README.md").read_text()):
-        assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in text  # nothing to beat
-        assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % | 13 | 11.6 | 1 |" in text
-        assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in text
-        assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in text
+    assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in written  # nothing to beat
+    assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % | 13 | 11.6 | 1 |" in written
+    assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in written
+    assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in written
 
 
 def test_word_vectors_are_shown_by_their_mean_rho(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,7 @@ def test_steps_are_held_against_plain_torch(root: Path) -> None:
     for device, told in (("NVIDIA H200", "| 13 | 11.6 | 2.00 | 4.5 | 1 |"), ("NVIDIA A100", "| 13 | 11.6 | 1 |")):
         (folder / "gpu.json").write_text(json.dumps(record | {"machine": {"device": device}}))
         update(root, PRESS)
-        for page in ("PAPERS.md", "README.md"):
-            assert told in (root / page).read_text()
+        assert told in (root / "PAPERS.md").read_text()
 
 
 def test_what_a_figure_shows_leads_to_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,43 +120,42 @@ def test_a_run_in_two_sittings_names_the_code_of_both(root: Path) -> None:
     path = root / "results" / "press2017" / "table6" / "small-wt" / "seed0" / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"earlier": [{"commit": "fedcba9876543210"}]}))
     update(root, PRESS)
-    assert "; commit `fedcba987654`, `0123456789ab`." in (root / "README.md").read_text()
+    assert "; commit `fedcba987654`, `0123456789ab`." in (root / "PAPERS.md").read_text()
 
 
-def test_the_rest_of_the_readme_stays(root: Path) -> None:
-    update(root, PRESS)
-    text = (root / "README.md").read_text()
+def test_the_results_of_the_tour_replace_those_between_the_marks(root: Path) -> None:
+    update(root, PRESS | recipe([Row(name="a")], TOUR, "The tour"))
+    text = (root / "docs" / "ends.md").read_text()
     assert text.startswith("# Title\n\n")
     assert text.endswith(f"{END}\n\nThe end.\n")
+    assert "#### The tour" in text
+    assert "Table 6" not in text
     assert "old" not in text
 
 
 def test_check_writes_nothing_and_names_what_is_stale(root: Path) -> None:
-    before = (root / "README.md").read_text()
-    assert update(root, PRESS, check=True) == [root / "PAPERS.md", root / "README.md"]
-    assert (root / "README.md").read_text() == before
+    page, recipes = root / "docs" / "ends.md", PRESS | recipe([Row(name="a")], TOUR)
+    before = page.read_text()
+    assert update(root, recipes, check=True) == [root / "PAPERS.md", page]
+    assert page.read_text() == before
     assert not (root / "PAPERS.md").exists()
-    update(root, PRESS)
-    assert update(root, PRESS, check=True) == []
+    update(root, recipes)
+    assert update(root, recipes, check=True) == []
     with (root / "PAPERS.md").open("a") as file:
         file.write("typed by hand\n")
-    assert update(root, PRESS, check=True) == [root / "PAPERS.md"]
+    assert update(root, recipes, check=True) == [root / "PAPERS.md"]
 
 
 def test_no_records_yet(root: Path) -> None:
     update(root, PRESS | recipe([Row(name="a")], "other/table1", "Other"))
     assert "## Other\n\n| row | test |\n|---|---:|\n| a | not run |\n\nNot run yet." in (root / "PAPERS.md").read_text()
-    assert "Other" not in (root / "README.md").read_text()
 
 
-def test_the_readme_has_the_rows_that_were_run_and_says_where_the_others_are(root: Path) -> None:
+def test_rows_that_are_quoted_or_not_run_are_shown(root: Path) -> None:
     update(root, PRESS)
-    papers, readme = ((root / name).read_text() for name in ("PAPERS.md", "README.md"))
-    assert "| Small + PR | 4,691,800 |  | 116.0 |  | not run | 111.7 |" in papers
-    assert "| KN 5-gram |" in papers
-    assert "Small + PR" not in readme
-    assert "Rows that are quoted or not run: 3, in [PAPERS.md](PAPERS.md)." in readme
-    assert "not run:" not in papers
+    written = (root / "PAPERS.md").read_text()
+    assert "| Small + PR | 4,691,800 |  | 116.0 |  | not run | 111.7 |" in written
+    assert "| KN 5-gram |" in written
 
 
 def test_an_idea_whose_runs_differ_is_shown_by_the_first_of_them(root: Path) -> None:
@@ -191,11 +189,10 @@ def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
     write_evaluation(run, "dynamic", test=90.0, command=command)
     adapting = Row(name="Small + WT, adapting", paper={"test": 88.0}, of="Small + WT", by="dynamic")
     update(root, recipe([*PRESS_ROWS, adapting]))
-    for name in ("PAPERS.md", "README.md"):
-        text = (root / name).read_text()
-        assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in text
-        assert "commit `0123456789ab`, `fedcba98fedc`" in text
-        assert f"runs them, and `{command}` scores them by dynamic evaluation; each record" in text
+    written = (root / "PAPERS.md").read_text()
+    assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in written
+    assert "commit `0123456789ab`, `fedcba98fedc`" in written
+    assert f"runs them, and `{command}` scores them by dynamic evaluation; each record" in written
     write_evaluation(run, "dynamic", test=90.0, command=None)
     with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
         update(root, PRESS)
@@ -210,11 +207,11 @@ def test_an_unfinished_record_is_refused(root: Path) -> None:
         update(root, PRESS)
 
 
-def test_a_readme_without_its_marks_is_named(root: Path) -> None:
+def test_a_page_without_its_marks_is_named(root: Path) -> None:
     for text in ("nothing", f"{END} {BEGIN}", BEGIN):
-        (root / "README.md").write_text(text)
-        with pytest.raises(DataError, match="no place for the results"):
-            update(root, PRESS)
+        (root / "docs" / "ends.md").write_text(text)
+        with pytest.raises(DataError, match=r"ends\.md: no place for the results"):
+            update(root, PRESS | recipe([Row(name="a")], TOUR))
 
 
 def test_an_idea_without_its_row_is_named(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""PAPERS.md, and the results in README.md and docs/ends.md, generated from the records under `results/`.
+"""PAPERS.md, and the results in docs/ends.md, generated from the records under `results/`.
 
     script/papers                     write them
     script/papers --check             say which is out of date
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -124,24 +124,19 @@ class RecipeTable:
     name: str
     title: str
     rows: Sequence[TableRow]
-    left_out: int = 0
-    """Rows that are shown elsewhere."""
 
 
 def update(
     root: Path, recipes: Mapping[str, RecipeFile], figures: Sequence[Shown] = (), *, check: bool = False
 ) -> list[Path]:
-    """Bring PAPERS.md, README.md, docs/ends.md and the pictures of figures up to date and return those that were not;
-    `check` writes nothing."""
+    """Write PAPERS.md, the results in docs/ends.md and the pictures of figures, and return the files that were out of
+    date; `check` writes nothing."""
     tables = _tables(root / "results", recipes)
     wanted = {root / "PAPERS.md": "\n".join([_papers(tables, figures), *map(figures_to_markdown, figures)])}
     wanted |= {root / figure.picture: figure.svg for figure in figures}
-    for page, shown, level in (
-        (root / "README.md", [_run_part(table) for table in tables if table.name != TOUR and _records(table)], 3),
-        (root / "docs" / "ends.md", [table for table in tables if table.name == TOUR], 4),
-    ):
-        if shown:
-            wanted[page] = _between_marks(page, _results(shown, level))
+    if tour := [table for table in tables if table.name == TOUR]:
+        page = root / "docs" / "ends.md"
+        wanted[page] = _between_marks(page, _results(tour, level=4))
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     leftover = [path for path in sorted((root / PICTURES).glob("*.svg")) if path not in wanted]
     if not check:
@@ -304,10 +299,7 @@ def _results(tables: Sequence[RecipeTable], level: int) -> str:
     for table in tables:
         records = _records(table)
         origin = _origin(table, records) if records else "Not trained yet.\n" if _timed(table) else "Not run yet.\n"
-        more = f"Rows that are quoted or not run: {table.left_out}, in [PAPERS.md](PAPERS.md).\n\n" * bool(
-            table.left_out
-        )
-        parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{more}{origin}")
+        parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{origin}")
     return "\n".join(parts)
 
 
@@ -318,11 +310,6 @@ def _timed(table: RecipeTable) -> bool:
 
 def _records(table: RecipeTable) -> list[RunResult]:
     return [record for row in table.rows for record in row.records]
-
-
-def _run_part(table: RecipeTable) -> RecipeTable:
-    """The rows that were run, where there is no room for all."""
-    return replace(table, rows=[row for row in table.rows if row.ran], left_out=sum(not row.ran for row in table.rows))
 
 
 def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pages import COMMANDS, ROOT, Page, code, experiments
-from reefknot.lab.recipes.catalogue import shipped
+from reefknot.lab.recipes.file import shipped
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment

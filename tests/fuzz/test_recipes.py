@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from reefknot.lab.cli.main import main
-from reefknot.lab.recipes.catalogue import FOLDER
+from reefknot.lab.recipes.file import FOLDER
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
 LINES, SECONDS = 10, 60.0

@@ -288,7 +288,7 @@ def headline(result: RunResult) -> str:
 
 def _correlations(judgements: Iterable[Judgement]) -> str:
     """Correlations on the benchmarks of Press & Wolf, each with the number of pairs that it is over."""
-    from reefknot.lab.evaluation.similarity import PRESS
+    from reefknot.lab.evaluation.benchmarks import PRESS
 
     known = [each for each in judgements if each.name in PRESS and each.rho is not None]
     return ", ".join(f"{each.name} {each.rho:.2f} ({each.pairs:,} of {each.of:,} pairs)" for each in known)

@@ -11,8 +11,8 @@ from scipy.linalg import eigh
 from scipy.spatial.distance import pdist
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.neighbors import examples, nearest_words
-from reefknot.lab.evaluation.pca import AROUND, EXAMPLES, embedding, principal_components
+from reefknot.lab.evaluation.neighbors import EXAMPLES, examples, nearest_words
+from reefknot.lab.evaluation.pca import AROUND, embedding, principal_components
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.word_vectors import WordVectors
 

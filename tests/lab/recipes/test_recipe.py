@@ -13,7 +13,7 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import ENCODERS
-from reefknot.lab.recipes.catalogue import FOLDER, find_recipe, shipped
+from reefknot.lab.recipes.file import FOLDER, find_recipe, shipped
 from reefknot.lab.recipes.recipe import Row, load_recipe
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.tasks import build_model, check_experiment

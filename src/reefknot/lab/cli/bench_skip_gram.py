@@ -106,7 +106,8 @@ def _numbers(text: str) -> list[int]:
 
 def _benchmarks(data: Path | None) -> dict[str, Benchmark]:
     """Those that vectors are judged by; none where they are not here."""
-    from reefknot.lab.evaluation.similarity import PRESS, find_benchmarks
+    from reefknot.lab.evaluation.benchmarks import PRESS
+    from reefknot.lab.evaluation.similarity import find_benchmarks
 
     try:
         found = find_benchmarks(data)

@@ -43,7 +43,7 @@ def ls(
 
 def _families() -> dict[str, dict[str, str]]:
     from reefknot.lab.config.parts import FAMILIES, VALUES
-    from reefknot.lab.recipes.catalogue import shipped
+    from reefknot.lab.recipes.file import shipped
     from reefknot.lab.text.corpora import known_corpora
 
     corpora = {
@@ -56,8 +56,7 @@ def _families() -> dict[str, dict[str, str]]:
 
 def _list_rows(name: str, families: list[str], as_json: bool) -> None:
     from reefknot.errors import SettingsError
-    from reefknot.lab.recipes.catalogue import find_recipe
-    from reefknot.lab.recipes.file import read_file, setting
+    from reefknot.lab.recipes.file import find_recipe, read_file, setting
 
     try:
         path, _ = find_recipe(name)

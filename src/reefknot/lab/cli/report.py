@@ -40,8 +40,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: table, the papers' figures, curves, neighbours, samples, settings."""
     from reefknot.lab.papers.figures.section import sections
-    from reefknot.lab.recipes.catalogue import find_recipe, shipped
-    from reefknot.lab.recipes.file import read_file
+    from reefknot.lab.recipes.file import find_recipe, read_file, shipped
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.results import collect
     from reefknot.lab.reports.rows import join, name_recipes
@@ -65,7 +64,7 @@ def report(
 def _words(given: Sequence[str] | None) -> list[str]:
     """What --words names, each once."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.evaluation.pca import EXAMPLES
+    from reefknot.lab.evaluation.neighbors import EXAMPLES
 
     words = list(dict.fromkeys(word for each in given or [] for part in each.split(",") if (word := part.strip())))
     if given and not words:

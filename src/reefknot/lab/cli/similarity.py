@@ -72,7 +72,8 @@ def _tables(sources: Sequence[Path]) -> list[tuple[Path, str, WordVectors]]:
 def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark]:
     """Those that are named, each once, or all that are found."""
     from reefknot.errors import CorpusNotFound
-    from reefknot.lab.evaluation.similarity import BENCHMARKS, find_benchmarks, read_benchmark
+    from reefknot.lab.evaluation.benchmarks import BENCHMARKS
+    from reefknot.lab.evaluation.similarity import find_benchmarks, read_benchmark
 
     published = {name.lower(): name for name in BENCHMARKS}
     named = [published.get(each.lower()) for each in sets or []]

@@ -86,7 +86,7 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
 def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
     """What the rows of a recipe are trained on, each text once, under its first row; sub-words always joint."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.recipes.catalogue import RecipeNotFound
+    from reefknot.lab.recipes.file import RecipeNotFound
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.text.corpora import parallel_corpora
 

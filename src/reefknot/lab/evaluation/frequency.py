@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.lab.evaluation.comparison import FEWEST_UNITS, compare, draw
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.runs.result import Band, Frequency
 from reefknot.lab.text.dataset import Split
@@ -76,6 +75,8 @@ class Pair:
 
     def on(self, inside_N: NDArray[np.bool_]) -> TokenComparison:
         """Compare on some of the tokens."""
+        from reefknot.lab.evaluation.comparison import FEWEST_UNITS, compare
+
         a, b = ([nll[inside_N] for nll in runs] for runs in (self.a, self.b))
         ends = np.concatenate([[0], np.cumsum(inside_N)])[self.boundaries]
         enough = len(np.unique(ends)) > FEWEST_UNITS
@@ -147,6 +148,8 @@ def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[f
     """Where the mean lies, as values drawn with replacement tell; the same values give the same interval."""
     if len(values_T) < 2:
         return None
+    from reefknot.lab.evaluation.comparison import draw
+
     texts = draw(len(values_T), resamples, np.random.default_rng(0))
     means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in texts])
     low, high = np.quantile(means, [0.025, 0.975])

@@ -54,7 +54,11 @@ def nearest_ids(unit_SD: Tensor, ids_W: Tensor, classes: int, k: int) -> tuple[T
     return values, near
 
 
-def examples(vocabulary: Vocabulary, count: int) -> list[str]:
+EXAMPLES = 8
+"""Words that results and pictures show."""
+
+
+def examples(vocabulary: Vocabulary, count: int = EXAMPLES) -> list[str]:
     """Ordinary words to show: letters only, common enough to have been learned, spread over the ranks."""
     usable = [
         word

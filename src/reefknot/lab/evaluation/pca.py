@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.neighbors import examples, nearest_words
+from reefknot.lab.evaluation.neighbors import EXAMPLES, examples, nearest_words
 from reefknot.lab.runs.result import Embedding, Picture
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.word_vectors import WordVectors
 
-EXAMPLES = 8
-"""Words that a picture is drawn around: as many as there are colours."""
 AROUND = 4
 """Neighbours drawn beside each of them."""
 

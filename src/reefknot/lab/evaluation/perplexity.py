@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,9 +27,11 @@ from reefknot.lab.evaluation.windows import Spans, Windows
 from reefknot.lab.runs.scores import Mode, ScoredText, TextScore
 from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
-from reefknot.lab.text.pair_dataset import PairSplit
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
+
+if TYPE_CHECKING:
+    from reefknot.lab.text.pair_dataset import PairSplit
 
 ROWS_AT_ONCE = 8192
 """Rows that the output end scores in one window, all streams together: bounds the memory, never the result."""

@@ -32,6 +32,7 @@ from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.runs.modes import in_words
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
+from reefknot.lab.tasks.word_vectors import store_picture
 from reefknot.storage.files import write_text
 
 
@@ -167,6 +168,8 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
             raise DataError(f"{result.folder}: another run of its row and seed was named too; name one of them")
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
+        if result.record and not result.record.embedding.words and (result.folder / "best").exists():
+            store_picture(result.folder)
         folder.mkdir(parents=True, exist_ok=True)
         if result.evaluations:
             (folder / EVALUATED).mkdir(exist_ok=True)

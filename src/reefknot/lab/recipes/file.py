@@ -25,8 +25,11 @@ that recipe's, so that nothing is trained twice:
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,8 +38,7 @@ from pydantic import AfterValidator, Field, model_validator
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
-from reefknot.lab.evaluation.similarity import BENCHMARKS
-from reefknot.lab.recipes.catalogue import find_recipe
+from reefknot.lab.evaluation.benchmarks import BENCHMARKS
 from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.runs.modes import known
 from reefknot.lab.text.corpus import SPLITS
@@ -201,3 +203,43 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except (OSError, RecursionError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
+
+
+# -- the recipes that come with the package ------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parent
+
+
+class RecipeNotFound(SettingsError):
+    """The name is neither that of a shipped recipe nor a file."""
+
+
+def shipped() -> dict[str, str]:
+    """Name and title of every shipped recipe."""
+    paths = sorted(FOLDER.rglob("*.toml"))
+    titles = [tomllib.loads(path.read_text(encoding="utf-8"))["title"] for path in paths]
+    return {_name(path): title for path, title in zip(paths, titles, strict=True)}
+
+
+def find_recipe(name: str) -> tuple[Path, str]:
+    """The file of a recipe, and the name it goes by: a shipped one's name, or the stem of a path."""
+    known = {_name(path): path for path in FOLDER.rglob("*.toml")}
+    if name in known:
+        return known[name], name
+    path = Path(name)
+    with suppress(OSError):  # a name that is too long to be a file's
+        if path.is_file():
+            return path, path.stem
+    if "=" in name:
+        setting = shlex.quote(name[:200])
+        raise SettingsError(
+            f"{setting} is no recipe; a setting comes after the recipe of `train`, `table` or `params`, and `validate` "
+            f"takes none: to check a row with it, use `reefknot params RECIPE --row ROW {setting}`"
+        )
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"shipped are: {', '.join(sorted(known))}"
+    raise RecipeNotFound(f"no recipe {name[:200]!r}: neither a shipped one nor a file; {hint}")
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(FOLDER).with_suffix("").as_posix()

@@ -24,8 +24,7 @@ import torch
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.overrides import merge, override
 from reefknot.lab.config.settings import Mistake, complaint, not_too_deep
-from reefknot.lab.recipes.catalogue import find_recipe
-from reefknot.lab.recipes.file import RecipeFile, read_file, setting
+from reefknot.lab.recipes.file import RecipeFile, find_recipe, read_file, setting
 from reefknot.lab.recipes.file import Row as Row
 from reefknot.lab.runs.changes import Change, differences
 from reefknot.lab.tasks import build_model, load_task, validate_experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
-from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Spread
 from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, Metric

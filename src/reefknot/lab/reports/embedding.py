@@ -16,6 +16,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from reefknot.errors import ReefknotError
 from reefknot.lab.reports.drawing import Plot, style_of, svg
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import TableRow
@@ -93,6 +94,21 @@ def shown_of(row: TableRow) -> Result | None:
 def _has_any(record: RunResult) -> bool:
     near = record.neighbors
     return bool(near.input or near.output or record.similarity or record.embedding.words)
+
+
+def with_picture(row: TableRow) -> TableRow:
+    """Return a row whose run has a picture of its word vectors; compute and store it if the run has weights."""
+    shown = shown_of(row)
+    if shown is None or shown.record is None or shown.record.embedding.words or not (shown.folder / "best").exists():
+        return row
+    from reefknot.lab.tasks.word_vectors import store_picture
+
+    try:
+        record = store_picture(shown.folder)
+    except ReefknotError:
+        return row  # the picture is left out: its weights are damaged or incomplete
+    drawn = replace(shown, record=record)
+    return replace(row, results=tuple(drawn if result is shown else result for result in row.results))
 
 
 def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Stored]]) -> TableRow:

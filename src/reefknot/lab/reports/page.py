@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import number
 from reefknot.lab.reports.reading import read
@@ -79,7 +79,8 @@ def write_report(
     if path.is_dir():
         raise SettingsError(f"{path}: is a folder; name a file for the report, such as {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, render(join(rows or [], results), title, sections))
+    joined = [embedding.with_picture(row) for row in join(rows or [], results)]
+    write_text(path, render(joined, title, sections))
     return path
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Result, Spread, differing, distinguishing, flatten
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.comparability import Difference, difference, in_table

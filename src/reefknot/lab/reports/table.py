@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.recipes.file import Row
 from reefknot.lab.reports.cells import ALONE, AS_PAPER, BLEU_TITLES, COLUMNS, ENDS, TIMES_PLAIN
 from reefknot.lab.reports.rows import (

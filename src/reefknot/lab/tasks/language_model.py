@@ -12,7 +12,6 @@ from reefknot.lab.evaluation.frequency import loss_by_frequency
 from reefknot.lab.evaluation.generation import generate, prompt_ids
 from reefknot.lab.evaluation.perplexity import Score, score
 from reefknot.lab.evaluation.protocols import Counting, protocol, score_by_protocol
-from reefknot.lab.evaluation.search import tails_opened
 from reefknot.lab.evaluation.windows import Lines, Sliding, Windows
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Sample
@@ -132,7 +131,10 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
             findings["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
         findings["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
         findings["samples"] = _samples(model, data.vocabulary, experiment.training.steps)
-        findings["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
+        if model.output.bands > 1:
+            from reefknot.lab.evaluation.search import tails_opened
+
+            findings["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
         return findings
 
     def _trained(self, run: RunFolder, words: Sides, model: LanguageModel) -> TrainedLanguageModel:

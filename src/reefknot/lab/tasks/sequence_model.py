@@ -38,7 +38,6 @@ from reefknot.lab.training.generators import set_determinism
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, load_weights
-from reefknot.nn.inputs.spelling import spell
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.models.regularisation import RegularisationSettings
 from reefknot.storage.progress import Say, silent
@@ -377,6 +376,8 @@ def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
     """The spellings that an input end is given, if it reads them."""
     if not INPUTS.asks_for(settings, "spellings"):
         return {}
+    from reefknot.nn.inputs.spelling import spell
+
     if isinstance(words, int):
         return {"spellings": spell([""]).expand(words, -1)}
     return {"spellings": spell([*words.words, *words.spelled])}

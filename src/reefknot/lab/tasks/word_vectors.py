@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from reefknot.lab.evaluation.neighbors import examples, nearest_words
-from reefknot.lab.runs.result import Neighbors, Subspace
+from reefknot.lab.runs.result import Neighbors, RunResult, Subspace
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 from reefknot.storage.progress import Say, silent
@@ -50,8 +50,8 @@ def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *
 def judged_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark], *, tied: bool
 ) -> dict[str, Any]:
-    """What the ends have learned: neighbours, a picture, and the correlation with every benchmark at hand."""
-    looked = look_at_words(vectors, vocabulary, tied=tied)
+    """What the ends have learned: neighbours, and the correlation with every benchmark at hand."""
+    looked: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, examples(vocabulary), tied=tied)}
     if benchmarks:
         from reefknot.lab.evaluation.similarity import judge
 
@@ -62,14 +62,29 @@ def judged_words(
 
 
 def look_at_words(
-    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str] | None = None, *, tied: bool
+    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> dict[str, Any]:
-    """Neighbours and a picture of some tokens that all ends have, or of the vocabulary's examples."""
-    from reefknot.lab.evaluation.pca import EXAMPLES, embedding
+    """Neighbours and a picture of some tokens that all ends have."""
+    from reefknot.lab.evaluation.pca import embedding
 
-    words = examples(vocabulary, EXAMPLES) if words is None else words
     near = _neighbors(vectors, vocabulary, words, tied=tied)
     return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
+
+
+def store_picture(folder: Path) -> RunResult:
+    """Compute the picture of a finished run's word vectors and store it in result.json.
+
+    Training leaves this to the first report or record that shows the picture.
+    """
+    from reefknot.lab.evaluation.pca import embedding
+    from reefknot.lab.tasks import open_run
+
+    trained = open_run(folder)
+    result = trained.run.result
+    assert result is not None  # a finished run
+    result = result.replace(embedding=embedding(trained.vectors(), trained.vocabulary))
+    trained.run.write_result(result)
+    return result
 
 
 def _neighbors(

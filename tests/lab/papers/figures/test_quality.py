@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import DataError, ReefknotError
-from reefknot.lab.evaluation.similarity import PRESS
+from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.papers.figures.quality import LanguageModelQuality, SkipGramQuality
 
 from .conftest import Write

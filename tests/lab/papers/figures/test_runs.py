@@ -13,7 +13,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.papers.figures import FIGURES, open_figure
 from reefknot.lab.papers.figures.record import record_of
 from reefknot.lab.papers.figures.runs import among, choose, rows_of
-from reefknot.lab.recipes.catalogue import shipped
+from reefknot.lab.recipes.file import shipped
 
 from .conftest import Write
 

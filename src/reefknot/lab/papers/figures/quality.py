@@ -13,7 +13,8 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.similarity import BENCHMARKS, PRESS, find_benchmarks, judge
+from reefknot.lab.evaluation.benchmarks import BENCHMARKS, PRESS
+from reefknot.lab.evaluation.similarity import find_benchmarks, judge
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import Estimate, apart, over_correlations, over_seeds, told, verdict
 from reefknot.lab.papers.figures.pictures import Panel, bars

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure
-from reefknot.lab.recipes.catalogue import find_recipe
-from reefknot.lab.recipes.file import read_file
+from reefknot.lab.recipes.file import find_recipe, read_file
 from reefknot.lab.reports.results import Result, collect, differing, distinguishing
 from reefknot.lab.reports.rows import TableRow, group
 from reefknot.lab.reports.table import changed_settings

@@ -9,11 +9,12 @@ from typing import Any
 
 WORDS = ("market", "trading", "said", "president", "million", "japan", "because", "<unk>")
 NEAR = ("stock", "prices", "exchange", "futures", "<script>alert(1)</script>", "investors", "bonds")
-DEFINITION = """perplexity = exp(mean negative log-likelihood per token)
-tokens scored   82,430 (every token, nothing dropped at the end)
-streams         1, state carried over the whole text
-unknown words   <unk> is a word of the vocabulary and is scored
-end of line     <eos> is a token and is scored"""
+MODES: dict[str, dict[str, Any]] = {
+    "dynamic": {"scale": "mean", "eta": 5e-5, "lambda": 0.002, "epsilon": 2e-5, "segment": 5},
+    "cache": {"weight": 0.1, "theta": 1.0, "window": 500, "fill": "partial"},
+    "mc": {"passes": 3, "window": 35, "seed": 0},
+}
+"""Settings of each mode of evaluation."""
 
 ROWS: dict[str, dict[str, Any]] = {
     "Small": {"total": 4_651_600, "tied": False, "ppl": 120.7, "paper": {"valid": 120.7, "test": 114.5}},
@@ -27,28 +28,26 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-def score(perplexity: float) -> dict[str, Any]:
-    nll = math.log(perplexity)
+def scored(perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: int = 1) -> dict[str, Any]:
+    """A score as result.json has it; `pieces` tokens make a word."""
+    nll, words, size = math.log(perplexity), 82_430, 449_945
     return {
         "perplexity": perplexity,
-        "word_perplexity": perplexity,
-        "bits_per_byte": nll / math.log(2) * 82_430 / 449_945,
-        "nll": nll,
-        "tokens": 82_430,
-        "words": 82_430,
-        "bytes": 449_945,
-        "definition": DEFINITION,
-    }
-
-
-def scored(perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: str = "one stream") -> dict[str, Any]:
-    """A score per token with the definition that the program writes; `pieces` tokens make a word."""
-    words = score(perplexity)
-    count = f"{unknown:,} here, scored as the token <unk>" if unknown else "none in this text"
-    return words | {
         "word_perplexity": perplexity**pieces,
-        "tokens": pieces * words["tokens"],
-        "definition": f"context: {streams} from an empty state\nunknown words: {count}; end of line: scored",
+        "bits_per_byte": nll / math.log(2) * pieces * words / size,
+        "nll": nll,
+        "tokens": pieces * words,
+        "words": words,
+        "bytes": size,
+        "streams": streams,
+        "precision": "float32",
+        "text": {
+            "split": "test",
+            "tokens": pieces * words,
+            "line_ends": True,
+            "unknown": unknown,
+            "tokenisation": "words" if pieces == 1 else "pieces",
+        },
     }
 
 
@@ -73,15 +72,21 @@ def bands(shift: float) -> list[dict[str, Any]]:
     ]
 
 
+def change(key: str, old: Any, new: Any) -> dict[str, Any]:
+    """A changed setting as result.json has it."""
+    return {"key": key, "old": old, "new": new}
+
+
 def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
     about = ROWS[row]
     shift = 0.1 * list(ROWS).index(row)
     near = {
         word: [[NEAR[(n + k + seed) % len(NEAR)], 0.83 - 0.06 * k] for k in range(5)] for n, word in enumerate(WORDS)
     }
-    labels = near if about["tied"] else {word: list(reversed(close)) for word, close in near.items()}
+    output = near if about["tied"] else {word: list(reversed(close)) for word, close in near.items()}
     record = {
-        "format": 1,
+        "format": 2,
+        "task": "language_model",
         "recipe": "press2017/table6",
         "row": row,
         "seed": seed,
@@ -97,8 +102,8 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
         },
         "parameters": {"total": about["total"], "parts": {"encoder": 641_600}, "expected": about["total"]},
         "paper": about["paper"],
-        "valid": score(about["ppl"] + seed),
-        "test": score(about["ppl"] - 4 + seed),
+        "valid": scored(about["ppl"] + seed),
+        "test": scored(about["ppl"] - 4 + seed),
         "best": {"step": 20_907, "epoch": 9},
         "changed": [],
         "training": {
@@ -111,7 +116,7 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
             "device": "NVIDIA H200",
         },
         "frequency": {"target": bands(shift), "previous": bands(shift / 2)},
-        "neighbors": {"input": near, "labels": labels, "tied": about["tied"]},
+        "neighbors": {"input": near, "output": output, "tied": about["tied"]},
         "samples": [
             {
                 "prompt": "the company",
@@ -176,16 +181,14 @@ def write_run(
 
 def write_evaluation(run: Path, kind: str, test: float, valid: float = 100.0, **changes: Any) -> None:
     """What `reefknot evaluate RUN --save` leaves in a run."""
-    splits = {"valid": (valid, 73_760), "test": (test, 82_430)}
+    added = {"mode": {"kind": kind, **MODES[kind]}} if kind in MODES else {"windows": kind}
     record = {
-        "format": 1,
+        "format": 2,
         "kind": kind,
-        "settings": {"eta": 5e-5},
+        "settings": MODES.get(kind, {"windows": kind}),
         "search": None,
-        **{
-            split: {"perplexity": ppl, "nll": math.log(ppl), "tokens": tokens, "definition": f"{kind}: as it reads"}
-            for split, (ppl, tokens) in splits.items()
-        },
+        "valid": scored(valid) | added,
+        "test": scored(test) | added,
         "command": f"reefknot evaluate RUN --{kind} --save",
         "commit": "fedcba98" * 5,
         "dirty": False,

@@ -75,5 +75,5 @@ def test_a_sweep_becomes_a_figure(script: dict[str, Any]) -> None:
     record = json.loads(json.dumps(_record(vocabulary=True)))
     assert "(performance/engine.svg)" in script["results"]({"engine": record})
     svg = script["figure"](record)
-    assert svg.count("<polyline") == 2, "one line of time and one of memory; nothing of the end that is not there"
+    assert svg.count("stroke: #0e83c4; stroke-width: 3") == 3, "one line of time, one of memory, one in the legend"
     assert svg == script["figure"](record)

@@ -1,55 +1,55 @@
-"""The exceptions a user sees. Each says what is wrong, where, and what to do, and carries its exit code."""
+"""Exceptions that users see. A message says what is wrong, where, and what to do; a class has an exit code."""
 
 from __future__ import annotations
 
 
 class ReefknotError(Exception):
-    """Something a user can mend. The command line prints it as one sentence, without a traceback."""
+    """An error that the user can fix. The command line prints its message without a traceback."""
 
     exit_code = 1
 
 
 class SettingsError(ReefknotError):
-    """A recipe, an override or an option is wrong."""
+    """A recipe, an override or a command-line option is invalid."""
 
     exit_code = 2
 
 
 class ArgumentError(ReefknotError, ValueError):
-    """The arguments of a library call do not fit together."""
+    """The arguments of a library call are inconsistent."""
 
     exit_code = 2
 
 
 class DataError(ReefknotError):
-    """A corpus, a vocabulary or a checkpoint cannot be used as it is."""
+    """A file cannot be used: a corpus, a vocabulary, a checkpoint or word vectors, for example."""
 
     exit_code = 3
 
 
 class CorpusNotFound(DataError):
-    """A known corpus is not on this machine. The recipe that names it may still be right."""
+    """The files of a known corpus are missing on this machine. The recipe that names it may still be valid."""
 
 
 class NonFiniteError(ReefknotError):
-    """The loss or a gradient is not a finite number; the weights are those of the step before."""
+    """The loss or a gradient is NaN or infinite. The weights are those of the previous step."""
 
     exit_code = 4
 
 
 class ResourceError(ReefknotError):
-    """The disk or the memory is full, or the output closed."""
+    """The disk or the memory is full, or the output stream was closed."""
 
     exit_code = 5
 
 
 class Stopped(ReefknotError):
-    """Stopped on request, saved, and resumable by the same command."""
+    """Training was stopped on request. Its state is saved, and the same command resumes it."""
 
     exit_code = 75
 
 
 def shortened(text: str, length: int = 100) -> str:
-    """Text of a stranger, fit for a terminal."""
+    """Return untrusted text for use in a message: cut to `length`, with a `?` for each unprintable character."""
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= length else f"{text[:length]}..."

@@ -168,7 +168,7 @@ def test_the_package_works_where_triton_is_not_installed() -> None:
 
 def test_triton_is_refused_where_it_is_not_installed() -> None:
     said = run(ABSENT + LOSS + ASKED_FOR)
-    assert said == "impl = 'triton' needs triton 3.4 or newer, which is not installed here; use impl = 'auto'\n"
+    assert said == "impl = 'triton' needs triton 3.4 or newer, which is not installed; use impl = 'auto'\n"
 
 
 def test_the_package_works_without_the_file_of_kernels(tmp_path: Path) -> None:

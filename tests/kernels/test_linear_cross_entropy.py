@@ -147,8 +147,8 @@ H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE
 @pytest.mark.parametrize(
     ("arguments", "settings", "sentence"),
     [
-        ((H, torch.randn(9, 5), Y), {}, r"hidden is \(6, 4\) and weight \(9, 5\)"),
-        ((H, torch.randn(4), Y), {}, r"weight \(4,\)"),
+        ((H, torch.randn(9, 5), Y), {}, r"hidden is \(6, 4\) and weight is \(9, 5\)"),
+        ((H, torch.randn(4), Y), {}, r"weight is \(4,\)"),
         ((torch.tensor(1.0), W, Y), {}, r"hidden is \(\)"),
         ((H, W, Y[:5]), {}, r"targets is \(5,\)"),
         ((H, W, Y[:, None]), {}, r"targets is \(6, 1\)"),

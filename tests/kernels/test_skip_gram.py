@@ -214,10 +214,10 @@ def test_the_choice_of_an_implementation(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("start", "stop", "workers", "wide", "message"),
     [
-        (0, 99, 1, 2, "is not one of a text of 4 words"),
-        (3, 2, 1, 2, "is not one of a text of 4 words"),
+        (0, 99, 1, 2, "is not within the 4 words of the text"),
+        (3, 2, 1, 2, "is not within the 4 words of the text"),
         (0, 4, 0, 2, "workers = 0"),
-        (0, 4, 1, 3, "must be alike"),
+        (0, 4, 1, 3, "must have the same shape"),
     ],
 )
 def test_what_does_not_fit_is_refused(start: int, stop: int, workers: int, wide: int, message: str) -> None:

@@ -111,7 +111,7 @@ def test_what_is_learned_is_what_is_drawn() -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(DataError, match=r"the vocabulary has 1; lower vocabulary\.min_count, or use a larger"):
+    with pytest.raises(DataError, match=r"has 1 besides <unk> and <eos>; lower vocabulary\.min_count"):
         Draws.of([5, 4, 3], window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
     with pytest.raises(DataError, match="at least two words"):
         Draws.of([10, 0, 0], window=5, negatives=5, power=0.75, sample=0.0)

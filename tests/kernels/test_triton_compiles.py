@@ -44,7 +44,7 @@ TILED = [
     ("normalisers_kernel", {"h": "N", "w": "V"}, {"PLAIN": True, "TEMPERED": True}),
     ("gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": True, "BIAS_SUMS": True}),
     ("gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": False, "BIAS_SUMS": False}),
-    ("soft_gradients_kernel", {"h": "N", "k": "V", "m": "N", "v": "V", "q_out": "NV", "sent_out": "NV"}, {}),
+    ("soft_gradients_kernel", {"h": "N", "k": "V", "m": "N", "v": "V", "q_out": "NV", "dz_out": "NV"}, {}),
 ]
 SMALL = [
     ("target_scores_kernel", {"BD": 1024, "CENTRED": True}),
@@ -86,7 +86,7 @@ def test_kernels_over_tiles(gpu: str, made: bool, name: str, matrices: dict[str,
         each: f"tensordesc<{kind}[{boxes[place][0]}, {boxes[place][1]}]>" if described else f"*{kind}"
         for each, place in matrices.items()
     }
-    cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "MADE": made, "PROGRAMS": 132, "DTYPE": dtype}
+    cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "STORED": made, "PROGRAMS": 132, "DTYPE": dtype}
     constants = {"D": WIDTH, "M": WIDTH, "BIAS": True, "ONE_TABLE": True, **cut, **flags}
     taken = shared_memory(getattr(kernels, name), capability, kinds, constants, warps, stages)
     assert taken <= limit

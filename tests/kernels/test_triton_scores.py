@@ -45,7 +45,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who makes the products of float32 numbers: on a GPU torch does, in the interpreter either."""
     if request.param == "torch":
-        monkeypatch.setattr(triton_scores, "makes", lambda h_ND: True)
+        monkeypatch.setattr(triton_scores, "torch_multiplies", lambda h_ND: True)
 
 
 def summed(p: Problem) -> Tensor:

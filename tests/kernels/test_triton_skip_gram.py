@@ -68,7 +68,7 @@ def test_the_kernel_compiles(capability: int, dim: int, negatives: int) -> None:
 
     cut = constants(dim, negatives, window=5)
     types = {name: "*i64" if name.endswith("_ptr") else "fp32" for name in kernel.arg_names}
-    types |= {"input_ptr": "*fp32", "output_ptr": "*fp32", "count": "i32", "each": "i32", "V": "i32", "key": "i64"}
+    types |= {"input_ptr": "*fp32", "output_ptr": "*fp32", "count": "i32", "centres": "i32", "V": "i32", "key": "i64"}
     types |= dict.fromkeys(cut, "constexpr")
     values = {(kernel.arg_names.index(name),): value for name, value in cut.items()}
     target = GPUTarget("cuda", capability, 32)

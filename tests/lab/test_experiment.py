@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from cli.conftest import run_command
 
+from made_results import result
 from reefknot.lab.evaluation.perplexity import score
 from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
 from reefknot.lab.evaluation.subspace import subspace_distance
 from reefknot.lab.experiment import headline
+from reefknot.lab.runs.result import RunResult
 from reefknot.lab.tasks import open_run
 from reefknot.lab.tasks.word_vectors import end_vectors
 
@@ -44,14 +46,13 @@ def test_a_protocol_stands_beside_our_definition(
     splits = trained.dataset(None).splits
     countings = protocol(name, batch=4, steps=5)
     assert countings is not None
-    expected = score_by_protocol(trained.model, splits, countings)
-    assert result["protocol"] == {"name": name, **expected}
+    assert result["protocol"] == score_by_protocol(name, trained.model, splits, countings).record()
     assert [result["protocol"][split]["tokens"] for split in ("valid", "test")] == counted
     assert result["protocol"]["test"]["perplexity"] != result["test"]["perplexity"]
     assert "test text: one stream of 60 tokens" in result["protocol"]["definition"]
     # The training text, without dropout, in as many streams as it is trained in.
     text = score(trained.model, splits["train"], trained.vocabulary, streams=4)
-    assert result["train"] == text.summary()
+    assert result["train"] == text.summary().record()
     assert math.exp(text.mean) == pytest.approx(result["train"]["perplexity"])
     assert "4 contiguous streams" in result["train"]["definition"]
     assert f"train {result['train']['perplexity']:,.2f}, counted as {name}: valid" in said
@@ -89,13 +90,20 @@ def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callab
     assert not (tmp_path / "run").exists()
 
 
+def finished(**found: Any) -> RunResult:
+    """A result with these figures alone."""
+    made = {key: value for key, value in result("Small", 0).items() if key not in ("valid", "test")}
+    return RunResult.model_validate(made | found)
+
+
 def test_the_headline_has_what_there_is() -> None:
-    test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "tokens": 20, "words": 10, "streams": 1}
-    assert headline({"test": test | {"words": 20, "streams": 20}}) == "test perplexity 90.00 in 20 streams"
-    assert headline({"test": test | {"words": 20}}) == "test perplexity 90.00"
-    assert headline({"test": test}) == "test perplexity 90.00, 1,200.50 per word"
-    whole = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
-    assert headline({"test": test | {"words": 20}, "train": {"perplexity": 30.0}, "protocol": whole}) == (
+    test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "nll": 4.5, "tokens": 20, "words": 10, "streams": 1}
+    assert headline(finished(test=test | {"words": 20, "streams": 20})) == "test perplexity 90.00 in 20 streams"
+    assert headline(finished(test=test | {"words": 20})) == "test perplexity 90.00"
+    assert headline(finished(test=test)) == "test perplexity 90.00, 1,200.50 per word"
+    counted = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
+    train = {"perplexity": 30.0, "nll": 3.4}
+    assert headline(finished(test=test | {"words": 20}, train=train, protocol=counted)) == (
         "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
     )
 
@@ -104,7 +112,7 @@ def test_the_headline_says_how_many_pairs_a_correlation_is_of() -> None:
     men = {"name": "MEN", "rho": 1.0, "pairs": 3, "of": 3_000}
     simlex = {"name": "SimLex-999", "rho": -0.123, "pairs": 940, "of": 999}
     others = [{"name": "RG-65", "rho": 0.5, "pairs": 60, "of": 65}, men | {"name": "Verb-143", "rho": None}]
-    assert headline({"similarity": {"tied": [simlex, men, *others]}}) == (
+    assert headline(finished(similarity={"tied": [simlex, men, *others]})) == (
         "rho of tied vectors: SimLex-999 -0.12 (940 of 999 pairs), MEN 1.00 (3 of 3,000 pairs)"
     )
 

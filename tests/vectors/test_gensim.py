@@ -1,4 +1,4 @@
-"""Against gensim: it reads what we write, we read what it writes, and `KeyedVectors` in memory."""
+"""Exchange with gensim: it reads our files, we read its files, and `KeyedVectors` are converted in memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.vectors.files import FORMATS, read_vectors, write_vectors
-from reefknot.vectors.gensim import from_keyed_vectors, to_keyed_vectors
-from reefknot.vectors.word_vectors import WordVectors
+from reefknot.vectors.word_vectors import WordVectors, from_keyed_vectors, to_keyed_vectors
 
-from .odd_words import PLAIN, STRANGE
+from .sample_words import PLAIN, STRANGE
 
-OPTIONS = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"no_header": True}}
+LOAD_OPTIONS = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"no_header": True}}
 
 
 def _vectors(counts: bool = False) -> WordVectors:
@@ -23,41 +22,41 @@ def _vectors(counts: bool = False) -> WordVectors:
     return WordVectors(PLAIN, rows, np.arange(len(PLAIN))[::-1] if counts else None)
 
 
-@pytest.mark.parametrize("format", OPTIONS)
+@pytest.mark.parametrize("format", LOAD_OPTIONS)
 def test_gensim_reads_ours(format: str, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
     write_vectors(_vectors(), tmp_path / "v", format)
-    keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **OPTIONS[format])
+    keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **LOAD_OPTIONS[format])
     assert tuple(keyed.index_to_key) == PLAIN
     assert keyed.vectors.tobytes() == _vectors().vectors_VD.tobytes()
 
 
-@pytest.mark.parametrize("format", OPTIONS)
+@pytest.mark.parametrize("format", LOAD_OPTIONS)
 def test_we_read_gensims(format: str, tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     keyed = to_keyed_vectors(_vectors(counts=True))
-    how = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"write_header": False}}[format]
-    keyed.save_word2vec_format(str(tmp_path / "v"), **how)
-    found = read_vectors(tmp_path / "v")
-    assert found.words == PLAIN
-    assert found.vectors_VD.tobytes() == _vectors().vectors_VD.tobytes()
+    options = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"write_header": False}}[format]
+    keyed.save_word2vec_format(str(tmp_path / "v"), **options)
+    vectors = read_vectors(tmp_path / "v")
+    assert vectors.words == PLAIN
+    assert vectors.vectors_VD.tobytes() == _vectors().vectors_VD.tobytes()
 
 
 @pytest.mark.parametrize("word", STRANGE)
-@pytest.mark.parametrize("format", OPTIONS)
-def test_what_we_do_not_refuse_gensim_can_read(word: str, format: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", LOAD_OPTIONS)
+def test_gensim_reads_every_word_that_we_write(word: str, format: str, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
     vectors = WordVectors((word, "b"), np.ones((2, 3), np.float32))
     try:
         write_vectors(vectors, tmp_path / "v", format)
     except DataError:
         return
-    keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **OPTIONS[format])
+    keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **LOAD_OPTIONS[format])
     assert tuple(keyed.index_to_key) == (word, "b")
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_keyed_vectors_there_and_back(counts: bool) -> None:
+def test_conversion_to_keyed_vectors_and_back(counts: bool) -> None:
     pytest.importorskip("gensim")
     vectors = _vectors(counts)
     keyed = to_keyed_vectors(vectors)
@@ -76,7 +75,7 @@ def test_keyed_vectors_there_and_back(counts: bool) -> None:
         assert back.counts.tolist() == list(range(len(PLAIN)))[::-1]
 
 
-def test_the_vectors_of_a_trained_gensim_model_go_into_every_format(tmp_path: Path) -> None:
+def test_vectors_of_a_trained_gensim_model_can_be_written_in_every_format(tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
     model = models.Word2Vec([["a", "b", "c", "d"]] * 20, vector_size=4, min_count=1, workers=1, epochs=1, seed=1)
     vectors = from_keyed_vectors(model)
@@ -87,9 +86,9 @@ def test_the_vectors_of_a_trained_gensim_model_go_into_every_format(tmp_path: Pa
         assert read_vectors(tmp_path / format).vectors_VD.tobytes() == model.wv.vectors.tobytes()
 
 
-def test_without_gensim_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gensim_and_other_objects_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gensim.models", None)
     with pytest.raises(SettingsError, match=r"gensim is not installed: pip install 'reefknot\[gensim\]'"):
         to_keyed_vectors(_vectors())
-    with pytest.raises(DataError, match="a dict is no KeyedVectors"):
+    with pytest.raises(DataError, match=r"expected gensim's KeyedVectors .*, not dict"):
         from_keyed_vectors({})

@@ -1,4 +1,4 @@
-"""Words as people write them."""
+"""Looking up words as people write them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ def lookup(*words: str, pieces: bool = False) -> Lookup:
     return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32), pieces=pieces))
 
 
-def test_as_written_then_lower_cased() -> None:
+def test_a_word_is_looked_up_as_written_then_in_lower_case() -> None:
     words = lookup("turkey", "Turkey", "paris")
     assert [words.find(word) for word in ("Turkey", "turkey", "Paris", "PARIS", "rome")] == [1, 0, 2, 2, None]
     assert lookup("Paris").find("paris") is None
 
 
-def test_of_pieces_only_whole_words_count() -> None:
+def test_among_sub_words_only_whole_words_are_found() -> None:
     words = lookup("<unk>", "car", "car</w>", "pet</w>", "mount", pieces=True)
     assert [words.find(word) for word in ("car", "Car", "pet", "car</w>", "<unk>")] == [2, 2, 3, 2, 0]
     assert words.find("mount") is None
-    with pytest.raises(DataError, match=r"^not in the vocabulary of x as one piece: mount$"):
+    with pytest.raises(DataError, match=r"^not in the vocabulary of x as a single sub-word: mount$"):
         words.require(["car", "mount"], "x")
 
 
-def test_a_word_that_ends_as_pieces_do_makes_no_pieces_of_a_file() -> None:
+def test_a_file_with_some_end_of_word_marks_is_searched_for_plain_words_too() -> None:
     words = lookup("king", "Queen", "html</w>", "queen</w>")
-    asked = ("king", "King", "Queen", "queen", "html", "HTML", "html</w>", "pear")
-    assert [words.find(word) for word in asked] == [0, 0, 1, 3, 2, 2, 2, None]
+    queries = ("king", "King", "Queen", "queen", "html", "HTML", "html</w>", "pear")
+    assert [words.find(word) for word in queries] == [0, 0, 1, 3, 2, 2, 2, None]
     with pytest.raises(DataError, match=r"^not in the vocabulary of x: kin \(did you mean king\?\)$"):
         words.require(["kin"], "x")
 
 
-def test_rows_keep_their_order_and_doubles() -> None:
+def test_rows_are_in_the_order_of_the_words_with_repetitions() -> None:
     assert lookup("a", "b").require(["b", "a", "b"], "x") == [1, 0, 1]
 
 
-def test_an_unknown_word_is_told_with_near_spellings() -> None:
+def test_an_unknown_word_is_reported_with_similar_spellings() -> None:
     words = lookup("queen", "king", "Kingdom", "<eos>")
     with pytest.raises(DataError, match=r"^not in the vocabulary of f: quen \(did you mean queen\?\), zebra$"):
         words.require(["quen", "zebra", "king", "quen"], "f")
@@ -49,11 +49,11 @@ def test_an_unknown_word_is_told_with_near_spellings() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "x" * 10_000, "\n"])
-def test_nonsense_has_no_near_spelling(word: str) -> None:
+def test_nonsense_has_no_similar_spelling(word: str) -> None:
     assert near_spellings(word, ["x", "xy"]) == []
 
 
-def test_what_cannot_be_printed_is_not() -> None:
+def test_the_message_is_short_and_printable() -> None:
     with pytest.raises(DataError) as caught:
         lookup("a").require(["\x1b[31m", "y" * 5000], "f")
     assert "\x1b" not in str(caught.value)

@@ -1,1 +1,1 @@
-"""The per-row primitive that every output end stands on. Tensors in, tensors out; knows no modules."""
+"""Losses over many classes, masked recurrences, skip-gram updates and CUDA graphs: tensors in, tensors out."""

@@ -1,6 +1,6 @@
-"""Losses of a linear classifier as autograd sees them: gradients made in the forward pass or in the backward pass.
+"""The losses of a linear classifier as autograd functions, with gradients from the forward or the backward pass.
 
-Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
+Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reefknot.kernels.scores import IGNORE, RowTerms, Scores, wide
 
 
 class RowLossesFunction(torch.autograd.Function):
-    """A loss per row. What each weighs comes with the backward pass, which makes the scores again."""
+    """One loss per row. The weights of the rows come with the backward pass, which computes the scores again."""
 
     @staticmethod
     def forward(
@@ -35,17 +35,17 @@ class RowLossesFunction(torch.autograd.Function):
             nll, lse, lse_tau = losses(LossInputs(h, w, b, y, dtype, scores, budget), tau)
         ctx.save_for_backward(h, w, b, y, lse, lse_tau)
         ctx.tau = tau
-        ctx.how = dtype, scores, budget
+        ctx.options = dtype, scores, budget
         ctx.set_materialize_grads(False)
         return nll, lse, lse_tau
 
     @staticmethod
-    def backward(ctx: Any, *sent: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
         refuse_second_derivatives()
         h, w, b, y, lse, lse_tau = ctx.saved_tensors
-        inputs = LossInputs(h, w, b, y, *ctx.how)
-        found = row_gradients(inputs, lse, lse_tau, ctx.tau, sent, ctx.needs_input_grad[:3])
-        return (*found, None, None, None, None, None)
+        inputs = LossInputs(h, w, b, y, *ctx.options)
+        input_grads = row_gradients(inputs, lse, lse_tau, ctx.tau, output_grads, ctx.needs_input_grad[:3])
+        return (*input_grads, None, None, None, None, None)
 
 
 def row_gradients(
@@ -53,11 +53,11 @@ def row_gradients(
     lse: Tensor,
     lse_tau: Tensor | None,
     tau: float | None,
-    sent: Sequence[Tensor | None],
+    output_grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of rows, classes and biases from what is sent to the losses, the normalisers and those at `tau`."""
-    g_nll, g_lse, g_tau = sent
+    """Return the gradients of rows, classes and biases, given those of the losses, of `lse` and of `lse_tau`."""
+    g_nll, g_lse, g_tau = output_grads
     target = torch.zeros_like(lse) if g_nll is None else g_nll.where(inputs.scored(slice(None)), 0.0)
     plain = target if g_lse is None else target + g_lse
     terms = RowTerms(lse, plain, target)
@@ -68,7 +68,7 @@ def row_gradients(
 
 
 class SummedLossFunction(torch.autograd.Function):
-    """The sum of the losses, and the gradients with it: one walk over the scores."""
+    """The sum of the losses. The same pass over the scores computes the gradients."""
 
     @staticmethod
     def forward(
@@ -83,28 +83,29 @@ class SummedLossFunction(torch.autograd.Function):
         scores: Scores,
         budget: int,
     ) -> Tensor:
-        ctx.how = dtype, scores, budget
+        ctx.options = dtype, scores, budget
         if not (training and any(ctx.needs_input_grad)):
-            return Sum(h, w, b, y, log_prior, *ctx.how).value()
+            return Sum(h, w, b, y, log_prior, *ctx.options).value()
         ctx.save_for_backward(h, w, b, y, log_prior)
-        total, ctx.found = Sum(h, w, b, y, log_prior, *ctx.how).value_with_gradients(ctx.needs_input_grad)
+        total, ctx.gradients = Sum(h, w, b, y, log_prior, *ctx.options).value_with_gradients(ctx.needs_input_grad)
         return total
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         refuse_second_derivatives()
-        # The gradients are given away, and scaled where they lie. Who asks again has them made again.
-        found, ctx.found = ctx.found, None
-        if found is None:
-            _, found = Sum(*ctx.saved_tensors, *ctx.how).value_with_gradients(ctx.needs_input_grad)
-        for each in found:
-            if each is not None:
-                ctx.how[1].scale(each, g)
-        return (*found, None, None, None, None)
+        # The gradients are scaled in place and given away. A second backward pass computes them again.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            _, gradients = Sum(*ctx.saved_tensors, *ctx.options).value_with_gradients(ctx.needs_input_grad)
+        scores: Scores = ctx.options[1]
+        for gradient in gradients:
+            if gradient is not None:
+                scores.scale(gradient, g)
+        return (*gradients, None, None, None, None)
 
 
 class Sum:
-    """The sum of the losses of rows, or of a mixture's, and what each row weighs in its gradient."""
+    """The sum of the losses of rows, or of a mixture, and the weight of each row in its gradient."""
 
     def __init__(
         self,
@@ -130,23 +131,23 @@ class Sum:
         return self._total()
 
     def value_with_gradients(self, needs: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
-        """The sum, and the gradients of h, w, b, y (none) and the log-prior."""
+        """Return the sum, and the gradients of h, w, b, y (always None) and the log-prior."""
         with torch.autocast(self.y.device.type, enabled=False):
-            found = losses_with_gradients(
-                self.inputs, self._weigh, (needs[0], needs[1], needs[2]), self.experts
-            ).finished()
-        return self._total(), [*found, None, None if self.posterior is None else self.posterior.neg_()]
+            sums = losses_with_gradients(self.inputs, self._weigh, (needs[0], needs[1], needs[2]), self.experts)
+        log_prior = None if self.posterior is None else self.posterior.neg_()
+        return self._total(), [*sums.finished(), None, log_prior]
 
     def _weigh(self, rows: slice, nll: Tensor) -> Tensor | None:
+        """Add the losses of some rows to the sum, and return the weights of the rows."""
         if self.log_prior is None or self.posterior is None:
             self.sums.append(nll.sum())
             return None
-        own = slice(rows.start // self.experts, rows.stop // self.experts)
-        log_prior_NK, y_N, nll_NK = self.log_prior[own], self.y[own], nll.view(-1, self.experts)
+        targets = slice(rows.start // self.experts, rows.stop // self.experts)
+        log_prior_NK, y_N, nll_NK = self.log_prior[targets], self.y[targets], nll.view(-1, self.experts)
         self.sums.append(mixed(log_prior_NK, nll_NK, y_N).sum())
-        share_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((y_N != IGNORE)[:, None], 0.0)
-        self.posterior[own] = share_NK
-        return share_NK.flatten()
+        posterior_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((y_N != IGNORE)[:, None], 0.0)
+        self.posterior[targets] = posterior_NK
+        return posterior_NK.flatten()
 
     def _total(self) -> Tensor:
         if not self.sums:
@@ -155,16 +156,16 @@ class Sum:
 
 
 def refuse_second_derivatives() -> None:
-    """In a backward pass that is itself to be differentiated: autograd would take these gradients for constants."""
+    """Raise an error in a backward pass that is itself differentiated: autograd would treat gradients as constants."""
     if torch.is_grad_enabled():
         raise ArgumentError(
-            "losses made in blocks have first derivatives only (create_graph = True asks for more); "
+            "losses computed in blocks have no second derivatives, which create_graph = True asks for; "
             "use impl = 'reference'"
         )
 
 
 def mixed(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:
-    """The losses of a mixture from those of its experts."""
+    """Return the losses of a mixture, given those of its experts."""
     nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
-    # Where the experts' losses are all 0, the prior's rounding would be left.
+    # The losses of an ignored target are 0, but the prior does not sum to exactly 1.
     return nll_N.where(y_N != IGNORE, 0.0)

@@ -1,4 +1,4 @@
-"""How a matrix of scores is cut into blocks that fit a memory budget.
+"""Choose blocks of a score matrix that fit a memory budget.
 
 Shapes: N rows (tokens), V classes.
 """
@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 LEAST_CLASSES = 256
-"""Fewer at once are not worth a product, whatever the budget."""
+"""A product with fewer classes is not worth it, whatever the budget."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """So many rows and so many classes at once.
+    """The number of rows and classes of a block.
 
-    With all classes at once, one pass over the scores of some rows gives their losses and gradients. With fewer, the
-    normalisers take a pass of their own: a third more arithmetic, for memory that does not grow with the vocabulary.
+    If a block has all classes, one pass over the scores of its rows gives their losses and gradients. With fewer
+    classes the normalisers take a separate pass: a third more arithmetic, in exchange for memory that does not grow
+    with the vocabulary.
     """
 
     rows: int
@@ -32,31 +33,37 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes that blocks take, and what makes them efficient on a device."""
+    """The bytes that blocks take, and the block sizes that are efficient on a device."""
 
     score: float
-    """Per score of a block."""
+    """Bytes per score of a block."""
     row: int = 0
-    """Per row of a block: copies of it, an accumulator of its gradient."""
+    """Bytes per row of a block: copies of the row, and an accumulator for its gradient."""
     one_class: int = 0
-    """Per class of a block: copies of its vector."""
+    """Bytes per class of a block: copies of its vector."""
     accumulator: int = 0
-    """Where there are several blocks of rows: what the gradients of all classes are added up in."""
+    """Bytes in which the gradients of all classes are summed if there are several blocks of rows."""
     fewest_rows: int = 64
-    """Below it, reading and writing all class vectors for each block of rows costs more than a second pass."""
+    """With fewer rows per block, reading and writing all class vectors for each block costs more than a second pass."""
     fewest_classes: int = 1024
+    """With fewer classes per block, products are slow."""
     multiple: int = 8
-    """Blocks of rows and classes are multiples of it where they can be."""
+    """Block sizes are multiples of this number where possible."""
 
     def of(self, rows: int, classes: int, blocked: bool) -> float:
-        """Bytes of blocks of so many rows and classes; `blocked`: there are other rows."""
+        """Return the bytes of blocks with this many rows and classes. `blocked` says whether there are other rows."""
         return rows * (self.score * classes + self.row) + classes * self.one_class + blocked * self.accumulator
 
 
 def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int = 1) -> Blocks:
-    """The fastest blocks within a budget of bytes; the smallest sensible ones where nothing fits.
+    """Return the fastest blocks within a budget of bytes, or the smallest sensible ones if none fit.
 
-    `group`: so many consecutive rows stay together.
+    Args:
+        rows: The rows of the whole matrix.
+        classes: The classes of the whole matrix.
+        costs: What a block takes.
+        budget: Bytes of working memory.
+        group: How many consecutive rows must stay in one block.
     """
     rows, classes = max(rows, 1), max(classes, 1)
     if costs.of(rows, classes, blocked=False) <= budget:
@@ -65,7 +72,7 @@ def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int =
     fit = int((budget - costs.of(0, classes, blocked=True)) // (costs.score * classes + costs.row))
     if fit >= fewest:
         return Blocks(_even(rows, fit, group, costs.multiple), classes)
-    # Both in blocks. Fewer rows leave room for more classes, up to where their accumulator takes it.
+    # Both in blocks. Fewer rows leave memory for more classes, until the accumulator takes that memory.
     most: dict[int, int] = {}
     at_once = rows
     while True:
@@ -73,7 +80,7 @@ def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int =
         most[at_once] = int(free // (costs.score * at_once + costs.one_class))
         if most[at_once] >= min(classes, costs.fewest_classes) or at_once <= fewest:
             break
-        at_once = _up(-(-at_once // 2), group)
+        at_once = _round_up(-(-at_once // 2), group)
     least = min(classes, LEAST_CLASSES)
     sensible = [size for size, fit in most.items() if fit >= least]
     at_once = max(sensible, key=lambda size: min(most[size], costs.fewest_classes)) if sensible else min(most)
@@ -81,16 +88,16 @@ def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int =
 
 
 def _even(total: int, most: int, group: int, multiple: int) -> int:
-    """A size of at most `most` that cuts the total into equal blocks, rounded up to a multiple where that fits."""
+    """Return a size of at most `most` that gives equal blocks, rounded up to a multiple if that fits."""
     most = max(most // group * group, group)
-    size = _up(-(-total // -(-total // most)), group)
-    rounded = _up(_up(size, multiple), group)
+    size = _round_up(-(-total // -(-total // most)), group)
+    rounded = _round_up(_round_up(size, multiple), group)
     if rounded > most:
         rounded = most // multiple * multiple // group * group or size
     return min(rounded, total)
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 

@@ -1,5 +1,4 @@
-"""Which implementation of the per-row primitive runs, and how much memory it may take; and whether the recurrence of an
-LSTM has a kernel."""
+"""Choose the implementation of the losses and how much memory it may use, and whether an LSTM uses our kernel."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ Impl = Literal["auto", "reference", "chunked", "triton"]
 _LOG = logging.getLogger("reefknot.kernels")
 
 DEFAULT_MEMORY = {"cuda": 2048, "cpu": 128}
-"""MiB of working memory where nothing is said. A GPU has room, and larger blocks are faster there; a CPU's caches are
-small, and larger blocks gain nothing."""
+"""The default working memory in MiB. A GPU has the memory, and larger blocks are faster there. A CPU has small caches
+and gains nothing from larger blocks."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation, and the MiB that its working memory may take beside inputs and gradients."""
+    """An implementation, and the MiB of working memory it may use besides inputs and gradients."""
 
     impl: Impl = "auto"
     memory: float | None = None
@@ -40,31 +39,37 @@ class Choice:
             raise ArgumentError(f"memory = {self.memory!r}: must be a number of MiB above 0")
 
     def budget(self, device: torch.device) -> int:
-        """Bytes of working memory on this device."""
+        """Return the bytes of working memory on this device."""
         mebibytes = DEFAULT_MEMORY.get(device.type, DEFAULT_MEMORY["cuda"]) if self.memory is None else self.memory
         return int(min(mebibytes, 2**40) * 2**20)
 
 
 def _from_environment() -> Choice:
-    """What `REEFKNOT_KERNELS` and `REEFKNOT_KERNEL_MEMORY` say, for programs that are not ours to edit."""
-    stated = os.environ.get("REEFKNOT_KERNEL_MEMORY")
+    """Read `REEFKNOT_KERNELS` and `REEFKNOT_KERNEL_MEMORY`, for programs that users cannot edit."""
+    mebibytes = os.environ.get("REEFKNOT_KERNEL_MEMORY")
     try:
-        memory = None if stated is None else float(stated)
+        memory = None if mebibytes is None else float(mebibytes)
         return Choice(os.environ.get("REEFKNOT_KERNELS", "auto"), memory)  # type: ignore[arg-type]
-    except ValueError as fault:
-        raise ArgumentError(f"REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: {fault}") from None
+    except ValueError as error:
+        raise ArgumentError(f"REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: {error}") from None
 
 
 _DEFAULT = _from_environment()
-# Not a ContextVar: `torch.compile` reads this one, and compiles again when it has changed.
+# Not a ContextVar: `torch.compile` can read a thread-local, and recompiles when it changes.
 _CHOSEN = threading.local()
 
 
 @contextmanager
 def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
-    """Within it, every output end computes its losses so: an implementation, and MiB of working memory. A recurrence of
-    ours has a kernel or a loop in plain torch; `reference` and `chunked` mean the loop, or torch's own layer where that
-    will do."""
+    """Compute all losses inside the context with this implementation and working memory.
+
+    An LSTM runs in our kernel or as a loop in plain torch. `reference` and `chunked` select the loop, or torch's own
+    layer if there is no mask on its state.
+
+    Args:
+        impl: `auto`, `reference`, `chunked` or `triton`.
+        memory: MiB of working memory. The default depends on the device.
+    """
     before, _CHOSEN.choice = current(), Choice(impl, memory)
     try:
         yield
@@ -73,13 +78,13 @@ def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
 
 
 def current() -> Choice:
-    """What `using` has set, or the environment, or the defaults."""
+    """Return the choice made by `using`, or that of the environment, or the default."""
     chosen: Choice = getattr(_CHOSEN, "choice", _DEFAULT)
     return chosen
 
 
 def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
-    """The implementation for a device and the type that products are made in: never `auto`."""
+    """Return the implementation for a device and the type of its matrix products: never `auto`."""
     if choice.impl == "triton":
         _check_triton(device, dtype)
     impl = choice.impl
@@ -92,7 +97,7 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
 
 
 def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel of a recurrence runs: where `using` says so, or the device suits it."""
+    """Return whether our kernel computes a recurrence: because `using` asks for it, or because the device suits it."""
     if current().impl == "triton":
         _check_triton(device, dtype)
         return True
@@ -100,36 +105,36 @@ def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def rounds_to_tf32() -> bool:
-    """Whether products of float32 numbers on a GPU may be TF32's, whichever of torch's switches says so."""
+    """Return whether a GPU may round float32 operands of matrix products to TF32, by either of torch's switches."""
     matmul = torch.backends.cuda.matmul
-    # Of torch 2.9 and newer: there the older switch cannot be read once this one has been set.
+    # Since torch 2.9. Once it has been set, the older switch cannot be read.
     precision: str | None = getattr(matmul, "fp32_precision", None)
     return matmul.allow_tf32 if precision is None else precision == "tf32"
 
 
 @cache
 def say_once(what: str, impl: str, device: str, dtype: torch.dtype) -> None:
-    """Tell the log, the first time."""
+    """Log which implementation runs, the first time only."""
     _LOG.info("%s on %s in %s: %s", what, device, str(dtype).removeprefix("torch."), impl)
 
 
 def _kernels_run_on(device: torch.device) -> bool:
-    """Whether a device is one that the triton kernels are written for, and they are here."""
+    """Return whether the triton kernels are available and written for this device."""
     return device.type == "cuda" and _has_tensor_cores(device) and triton_available()
 
 
 @cache
 def triton_available() -> bool:
-    """Whether the triton kernels are here and a triton they can use is installed: 3.4 or newer."""
+    """Return whether the triton kernels are part of this installation, and triton 3.4 or newer is installed."""
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("reefknot.kernels.triton_scores") is None:
         return False
-    # The first version that describes matrices to the copy engine from the host.
+    # 3.4 is the first version whose host code can describe matrices to the copy engine.
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
     if not triton_available():
-        raise ArgumentError("impl = 'triton' needs triton 3.4 or newer, which is not installed here; use impl = 'auto'")
+        raise ArgumentError("impl = 'triton' needs triton 3.4 or newer, which is not installed; use impl = 'auto'")
     if dtype == torch.float64:
         raise ArgumentError("impl = 'triton' does not compute in float64; use impl = 'auto'")
     if device.type != "cuda" and not _interpreted():
@@ -137,7 +142,7 @@ def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _interpreted() -> bool:
-    """Whether triton interprets its kernels, which makes them run anywhere, slowly: how the tests run them on a CPU."""
+    """Return whether triton interprets its kernels. They then run anywhere, slowly; tests use this on a CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)

@@ -1,12 +1,12 @@
-"""Cross-entropy of a linear classifier: the one primitive under every output end, a block of scores at a time.
+"""Cross-entropy of a linear classifier, computed in blocks of scores: the primitive under every output end.
 
     nll_n = logsumexp_v(h_n . w_v + b_v) - (h_n . w_y + b_y)
 
-`summed_loss` forms the gradients in the forward pass, where the weights of the rows are known: three products, or four
-where memory is short. `row_losses` gives one loss per row and recomputes the scores in the backward pass, which brings
-the weights: four.
+`summed_loss` computes the gradients in the forward pass, because the weights of the rows are known then. This takes
+three matrix products, or four if memory is short. `row_losses` returns one loss per row. The weights of the rows come
+with the backward pass, which computes the scores again: four products.
 
-Shapes: N rows (tokens), D width, V classes, K experts of a mixture.
+Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixed
 from reefknot.kernels.choice import Choice, Impl, current, resolve
 from reefknot.kernels.reference import compute_dtype, reference_losses
-from reefknot.kernels.scores import IGNORE, at_least_float32, inside, scores_for, wide
+from reefknot.kernels.scores import IGNORE, at_least_float32, inside, is_class, scores_for, wide
 
 Reduction = Literal["mean", "sum", "none"]
 WHO = "linear_cross_entropy"
@@ -42,28 +42,29 @@ def linear_cross_entropy(
     impl: Impl | None = None,
     memory: float | None = None,
 ) -> Tensor:
-    """Cross-entropy of a linear classifier, a block of scores at a time: for the head of any model.
+    """Compute the cross-entropy of a linear classifier in blocks of scores, for the head of any model.
 
-    The same as `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except that no more of the scores is held at
-    once than `memory` has room for, that sums over the classes, and over blocks of rows, are made at least in float32
-    whatever the types are, and that a batch of which every target is ignored has a loss of zero. The gradients of a sum
-    or a mean are made with it and held for the backward pass. There are first derivatives only, save with
-    `impl = "reference"`; targets are class ids, and all classes weigh the same.
+    The result is that of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except for three things. Only as
+    many scores as fit into `memory` exist at a time. Sums over classes and over blocks of rows are computed at least in
+    float32, whatever the input types. A batch in which all targets are ignored has a loss of zero.
 
-    Arguments:
-        hidden: hidden states, (..., D).
-        weight: one vector per class, (V, D), in any floating type; its gradient has the same.
-        targets: class ids, (...).
-        bias: bias per class, (V,), or None.
-        reduction: `mean` over the targets that count, `sum`, or `none` for a loss per target, which costs a third more
-            arithmetic to differentiate, as do smoothing, the z-loss and float16.
-        label_smoothing: share of the target's probability that is spread over all classes.
-        z_loss: weight of the squared log-normaliser that is added to the loss.
-        ignore_index: targets with this value cost nothing and send no gradient.
-        check_targets: refuse targets that are no class. On a GPU this waits for the device; without it, and in a graph
-            that is compiled or captured, such a target makes the loss not a number.
-        impl: `reference`, `chunked`, `triton` or `auto`; left out, what `using` says.
-        memory: MiB of working memory beside inputs and gradients; less is leaner, and on a GPU more is faster.
+    The gradients of a sum or a mean are computed with it and kept for the backward pass. There are no second
+    derivatives, except with `impl = "reference"`. Targets are class ids, and all classes have the same weight.
+
+    Args:
+        hidden: Hidden states, (..., D).
+        weight: One vector per class, (V, D), in any floating-point type. Its gradient has the same type.
+        targets: Class ids, (...).
+        bias: Bias per class, (V,), or None.
+        reduction: `mean` over the targets that are not ignored, `sum`, or `none` for one loss per target. `none` takes
+            a third more arithmetic to differentiate, as do label smoothing, the z-loss and float16.
+        label_smoothing: The share of every target that is spread over all classes.
+        z_loss: The weight of the squared log-normaliser in the loss.
+        ignore_index: Targets with this value have a loss of zero and send no gradient.
+        check_targets: Raise an error if a target is out of range. On a GPU this waits for the device. Without the
+            check, and in a compiled or captured graph, the loss of such a target is NaN.
+        impl: `reference`, `chunked`, `triton` or `auto`. The default is that of `using`.
+        memory: MiB of working memory, besides inputs and gradients. More is faster on a GPU.
     """
     _check_types(hidden, weight, targets, bias)
     _check_shapes(hidden, weight, targets, bias)
@@ -71,7 +72,7 @@ def linear_cross_entropy(
     y_N = targets.reshape(-1).long()
     if ignore_index != IGNORE:
         y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
-    if check_targets and not _unseen(targets):
+    if check_targets and not _unknown(targets):
         _check_targets(y_N, targets, weight.shape[0], ignore_index)
     h_ND = hidden.reshape(-1, hidden.shape[-1])
     choice = current()
@@ -121,21 +122,21 @@ def smoothing_losses(
 
 
 def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
-    for name, each in (("hidden", hidden), ("weight", weight), ("targets", targets), ("bias", bias)):
-        if name == "bias" and each is None:
+    for name, argument in (("hidden", hidden), ("weight", weight), ("targets", targets), ("bias", bias)):
+        if name == "bias" and argument is None:
             continue
-        if not isinstance(each, Tensor):
-            hint = f"; give its {name}, not the layer" if isinstance(each, torch.nn.Module) else ""
-            raise ArgumentError(f"{WHO}: {name} is a {type(each).__name__} and must be a tensor{hint}")
-        if name != "targets" and not each.is_floating_point():
-            raise ArgumentError(f"{WHO}: {name} is {each.dtype}; it must be floating")
+        if not isinstance(argument, Tensor):
+            hint = f"; pass its {name}, not the layer" if isinstance(argument, torch.nn.Module) else ""
+            raise ArgumentError(f"{WHO}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
+        if name != "targets" and not argument.is_floating_point():
+            raise ArgumentError(f"{WHO}: {name} is {argument.dtype}; it must be a floating-point tensor")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ArgumentError(f"{WHO}: targets are {targets.dtype}; class ids must be integers")
 
 
 def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
     if not isinstance(ignore_index, int):
-        raise ArgumentError(f"{WHO}: ignore_index = {ignore_index!r}: must be a whole number")
+        raise ArgumentError(f"{WHO}: ignore_index = {ignore_index!r}: must be an integer")
     if reduction not in get_args(Reduction):
         raise ArgumentError(f"{WHO}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
     if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
@@ -147,50 +148,50 @@ def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignor
 def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
-            f"{WHO}: hidden is {tuple(hidden.shape)} and weight {tuple(weight.shape)}; weight must be (classes, "
-            "width) and hidden (..., width), with one width"
+            f"{WHO}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be (..., dim) and "
+            "(classes, dim), with the same dim"
         )
     if targets.shape != hidden.shape[:-1]:
         raise ArgumentError(
-            f"{WHO}: targets is {tuple(targets.shape)} but hidden {tuple(hidden.shape)}; give one class id per row, "
+            f"{WHO}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one class id per row: "
             f"{tuple(hidden.shape[:-1])}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
             f"{WHO}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
         )
-    devices = {str(each.device) for each in (hidden, weight, targets, bias) if each is not None}
+    devices = {str(tensor.device) for tensor in (hidden, weight, targets, bias) if tensor is not None}
     if len(devices) > 1:
         raise ArgumentError(f"{WHO}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
 
 
 def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int) -> None:
-    outside_N = (y_N != IGNORE) & ((y_N < 0) | (y_N >= classes))
+    outside_N = (y_N != IGNORE) & ~is_class(y_N, classes)
     if bool(outside_N.any()):
         row = int(outside_N.nonzero()[0])
         raise ArgumentError(
-            f"{WHO}: target {int(targets.reshape(-1)[row])} of row {row} is no class: there are {classes}, "
-            f"counted from 0; rows to leave out have ignore_index = {ignore_index}"
+            f"{WHO}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; use 0 to {classes - 1}, "
+            f"or {ignore_index} (ignore_index) to ignore a row"
         )
 
 
-def _unseen(targets: Tensor) -> bool:
-    """Whether nobody can look at the targets now: they come when the graph that is being made runs."""
+def _unknown(targets: Tensor) -> bool:
+    """Return whether the targets have no values yet, because a graph is being compiled or captured."""
     if torch.compiler.is_compiling() or targets.is_meta:
         return True
     return targets.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class RowLosses(NamedTuple):
-    """Per row, at least in float32: callers weigh rows as they like."""
+    """Losses and normalisers, one per row, at least in float32. Callers may weigh rows as they like."""
 
     nll: Tensor
-    """Zero where the target is `IGNORE`."""
+    """The negative log-likelihood. Zero if the target is `IGNORE`."""
     lse: Tensor
-    """Log-sum-exp of the scores."""
+    """The log-sum-exp of the scores."""
     lse_tau: Tensor | None
-    """Log-sum-exp at temperature tau of the scores without the bias, less their mean over the classes: what a
-    divergence between two tempered softmaxes needs, and nothing that it would take off again. None without tau."""
+    """The log-sum-exp, at temperature tau, of the scores without the bias and less their mean over the classes. A
+    divergence between two tempered softmaxes does not depend on that mean. None without tau."""
 
 
 def row_losses(
@@ -201,15 +202,15 @@ def row_losses(
     tau: float | None = None,
     choice: Choice | None = None,
 ) -> RowLosses:
-    """Negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
+    """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
 
-    Arguments:
-        h_ND: contexts.
-        w_VD: one vector per class.
-        b_V: bias per class, or None.
-        y_N: target ids, from 0 to V - 1; `IGNORE` rows cost nothing.
-        tau: where given, also the log-sum-exp at this temperature.
-        choice: left out, what `using` says.
+    Args:
+        h_ND: Contexts.
+        w_VD: One vector per class.
+        b_V: Bias per class, or None.
+        y_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
+        tau: If given, the log-sum-exp at this temperature is returned too.
+        choice: Implementation and memory. The default is that of `using`.
     """
     choice = choice or current()
     dtype = compute_dtype(h_ND, w_VD)
@@ -220,8 +221,8 @@ def row_losses(
     impl = resolve(choice, h_ND.device, dtype)
     if impl == "reference":
         return RowLosses(*reference_losses(h_ND, w_VD, b_V, y_N, tau))
-    how = dtype, scores_for(impl), choice.budget(h_ND.device)
-    return RowLosses(*RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, *how))  # type: ignore[no-untyped-call]
+    options = dtype, scores_for(impl), choice.budget(h_ND.device)
+    return RowLosses(*RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, *options))  # type: ignore[no-untyped-call]
 
 
 def summed_loss(
@@ -232,14 +233,22 @@ def summed_loss(
     log_prior_NK: Tensor | None = None,
     choice: Choice | None = None,
 ) -> Tensor:
-    """The sum of the rows' negative log-likelihoods.
+    """Return the sum of the rows' negative log-likelihoods.
 
-    With `log_prior_NK` that of a mixture of K softmaxes over the same classes: h has K consecutive rows per target and
-    the loss of a target is -logsumexp_k(log_prior_k - nll_k).
+    With `log_prior_NK` it is that of a mixture of K softmaxes over the same classes: h has K consecutive rows per
+    target, and the loss of a target is -logsumexp_k(log_prior_k - nll_k).
+
+    Args:
+        h_ND: Contexts.
+        w_VD: One vector per class.
+        b_V: Bias per class, or None.
+        y_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
+        log_prior_NK: The logarithms of the experts' weights, or None.
+        choice: Implementation and memory. The default is that of `using`.
     """
     choice = choice or current()
     if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):
-        # Gradients of a sum over many rows do not fit its range before whatever follows has made them smaller.
+        # The gradients of a sum over many rows overflow float16 until a later operation scales them down.
         return _sum_of_rows(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
@@ -249,14 +258,14 @@ def summed_loss(
     impl = resolve(choice, h_ND.device, dtype)
     if impl == "reference":
         return _sum_of_rows(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
-    how = torch.is_grad_enabled(), dtype, scores_for(impl), choice.budget(h_ND.device)
-    return cast(Tensor, SummedLossFunction.apply(h_ND, w_VD, b_V, y_N, log_prior_NK, *how))  # type: ignore[no-untyped-call]
+    options = torch.is_grad_enabled(), dtype, scores_for(impl), choice.budget(h_ND.device)
+    return cast(Tensor, SummedLossFunction.apply(h_ND, w_VD, b_V, y_N, log_prior_NK, *options))  # type: ignore[no-untyped-call]
 
 
 def _sum_of_rows(
     h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, log_prior_NK: Tensor | None, choice: Choice
 ) -> Tensor:
-    """The sum from a loss per row, whose gradients wait for the backward pass."""
+    """Return the sum of `row_losses`, whose gradients are computed in the backward pass."""
     if log_prior_NK is None:
         return row_losses(h_RD, w_VD, b_V, y_N, choice=choice).nll.sum()
     y_R = y_N[:, None].expand(log_prior_NK.shape).flatten()

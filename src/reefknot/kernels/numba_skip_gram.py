@@ -1,11 +1,12 @@
 """Skip-gram compiled for the CPU by numba, on threads that share the tables without locks (Hogwild).
 
-Two threads that change a row at once may lose a part of one update; rows are many, and such a loss is rare (Recht et
-al. 2011). What takes most of the time is waiting for rows of tables that no cache holds, so the pairs of a centre are
-drawn first and their rows asked for; then they are trained. Machine code is made anew in every process, in two or
-three seconds: what numba would keep on disk are pickles, which nothing here reads.
+Two threads that change a row at the same time may lose a part of one update. There are many rows, so this is rare
+(Recht et al. 2011). Most of the time goes into waiting for rows that are in no cache. So the pairs of a centre are
+drawn first and their rows prefetched; then the pairs are trained. Every process compiles the machine code again, in two
+or three seconds, because numba's cache on disk consists of pickles, which this package never reads.
 
-Shapes: V words, D width, C kept words of a stretch and its neighbours, P pairs of a centre, T = 1 + negatives targets.
+Shapes: V words, D dimensions, C kept words of a stretch and its neighbours, P pairs of a centre, T = 1 + negatives
+targets.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from reefknot.kernels.skip_gram import CLIP, Stretch
 from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP
 
 PLACES = 10_000
-"""Words that a thread takes at once."""
+"""The words of a piece, which a thread takes at a time."""
 _STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(FIRST), np.uint64(SECOND)
 _HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
 _LINE = 16
-"""Numbers in a line of the cache."""
+"""Numbers per cache line."""
 _CELLS = 1024
-# The sigmoid from -CLIP to CLIP, and a cell more; between two cells a straight line, which is off by less than 2e-6.
+# The sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below 2e-6.
 _SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_CELLS + 2) * (2 * CLIP / _CELLS) - CLIP)))).astype(np.float32)
 _SCALE, _CLIP = np.float32(_CELLS / (2 * CLIP)), np.float32(CLIP)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _LOOSE = {"reassoc", "contract", "arcp", "nsz"}
-"""Sums in any order, products fused with them. A weight that is not a number stays one: nothing is taken as finite."""
+"""Sums may be reordered and fused with products. Nothing is assumed to be finite, so that NaN stays NaN."""
 
 
 def train_compiled(stretch: Stretch, workers: int) -> None:
@@ -59,8 +60,8 @@ def train_compiled(stretch: Stretch, workers: int) -> None:
             pass
 
 
-def _prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
-    """Have the line of the cache fetched that a number of a table lies in, and do not wait for it."""
+def _build_prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
+    """Prefetch the cache line of a number in a table, without waiting for it."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -70,14 +71,14 @@ def _prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
         address = builder.gep(builder.bitcast(array.data, pointer), [offset])
-        # To be read, kept in all caches, as data.
+        # For reading, into all caches, as data.
         builder.call(prefetch, [address, number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(table, types.intp, types.intp), build
 
 
-_ask_for: Any = intrinsic(_prefetch)
+_prefetch: Any = intrinsic(_build_prefetch)
 
 
 @njit(inline="always")
@@ -97,13 +98,13 @@ def _sigmoid(score: Any) -> Any:
         return low + (at - np.float32(cell)) * (_SIGMOID[cell + 1] - low)
     if score > _CLIP:
         return _ONE
-    # What is not a number is in no cell, and has none to be a sigmoid.
+    # NaN is in no cell, and its sigmoid is NaN.
     return _ZERO if score < -_CLIP else score
 
 
 @njit(nogil=True)
 def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_place: Any, eos: Any, key: Any) -> Any:
-    """The words that are kept, their places and their lines, and how many they are."""
+    """Return the kept words, their places and lines, and their number."""
     words_C = np.empty(end - begin, np.int64)
     places_C = np.empty(end - begin, np.int64)
     lines_C = np.empty(end - begin, np.int64)
@@ -125,8 +126,8 @@ def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_place: Any, eos: Any,
 def _draw_targets(
     targets_PT: Any, pair: Any, centre: Any, output_VD: Any, accept_V: Any, alias_V: Any, key: Any, number: Any
 ) -> None:
-    """The centre, then its negatives, whose rows are asked for; -1 for one that is the centre itself."""
-    width = output_VD.shape[1]
+    """Set the targets of a pair and prefetch their rows: the centre, then its negatives (-1 if equal to the centre)."""
+    dim = output_VD.shape[1]
     columns = np.uint64(len(alias_V))
     targets_PT[pair, 0] = centre
     for which in range(1, targets_PT.shape[1]):
@@ -135,35 +136,35 @@ def _draw_targets(
         if np.int64(bits & _LOWER) >= accept_V[target]:
             target = alias_V[target]
         targets_PT[pair, which] = target if target != centre else -1
-        for d in range(0, width, _LINE):
-            _ask_for(output_VD, target, d)
+        for d in range(0, dim, _LINE):
+            _prefetch(output_VD, target, d)
 
 
 @njit(inline="always", fastmath=_LOOSE)
 def _train_pair(
     input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
 ) -> None:
-    """What the formulas of `kernels/skip_gram.py` say."""
-    width = input_VD.shape[1]
-    for d in range(width):
+    """Train on a pair, by the formulas in `kernels/skip_gram.py`."""
+    dim = input_VD.shape[1]
+    for d in range(dim):
         e_D[d] = _ZERO
     for which in range(targets_PT.shape[1]):
         target = targets_PT[pair, which]
         if target < 0:
             continue
         score = _ZERO
-        for d in range(width):
+        for d in range(dim):
             score += input_VD[context, d] * output_VD[target, d]
         g = rate * ((_ONE if which == 0 else _ZERO) - _sigmoid(score))
         if tied and target == context:
-            for d in range(width):
+            for d in range(dim):
                 e_D[d] += (g + g) * input_VD[context, d]
         else:
-            for d in range(width):
+            for d in range(dim):
                 u = output_VD[target, d]
                 e_D[d] += g * u
                 output_VD[target, d] = u + g * input_VD[context, d]
-    for d in range(width):
+    for d in range(dim):
         input_VD[context, d] += e_D[d]
 
 
@@ -188,11 +189,11 @@ def _train(
     fall: Any,
     lowest: Any,
 ) -> None:
-    """Centres from `first` to `last`, whose neighbours lie from `begin` to `end`."""
-    width = input_VD.shape[1]
+    """Train with the centres from `first` to `last`, whose neighbours lie from `begin` to `end`."""
+    dim = input_VD.shape[1]
     per_place = np.uint64(2 + 2 * window * negatives)
     words_C, places_C, lines_C, count = _kept(ids, begin, end, keep_V, per_place, eos, key)
-    e_D = np.empty(width, input_VD.dtype)
+    e_D = np.empty(dim, input_VD.dtype)
     contexts_P = np.empty(2 * window, np.int64)
     targets_PT = np.empty((2 * window, 1 + negatives), np.int64)
     for at in range(count):
@@ -208,8 +209,8 @@ def _train(
             if other == at or lines_C[other] != lines_C[at]:
                 continue
             contexts_P[pairs] = words_C[other]
-            for d in range(0, width, _LINE):
-                _ask_for(input_VD, words_C[other], d)
+            for d in range(0, dim, _LINE):
+                _prefetch(input_VD, words_C[other], d)
             slot = other - at + window - (1 if other > at else 0)
             drawn = number + np.uint64(2 + slot * negatives)
             _draw_targets(targets_PT, pairs, words_C[at], output_VD, accept_V, alias_V, key, drawn)

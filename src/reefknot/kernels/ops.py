@@ -1,11 +1,11 @@
 """The kernels as operators of torch, so that `torch.compile` keeps an output end in one graph.
 
-A compiler cannot look into a walk over blocks of scores, and need not: each operator says what comes out of it and what
-makes its gradient. What they compute is what the eager functions compute. Operators return neither None nor what they
-were given: an empty tensor stands for what nobody asked for. Their schemas are spelt out because versions of torch
-differ in what they can read off annotations.
+A compiler cannot trace a pass over blocks of scores and does not need to: each operator declares its outputs and its
+gradient. Operators compute the same as the eager functions. They may return neither None nor one of their inputs, so an
+empty tensor stands for a result that is not needed. The schemas are written out because versions of torch differ in
+what they can infer from annotations.
 
-Shapes: N rows (tokens), D width, V classes, K experts of a mixture; U queries, C width of the values.
+Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture; U queries, C dimensions of the values.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from reefknot.kernels.passes import LossInputs, losses
 from reefknot.kernels.scores import Scores, at_least_float32, scores_for, wide
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
-_HOW = "ScalarType dtype, str impl, float? memory"
-"""What products are made in, and a `Choice`: read where autocast and `using` are seen, resolved in the operator."""
+_OPTIONS = "ScalarType dtype, str impl, float? memory"
+"""The type of the matrix products, and a `Choice`. They are read where autocast and `using` are visible, outside the
+operator, and resolved inside."""
 
 
 def _kernel(dtype: torch.dtype, impl: Impl, memory: float | None, device: torch.device) -> tuple[Scores, int]:
-    """What computes the blocks, and its budget."""
+    """Return the object that computes the blocks, and its budget."""
     choice = Choice(impl, memory)
     return scores_for(resolve(choice, device, dtype)), choice.budget(device)
 
 
-def _asked(needs: Sequence[bool], found: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+def _needed(needs: Sequence[bool], results: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    """Return the results that are needed, and empty tensors in place of the others."""
     return tuple(
-        each.contiguous() if need and each is not None else like.new_empty(0)
-        for need, each in zip(needs, found, strict=True)
+        result.contiguous() if need and result is not None else like.new_empty(0)
+        for need, result in zip(needs, results, strict=True)
     )
 
 
-def _room(needs: Sequence[bool], inputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
-    """What `_asked` gives for the gradients of these inputs, without their numbers."""
-    return _asked(needs, [None if each is None else each.new_empty(each.shape) for each in inputs], like)
+def _allocated(needs: Sequence[bool], inputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    """Return what `_needed` returns for the gradients of these inputs, without values."""
+    return _needed(needs, [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs], like)
 
 
-def _sent_on(needs: Sequence[bool], gradients: Sequence[Tensor], others: int) -> tuple[Tensor | None, ...]:
-    """What autograd is told: gradients where it needs them, and nothing for the arguments that have none."""
-    return *(each if need else None for need, each in zip(needs, gradients, strict=True)), *[None] * others
+def _for_autograd(needs: Sequence[bool], gradients: Sequence[Tensor], others: int) -> tuple[Tensor | None, ...]:
+    """Return the gradients that autograd needs, and None for `others` arguments that have no gradient."""
+    return *(gradient if need else None for need, gradient in zip(needs, gradients, strict=True)), *[None] * others
 
 
 # -- the sum of the losses -----------------------------------------------------------------------------------------
@@ -65,7 +67,7 @@ def summed_loss(
 ) -> Tensor:
     """`linear_cross_entropy.summed_loss` in a graph."""
     inputs = (h_ND, w_VD, b_V, log_prior_NK)
-    needs = [torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs]
+    needs = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs]
     total: Tensor = _summed_loss(*inputs, y_N, dtype, choice.impl, choice.memory, needs)[0]
     return total
 
@@ -73,7 +75,7 @@ def summed_loss(
 @custom_op(
     "reefknot::summed_loss",
     mutates_args=(),
-    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor? log_prior, Tensor y, {_HOW}, bool[] needs)"
+    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor? log_prior, Tensor y, {_OPTIONS}, bool[] needs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _summed_loss(
@@ -87,34 +89,34 @@ def _summed_loss(
     memory: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
-    """The sum, and its gradients of h, w, b and the log-prior."""
+    """Return the sum, and its gradients of h, w, b and the log-prior."""
     rows = Sum(h, w, b, y, log_prior, dtype, *_kernel(dtype, impl, memory, h.device))
     if not any(needs):
-        return rows.value(), *_asked(needs, [None] * len(needs), h)
+        return rows.value(), *_needed(needs, [None] * len(needs), h)
     total, (dh, dw, db, _, d_prior) = rows.value_with_gradients(needs)
-    return total, *_asked(needs, (dh, dw, db, d_prior), h)
+    return total, *_needed(needs, (dh, dw, db, d_prior), h)
 
 
 @_summed_loss.register_fake
 def _(
-    h: Tensor, w: Tensor, b: Tensor | None, log_prior: Tensor | None, y: Tensor, dtype: torch.dtype, *how: Any
+    h: Tensor, w: Tensor, b: Tensor | None, log_prior: Tensor | None, y: Tensor, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
-    kept = wide(dtype) if log_prior is None else torch.promote_types(wide(dtype), log_prior.dtype)
-    return h.new_empty((), dtype=kept), *_room(how[-1], (h, w, b, log_prior), h)
+    total = wide(dtype) if log_prior is None else torch.promote_types(wide(dtype), log_prior.dtype)
+    return h.new_empty((), dtype=total), *_allocated(options[-1], (h, w, b, log_prior), h)
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*output[1:])
 
 
 def _scale_gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    # A factor in half precision would be rounded, and all gradients with it in one direction.
-    scaled = [(at_least_float32(each) * g).to(each.dtype) for each in ctx.saved_tensors]
-    return _sent_on(ctx.needs_input_grad[:4], scaled, others=5)
+    # A factor rounded to half precision would change all gradients in the same direction.
+    scaled = [(at_least_float32(gradient) * g).to(gradient.dtype) for gradient in ctx.saved_tensors]
+    return _for_autograd(ctx.needs_input_grad[:4], scaled, others=5)
 
 
-_summed_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+_summed_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 # -- losses of rows ------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ def row_losses(
 @custom_op(
     "reefknot::row_losses",
     mutates_args=(),
-    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor y, float? tau, {_HOW}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor y, float? tau, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 def _row_losses(
     h: Tensor,
@@ -150,37 +152,37 @@ def _row_losses(
     memory: float | None,
 ) -> tuple[Tensor, ...]:
     with torch.autocast(h.device.type, enabled=False):
-        found = losses(LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device)), tau)
-    return _asked((True, True, tau is not None), found, found[1])
+        results = losses(LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device)), tau)
+    return _needed((True, True, tau is not None), results, results[1])
 
 
 @_row_losses.register_fake
 def _(
-    h: Tensor, w: Tensor, b: Tensor | None, y: Tensor, tau: float | None, dtype: torch.dtype, *how: Any
+    h: Tensor, w: Tensor, b: Tensor | None, y: Tensor, tau: float | None, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
     lse = h.new_empty(h.shape[0], dtype=wide(dtype))
-    return _room((True, True, tau is not None), (lse, lse, lse), lse)
+    return _allocated((True, True, tau is not None), (lse, lse, lse), lse)
 
 
-def _keep_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    h, w, b, y, *ctx.how = inputs
+def _save_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    h, w, b, y, *ctx.options = inputs
     ctx.save_for_backward(h, w, b, y, *output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _send_to_rows(ctx: Any, *sent: Tensor | None) -> tuple[Tensor | None, ...]:
+def _row_losses_backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = list(ctx.needs_input_grad[:3])
-    return _sent_on(needs, _row_gradients(*ctx.saved_tensors, *sent, *ctx.how, needs), others=5)
+    return _for_autograd(needs, _row_gradients(*ctx.saved_tensors, *output_grads, *ctx.options, needs), others=5)
 
 
-_row_losses.register_autograd(_send_to_rows, setup_context=_keep_normalisers)
+_row_losses.register_autograd(_row_losses_backward, setup_context=_save_normalisers)
 
 
 @custom_op(
     "reefknot::row_gradients",
     mutates_args=(),
     schema="(Tensor h, Tensor w, Tensor? b, Tensor y, Tensor lse, Tensor lse_tau, Tensor? g_nll, Tensor? g_lse,"
-    f" Tensor? g_tau, float? tau, {_HOW}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    f" Tensor? g_tau, float? tau, {_OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
 )
 def _row_gradients(
     h: Tensor,
@@ -199,12 +201,12 @@ def _row_gradients(
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     inputs = LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device))
-    return _asked(needs, row_gradients(inputs, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs), h)
+    return _needed(needs, row_gradients(inputs, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs), h)
 
 
 @_row_gradients.register_fake
-def _(h: Tensor, w: Tensor, b: Tensor | None, *how: Any) -> tuple[Tensor, ...]:
-    return _room(how[-1], (h, w, b), h)
+def _(h: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
+    return _allocated(options[-1], (h, w, b), h)
 
 
 # -- soft targets --------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def _(h: Tensor, w: Tensor, b: Tensor | None, *how: Any) -> tuple[Tensor, ...]:
 def soft_targets(
     queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor | None, tau: float, dtype: torch.dtype, choice: Choice
 ) -> SoftTargets:
-    """`soft_target.soft_targets` in a graph; no values where the keys are both."""
+    """`soft_target.soft_targets` in a graph. `values_VC` is None if the keys are also the values."""
     mean_UC, negentropy_U, _ = _soft_targets(queries_UD, keys_VD, values_VC, tau, dtype, choice.impl, choice.memory)
     return SoftTargets(mean_UC, negentropy_U)
 
@@ -221,7 +223,7 @@ def soft_targets(
 @custom_op(
     "reefknot::soft_targets",
     mutates_args=(),
-    schema=f"(Tensor queries, Tensor keys, Tensor? values, float tau, {_HOW}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor queries, Tensor keys, Tensor? values, float tau, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 def _soft_targets(
     queries: Tensor,
@@ -232,40 +234,40 @@ def _soft_targets(
     impl: Impl,
     memory: float | None,
 ) -> tuple[Tensor, ...]:
-    """Means, negative entropies and the normalisers that the backward pass wants."""
+    """Return means, negative entropies, and the normalisers that the backward pass needs."""
     with torch.autocast(queries.device.type, enabled=False):
-        how = _kernel(dtype, impl, memory, queries.device)
-        return Attention(queries, keys, values, tau, dtype, *how).forward()
+        kernel = _kernel(dtype, impl, memory, queries.device)
+        return Attention(queries, keys, values, tau, dtype, *kernel).forward()
 
 
 @_soft_targets.register_fake
 def _(
-    queries: Tensor, keys: Tensor, values: Tensor | None, tau: float, dtype: torch.dtype, *how: Any
+    queries: Tensor, keys: Tensor, values: Tensor | None, tau: float, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
-    rows, width = queries.shape[0], (keys if values is None else values).shape[1]
-    return tuple(queries.new_empty(shape, dtype=wide(dtype)) for shape in ((rows, width), (rows,), (rows,)))
+    rows, dim = queries.shape[0], (keys if values is None else values).shape[1]
+    return tuple(queries.new_empty(shape, dtype=wide(dtype)) for shape in ((rows, dim), (rows,), (rows,)))
 
 
-def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    queries, keys, values, *ctx.how = inputs
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    queries, keys, values, *ctx.options = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.save_for_backward(queries, keys, values, *output)
 
 
-def _send_to_attention(ctx: Any, g_mean: Tensor, g_negentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _soft_targets_backward(ctx: Any, g_mean: Tensor, g_negentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     needs = list(ctx.needs_input_grad[:3])
-    made = _soft_gradients(*ctx.saved_tensors, g_mean, g_negentropy, *ctx.how, needs)
-    return _sent_on(needs, made, others=4)
+    gradients = _soft_gradients(*ctx.saved_tensors, g_mean, g_negentropy, *ctx.options, needs)
+    return _for_autograd(needs, gradients, others=4)
 
 
-_soft_targets.register_autograd(_send_to_attention, setup_context=_keep_attention)
+_soft_targets.register_autograd(_soft_targets_backward, setup_context=_save_attention)
 
 
 @custom_op(
     "reefknot::soft_gradients",
     mutates_args=(),
     schema="(Tensor queries, Tensor keys, Tensor? values, Tensor mean, Tensor negentropy, Tensor lse, Tensor g_mean,"
-    f" Tensor g_negentropy, float tau, {_HOW}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    f" Tensor g_negentropy, float tau, {_OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
 )
 def _soft_gradients(
     queries: Tensor,
@@ -283,12 +285,12 @@ def _soft_gradients(
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     with torch.autocast(queries.device.type, enabled=False):
-        how = _kernel(dtype, impl, memory, queries.device)
-        attention = Attention(queries, keys, values, tau, dtype, *how)
-        found = attention.backward((mean, negentropy, lse), (g_mean, g_negentropy), needs)
-    return _asked(needs, found, queries)
+        kernel = _kernel(dtype, impl, memory, queries.device)
+        attention = Attention(queries, keys, values, tau, dtype, *kernel)
+        gradients = attention.backward((mean, negentropy, lse), (g_mean, g_negentropy), needs)
+    return _needed(needs, gradients, queries)
 
 
 @_soft_gradients.register_fake
-def _(queries: Tensor, keys: Tensor, values: Tensor | None, *how: Any) -> tuple[Tensor, ...]:
-    return _room(how[-1], (queries, keys, values), queries)
+def _(queries: Tensor, keys: Tensor, values: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
+    return _allocated(options[-1], (queries, keys, values), queries)

@@ -1,15 +1,15 @@
-"""The recurrence of an LSTM over a window, with a dropout mask on the state where it recurs (Gal and Ghahramani 2016).
+"""The recurrence of an LSTM over a window, with a dropout mask on the recurrent state (Gal and Ghahramani 2016).
 
     i, f, g, o = x_t + (m * h_{t-1}) W^T        c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
                                                 h_t = sigmoid(o) tanh(c_t)
 
-The mask is the same at every step. cuDNN has no such mask, so on a GPU two kernels of our own walk through the window,
-one for each direction (`triton_recurrence`); everywhere else, and to compare with, a loop in plain torch. Where a layer
-reads the masked states of the one below (Inan et al. 2017), the kernels walk through all layers at once. A layer
-without a mask may be left to cuDNN or to them (`outruns_cudnn`).
+The mask m is the same at every step. cuDNN has no such mask, so on a GPU two kernels of our own process the window, one
+forward and one backward (`triton_recurrence`). Everywhere else, and as the reference, it is a loop in plain torch. If
+each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process all layers at once. A
+layer without a mask can use cuDNN or our kernels (`outruns_cudnn`).
 
-Shapes: L layers, T steps, B rows of the batch, H units, P of them with padding, G = 4H gates in torch's order i, f, g,
-o; M masks, 1 or one per gate.
+Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates in torch's order i, f, g, o;
+M masks, 1 or one per gate.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from reefknot.kernels.scores import at_least_float32, wide, widened
 
 
 def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The outputs of every step and the last cells, which are float32 at least; under autocast products are bfloat16's.
+    """Return the outputs of all steps, and the last cells, at least in float32. Autocast applies to the products.
 
-    Arguments:
-        x_TBG: the input's share of the gates, biases included.
-        h_BH: the state before the first step.
-        c_BH: the cells before the first step.
-        w_GH: recurrent weights.
-        mask: factors of the state where it recurs, (B, H), or (4, B, H) for each gate its own; None for none. Scaled
-            by whoever drew it; no gradient is sent to it.
+    Args:
+        x_TBG: The contribution of the input to the gates, including biases.
+        h_BH: The state before the first step.
+        c_BH: The cells before the first step.
+        w_GH: Recurrent weights.
+        mask: Factors of the recurrent state, (B, H), or (4, B, H) with a mask for each gate, or None. They are scaled
+            already, and get no gradient.
     """
     dtype = compute_dtype(x_TBG, w_GH)
     mask = None if mask is None else mask.detach()
@@ -45,12 +45,12 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
 
 
 def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
-    """Whether `lstm_scan` is to train a layer without a mask, which cuDNN can do too.
+    """Return whether `lstm_scan` should train a layer without a mask, which cuDNN could train too.
 
-    On an H200 a weight-dropped LSTM with layers of 1150, 1150 and 400 units takes 0.6 to 0.7 of the time of cuDNN's
-    where products are bfloat16's or TF32's; with float32's, a variational one takes 1.0 to 1.4 (`reefknot bench
-    encoders`). Narrower layers, wider ones and passes without gradients have not been measured one layer at a time.
-    `using("triton")` asks for it anywhere.
+    On an H200 a weight-dropped LSTM with layers of 1150, 1150 and 400 units takes 0.6 to 0.7 of the time of cuDNN with
+    products in bfloat16 or TF32. With products in float32 a variational LSTM takes 1.0 to 1.4 of it (`reefknot bench
+    encoders`). Narrower and wider layers, and passes without gradients, have not been measured one layer at a time.
+    `using("triton")` selects our kernel for any layer.
     """
     dtype, units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]
     if not _has_kernels(x_BTD.transpose(0, 1), w_GH, dtype):
@@ -61,7 +61,7 @@ def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
 
 
 _NARROWEST, _WIDEST = 400, 1150
-"""Units of the layers that were measured."""
+"""The range of units per layer that was measured."""
 
 
 def lstm_stack_scan(
@@ -73,24 +73,26 @@ def lstm_stack_scan(
     biases: Sequence[Tensor],
     masks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Layers on top of each other, each of which reads the one below through the mask on that one's state: the last
-    layer's outputs of every step, undropped, and the last states and cells of all layers, in float32 at least.
+    """Compute a stack of layers, each of which reads the states of the layer below through the mask on those states.
 
-    Arguments:
-        x_TBG: the input's share of the first layer's gates, biases included.
-        h_LBH: the states before the first step.
-        c_LBH: the cells before the first step.
+    Returns the outputs of the last layer for all steps, not dropped, and the last states and cells of all layers, at
+    least in float32.
+
+    Args:
+        x_TBG: The contribution of the input to the gates of the first layer, including biases.
+        h_LBH: The states before the first step.
+        c_LBH: The cells before the first step.
         recurrent: w_GH of every layer.
-        upward: w_GH of every layer but the first, which take the state of the layer below.
+        upward: w_GH of every layer but the first, for the state of the layer below.
         biases: b_G of every layer but the first.
-        masks: factors of the states where they recur and where they are read from above, (L, B, H), or (L, 4, B, H)
-            for each gate its own; None for none. Scaled by whoever drew them; no gradient is sent to them.
+        masks: Factors of the states, for the recurrence and for the layer above: (L, B, H), or (L, 4, B, H) with a mask
+            for each gate, or None. They are scaled already, and get no gradient.
     """
     dtype = compute_dtype(x_TBG, recurrent[0])
     masks = None if masks is None else masks.detach()
     with torch.autocast(x_TBG.device.type, enabled=False):
         if _has_kernels(x_TBG, recurrent[0], dtype, len(recurrent)):
-            _say("triton, all layers at once", x_TBG, dtype)
+            _log("triton, all layers at once", x_TBG, dtype)
             return _scan(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent, *upward, *biases)
         return _layer_by_layer(x_TBG, h_LBH, c_LBH, recurrent, upward, biases, masks, dtype)
 
@@ -105,14 +107,14 @@ def _layer_by_layer(
     masks: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    by_layer = [None] * len(recurrent) if masks is None else list(masks)
-    h_TBH, c_BH = _one_layer(x_TBG, h_LBH[0], c_LBH[0], recurrent[0], by_layer[0], dtype)
-    ends = [(at_least_float32(h_TBH[-1]), c_BH)]
+    layer_masks = [None] * len(recurrent) if masks is None else list(masks)
+    h_TBH, c_BH = _one_layer(x_TBG, h_LBH[0], c_LBH[0], recurrent[0], layer_masks[0], dtype)
+    last = [(at_least_float32(h_TBH[-1]), c_BH)]
     for below, (w_GH, up_GH, b_G) in enumerate(zip(recurrent[1:], upward, biases, strict=True)):
-        x_TBG = _share(h_TBH, up_GH.to(dtype), by_layer[below], b_G.to(dtype))
-        h_TBH, c_BH = _one_layer(x_TBG, h_LBH[below + 1], c_LBH[below + 1], w_GH, by_layer[below + 1], dtype)
-        ends.append((at_least_float32(h_TBH[-1]), c_BH))
-    h_LBH, c_LBH = (torch.stack(parts) for parts in zip(*ends, strict=True))
+        x_TBG = _to_gates(h_TBH, up_GH.to(dtype), layer_masks[below], b_G.to(dtype))
+        h_TBH, c_BH = _one_layer(x_TBG, h_LBH[below + 1], c_LBH[below + 1], w_GH, layer_masks[below + 1], dtype)
+        last.append((at_least_float32(h_TBH[-1]), c_BH))
+    h_LBH, c_LBH = (torch.stack(parts) for parts in zip(*last, strict=True))
     return h_TBH, h_LBH, c_LBH
 
 
@@ -120,7 +122,7 @@ def _one_layer(
     x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     kernels = _has_kernels(x_TBG, w_GH, dtype)
-    _say("triton" if kernels else "a loop", x_TBG, dtype)
+    _log("triton" if kernels else "a loop", x_TBG, dtype)
     if not kernels:
         return lstm_loop(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
     h_TBH, _, c_LBH = _scan(x_TBG, h_BH[None], c_BH[None], None if mask is None else mask[None], dtype, w_GH)
@@ -130,34 +132,34 @@ def _one_layer(
 def lstm_loop(
     x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The same step by step, with products made in `dtype`."""
+    """Compute `lstm_scan` step by step, with products in `dtype`."""
     w_GH, h_BH, c_BH = w_GH.to(dtype), h_BH.to(dtype), at_least_float32(c_BH)
     outputs: list[Tensor] = []
     for x_BG in at_least_float32(x_TBG).unbind():
-        i, f, g, o = (x_BG + _share(h_BH, w_GH, mask)).chunk(4, dim=-1)
+        i, f, g, o = (x_BG + _to_gates(h_BH, w_GH, mask)).chunk(4, dim=-1)
         c_BH = f.sigmoid() * c_BH + i.sigmoid() * g.tanh()
         h_BH = (o.sigmoid() * c_BH.tanh()).to(dtype)
         outputs.append(h_BH)
     return torch.stack(outputs), c_BH
 
 
-def _share(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
-    """What a state, or those of all steps, adds to the gates that read it."""
+def _to_gates(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
+    """Return what a state, or the states of all steps, adds to the gates that read it."""
     if mask is None or mask.dim() == 2:
         return F.linear(h_BH if mask is None else (h_BH * mask).to(w_GH.dtype), w_GH, bias_G)
     masked_4BH = (h_BH.unsqueeze(-3) * mask).to(w_GH.dtype)
-    share_4BH = torch.matmul(masked_4BH, w_GH.reshape(4, -1, w_GH.shape[1]).mT)
-    share_BG = share_4BH.transpose(-3, -2).flatten(-2)
-    return share_BG if bias_G is None else share_BG + bias_G
+    gates_4BH = torch.matmul(masked_4BH, w_GH.reshape(4, -1, w_GH.shape[1]).mT)
+    gates_BG = gates_4BH.transpose(-3, -2).flatten(-2)
+    return gates_BG if bias_G is None else gates_BG + bias_G
 
 
-def _say(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
+def _log(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
     if not torch.compiler.is_compiling():  # a graph cannot log
         say_once("the recurrence of an LSTM", impl, x_TBG.device.type, dtype)
 
 
 def _has_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, layers: int = 1) -> bool:
-    """Whether triton does it: where a GPU and `using` let it and the layers have room, in any type but float64."""
+    """Return whether the kernels run: not in float64, and only if device and `using` allow it and the layers fit."""
     if dtype == torch.float64 or not x_TBG.numel() or not triton_chosen(x_TBG.device, dtype):
         return False
     from reefknot.kernels.triton_recurrence import Plan
@@ -170,15 +172,17 @@ def _scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     apply: Any = _Scan.apply
     if torch.compiler.is_compiling():
-        # A grid that waits for itself is nothing to trace. No decorator: that would load the compiler for everybody,
-        # which takes longer than torch itself.
+        # A kernel whose programs wait for each other cannot be traced. This is not a decorator, because a decorator
+        # would import the compiler for everyone, which takes longer than importing torch.
         apply = torch.compiler.disable(apply)  # type: ignore[no-untyped-call]
     return cast(tuple[Tensor, Tensor, Tensor], apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights))
 
 
 class _Scan(torch.autograd.Function):
-    """Both directions by the kernels, for recurrent weights, upward weights and biases in this order. The weights'
-    gradients are products over all steps, after the walk back."""
+    """Both directions by the kernels. `weights` are recurrent weights, upward weights and biases, in this order.
+
+    The gradients of the weights are products over all steps, computed after the backward walk.
+    """
 
     @staticmethod
     def forward(
@@ -198,7 +202,7 @@ class _Scan(torch.autograd.Function):
         )
         ctx.save_for_backward(masks, *walked)
         ctx.set_materialize_grads(False)
-        ctx.wanted = weights[0].dtype
+        ctx.weight_dtype = weights[0].dtype
         return h_TBH, h_LBH, c_LBH
 
     @staticmethod
@@ -207,7 +211,7 @@ class _Scan(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise ArgumentError(
-                "the LSTM's kernels have first derivatives only (create_graph = True asks for more); "
+                "the LSTM kernels have no second derivatives, which create_graph = True asks for; "
                 "use impl = 'reference'"
             )
         from reefknot.kernels.triton_recurrence import Walked, walk_backward
@@ -223,16 +227,16 @@ class _Scan(torch.autograd.Function):
         dh_LBH = _state_gradients(d_LTBG[:, 0], walked.weights, masks) if needs_h else None
         dws: list[Tensor | None] = [None] * len(needs)
         if any(needs[:layers]):
-            dws[:layers] = _weight_gradients(d_LTB4P, walked.states[:, :-1], gates // 4, ctx.wanted)
+            dws[:layers] = _weight_gradients(d_LTB4P, walked.states[:, :-1], gates // 4, ctx.weight_dtype)
         if any(needs[layers:]):
             up = slice(layers, 2 * layers - 1)
-            dws[up] = _weight_gradients(d_LTB4P[1:], walked.states[:-1, 1:], gates // 4, ctx.wanted)
-            dws[up.stop :] = d_LTBG[1:].sum((1, 2), dtype=ctx.wanted).unbind()
+            dws[up] = _weight_gradients(d_LTB4P[1:], walked.states[:-1, 1:], gates // 4, ctx.weight_dtype)
+            dws[up.stop :] = d_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
         return d_LTBG[0], dh_LBH, dc_LBH, None, None, *dws
 
 
 def _state_gradients(d_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
-    """Of the states before the first step, from the gradients of that step's gates."""
+    """Return the gradients of the states before the first step, given those of that step's gates."""
     layers, rows, gates = d_LBG.shape
     d_L4BH = d_LBG.view(layers, rows, 4, -1).transpose(1, 2)
     w_L4HH = w_4HP[:layers, ..., : gates // 4]
@@ -243,7 +247,7 @@ def _state_gradients(d_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tens
 
 
 def _weight_gradients(d_LTB4P: Tensor, states_LTBMP: Tensor, units: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """From the gradients of all gates and the masked states that were read at the same steps, layer by layer."""
+    """Return the gradients of each layer's weights, given those of all gates and the masked states they read."""
     layers, _, _, masks, padded = states_LTBMP.shape
     d_NGT = d_LTB4P.reshape(layers, -1, masks, 4 * padded // masks).permute(0, 2, 3, 1).flatten(0, 1)
     states_NTP = states_LTBMP.reshape(layers, -1, masks, padded).transpose(1, 2).flatten(0, 1)
@@ -252,7 +256,7 @@ def _weight_gradients(d_LTB4P: Tensor, states_LTBMP: Tensor, units: int, dtype: 
 
 
 def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b of several matrices, rounded once: to `dtype`, or to float32 at least."""
+    """Return the products of several pairs of matrices, rounded once: to `dtype`, or to float32 or wider."""
     if a.dtype in (dtype, wide(a.dtype)):
         return torch.bmm(a, b)
     if widened(a, a.dtype):

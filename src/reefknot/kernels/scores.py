@@ -1,6 +1,6 @@
-"""What is computed on one block of scores, in plain torch on any device. `triton_scores` does the same, faster.
+"""The computations on one block of scores, in plain torch on any device. `triton_scores` does the same faster.
 
-Shapes: N rows of the block, D width, V classes of the block.
+Shapes: N rows of the block, D dimensions, V classes of the block.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 IGNORE = -100
-"""A target with this value is scored as zero and sends no gradient."""
+"""A target with this value has a loss of zero and sends no gradient."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Probabilities over many classes need more digits than half precision has."""
+    """Convert half precision to float32, because probabilities over many classes need more digits."""
     return x.to(wide(x.dtype))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums over many classes or rows are made in."""
+    """Return the type in which sums over many classes or rows are computed."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -33,19 +33,20 @@ class Exponentials(NamedTuple):
     scale: Tensor
 
 
-# MKL chooses its code for an exponential when it is first asked for one. Two threads that ask at the same time may be
-# given different code, which differs in the last digit, so that one run in twenty was another: ask here, in one thread.
+# MKL chooses its code for exp() at the first call. Two threads that make this call at the same time may get different
+# code, whose results differ in the last digit: one run in twenty was different. So make it here, in one thread.
 torch.zeros(1).exp_()
 
 
 @dataclass(frozen=True)
 class RowTerms:
-    """What the gradient of a block is made of, per row; scores z, without the bias z':
+    """The terms of a block's gradient, one number per row. With scores z, and z' without the bias, the gradient is
 
         plain exp(z - lse) - target [class is the target] + tempered (exp(z' / tau - lse_tau) - uniform)
 
-    The last is the gradient of a log-sum-exp of scores less their mean. A tempered softmax is nearly uniform: less
-    that, half precision keeps the digits of the difference, which is what the gradient is.
+    The last term is the gradient of a log-sum-exp of scores less their mean. A tempered softmax is nearly uniform, and
+    the gradient is its difference from uniform. With `uniform` subtracted, half precision keeps the digits of that
+    difference.
     """
 
     lse: Tensor | None = None
@@ -57,35 +58,35 @@ class RowTerms:
     uniform: float = 0.0
 
     def of(self, rows: slice) -> RowTerms:
-        """Those of some of the rows."""
+        """Return the terms of some rows."""
         names = ("lse", "plain", "target", "lse_tau", "tempered")
-        parts: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
-        taken = {name: None if part is None else part[rows] for name, part in parts.items()}
-        return replace(self, **taken)  # type: ignore[arg-type]
+        terms: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
+        selected = {name: None if term is None else term[rows] for name, term in terms.items()}
+        return replace(self, **selected)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class SoftTerms:
-    """What `soft_gradients` knows of its rows."""
+    """What `soft_gradients` needs to know about its rows."""
 
     lse_tau: Tensor
     negentropy: Tensor
-    """The gradient that arrives at the negative entropy."""
+    """The gradient of the negative entropy."""
     mean: Tensor
-    """The mean, under the softmax, of what arrives at the classes."""
+    """The mean, under the softmax, of the gradients that arrive at the classes."""
     tau: float
     uniform: float
 
     def of(self, rows: slice) -> SoftTerms:
-        """Those of some of the rows."""
+        """Return the terms of some rows."""
         return SoftTerms(self.lse_tau[rows], self.negentropy[rows], self.mean[rows], self.tau, self.uniform)
 
 
 class Scores:
     """Blocks of scores h W^T + b, in plain torch.
 
-    `h` and `w` come in the type that products are made in, `b` in that of sums. A target outside the block's classes
-    is nobody's.
+    `h` and `w` have the type of the matrix products, `b` that of the sums. A target may lie outside the classes of the
+    block; then it is the target of no class here.
     """
 
     multiple = 8
@@ -96,25 +97,27 @@ class Scores:
         return 64
 
     def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
-        """Whether class vectors are copied to a wider type to make scores of them."""
+        """Return whether class vectors are copied to a wider type to compute scores."""
         return widened(h_ND, dtype)
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
-        """What a score takes: itself, its softmax, and what is beside them for a moment."""
+        """Return the bytes that a score takes: the score, its softmax, and a temporary."""
         return 3 * wide(dtype).itemsize
 
     def target_scores(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
     ) -> Tensor:
-        """The score of each row's target; where there is none, that of class 0. `w` may come in any type, and with the
-        mean that is to be taken off it."""
+        """Return the score of each row's target, or of class 0 if the row has none.
+
+        `w` may have any type. If `centre` is given, it is subtracted from every class vector.
+        """
         y_N = inside(y_N, w_VD.shape[0])
-        own_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
-        z_N = (at_least_float32(h_ND) * own_ND.to(h_ND.dtype)).sum(-1)
+        target_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
+        z_N = (at_least_float32(h_ND) * target_ND.to(h_ND.dtype)).sum(-1)
         return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
 
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
-        """Losses and gradients of rows against all classes, in one pass. A row without a target has scale zero."""
+        """Return losses and gradients of rows against all classes, in one pass. A row without a target has scale 0."""
         logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
         classes = w_VD.shape[0]
         place_N1 = inside(y_N, classes)[:, None]
@@ -126,7 +129,7 @@ class Scores:
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The block's log-sum-exp where it is asked for, and at `tau` that of the scores without the bias."""
+        """Return the log-sum-exp of the block if `plain`, and that of the scores without the bias at `tau` if given."""
         z_NV = self._scores(h_ND, w_VD, None)
         lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
         if b_V is not None:
@@ -136,7 +139,7 @@ class Scores:
     def gradient(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The gradient of the block's scores, and of its biases where asked for."""
+        """Return the gradient of the block's scores and, if `bias_gradient`, that of its biases."""
         z_NV = self._scores(h_ND, w_VD, None)
         tempered_NV = None
         if terms.tempered is not None and terms.lse_tau is not None:
@@ -157,17 +160,19 @@ class Scores:
         return g_NV.to(h_ND.dtype), db_V
 
     def soft_gradients(self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms) -> Tensor:
-        """Of the softmax of the scores z = h K^T at a temperature: N rows of it, less `uniform`, and N rows of the
-        gradient of z that its mean of the values V and its negative entropy send, `m` being what arrives at the mean.
+        """Return 2N rows for the tempered softmax q of the scores z = h K^T: first q less `uniform`, then dz.
+
+        dz is the gradient of z from the mean of the values V under q, whose gradient is `m`, and from the negative
+        entropy of q.
         """
         logq_NV = self._scores(h_ND, k_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
-        sent_NV = product(m_ND, v_VD.T).addcmul_(logq_NV, terms.negentropy[:, None]).sub_(terms.mean[:, None])
+        dz_NV = product(m_ND, v_VD.T).addcmul_(logq_NV, terms.negentropy[:, None]).sub_(terms.mean[:, None])
         q_NV = logq_NV.exp_()
-        sent_NV.mul_(q_NV).div_(terms.tau)
-        return torch.cat([q_NV.sub_(terms.uniform).to(h_ND.dtype), sent_NV.to(h_ND.dtype)])
+        dz_NV.mul_(q_NV).div_(terms.tau)
+        return torch.cat([q_NV.sub_(terms.uniform).to(h_ND.dtype), dz_NV.to(h_ND.dtype)])
 
     def scale(self, x: Tensor, factor: Tensor) -> None:
-        """x *= factor, where x lies; the factor is not rounded to the type of x."""
+        """Multiply x by a factor in place. The factor is not rounded to the type of x."""
         if not x.is_cuda:
             if (number := factor.item()) != 1:
                 x.mul_(number)
@@ -176,8 +181,8 @@ class Scores:
             torch.mul(at_least_float32(part), factor, out=part)
 
     def _scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
-        """Fresh memory, at least in float32. The bias is added there: rounded with the product in half precision,
-        scores would depend on which function made them."""
+        """Return new scores, at least in float32. The bias is added in that type: if it were rounded to half precision
+        with the product, scores would depend on which function computes them."""
         if b_V is not None and b_V.dtype == h_ND.dtype:
             return torch.addmm(b_V, h_ND, w_VD.T)
         z_NV = product(h_ND, w_VD.T)
@@ -203,8 +208,8 @@ def mask_ignored(nll_N: Tensor, y_N: Tensor, classes: int) -> Tensor:
 
 
 def widened(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether matrices on the device of `x` are copied to a wider type to make scores of them in this one. Newer
-    versions write the product of two half-precision matrices in float32, on a GPU."""
+    """Return whether matrices of this type on the device of `x` are copied to a wider type to compute scores. On a GPU,
+    newer versions of torch can write the product of two half-precision matrices in float32."""
     return wide(dtype) != dtype and not (x.is_cuda and _WIDE_PRODUCTS)
 
 
@@ -212,7 +217,7 @@ _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a b, made and kept at least in float32: scores rounded to half precision would be off by whole percents."""
+    """Return a b at least in float32: scores rounded to half precision would have errors of whole percents."""
     if wide(a.dtype) == a.dtype:
         return torch.mm(a, b)
     if widened(a, a.dtype):
@@ -221,7 +226,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def product_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
-    """out = a b, all of one type; rows of `out` may lie further apart than they are long."""
+    """Compute out = a b, all of one type. The stride between rows of `out` may be larger than their length."""
     whole = _aligned(out_NV)
     torch.mm(a, b[:, :whole], out=out_NV[:, :whole])
     if whole < out_NV.shape[1]:
@@ -229,8 +234,8 @@ def product_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """out = a b the first time, out += a b later, summed in the type of `out`. Where half precision cannot be
-    multiplied into a wider type, each product is rounded to it once."""
+    """Compute out = a b the first time and out += a b afterwards, summed in the type of `out`. If half-precision
+    matrices cannot be multiplied into a wider type, each product is rounded once."""
     beta = 0 if first else 1
     if out.dtype == a.dtype:
         torch.addmm(out, a, b, beta=beta, out=out)
@@ -243,7 +248,7 @@ def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None:
-    """out (+)= g W: the gradient of the rows."""
+    """Compute out (+)= g W, the gradient of the rows."""
     whole = _aligned(g_NV)
     add_product(out_ND, g_NV[:, :whole], w_VD[:whole], first)
     if whole < w_VD.shape[0]:
@@ -251,7 +256,7 @@ def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None
 
 
 def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> None:
-    """out (+)= g^T h: the gradient of the classes."""
+    """Compute out (+)= g^T h, the gradient of the classes."""
     whole = _aligned(g_NV)
     add_product(out_VD[:whole], g_NV[:, :whole].T, h_ND, first)
     if whole < out_VD.shape[0]:
@@ -259,18 +264,18 @@ def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> N
 
 
 def _aligned(g_NV: Tensor) -> int:
-    """How many classes a GPU's matrix units take at full speed. With an odd number all of them would go a slow way, so
-    the last few get a product of their own."""
+    """Return how many classes a GPU's matrix units process at full speed. An odd number would make the whole product
+    slow, so the last few classes get a separate product."""
     classes, size = g_NV.shape[1], g_NV.element_size()
-    many = 16 // size
-    # Rows of float32 that begin anywhere go the slow way as a whole.
-    if not g_NV.is_cuda or size > 4 or classes < many or (size == 4 and g_NV.stride(0) % many):
+    multiple = 16 // size
+    # With float32 rows that are not aligned the whole product is slow anyway.
+    if not g_NV.is_cuda or size > 4 or classes < multiple or (size == 4 and g_NV.stride(0) % multiple):
         return classes
-    return classes // many * many
+    return classes // multiple * multiple
 
 
 def scores_for(impl: str) -> Scores:
-    """What computes blocks of scores for an implementation."""
+    """Return the object that computes blocks of scores for an implementation."""
     if impl == "triton":
         from reefknot.kernels.triton_scores import TritonScores
 

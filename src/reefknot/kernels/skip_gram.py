@@ -1,21 +1,22 @@
 """Skip-gram with negative sampling (Mikolov et al. 2013) over a stretch of text, in place, as word2vec does it.
 
-    for every kept word (the centre) and every other one in its window (the context):
+    for every kept word (the centre) and every other kept word in its window (the context):
         v = input[context]
         for the centre (y = 1) and each negative that is not the centre (y = 0), row u of output:
             g = rate (y - sigmoid(u . v))        e += g u        u += g v
         input[context] += e
 
-The sigmoid is 0 below -6 and 1 above 6. The rate falls linearly with the place in the text. Where both tables are one
-(tied), a row may be input and target at once: what it gets as a target waits with e until the pair is done.
+The sigmoid is 0 below -6 and 1 above 6. The rate falls linearly with the place in the text. If both tables are one
+(tied), a row may be input and target at the same time: what it gets as a target is then added to e and applied when the
+pair is done.
 
-`reference` is that loop in float64. `numba` is the same loop compiled, on any number of threads that share the tables
-without locks (Hogwild); with one worker it is the reference up to float32. `torch` takes the gradients of a batch of
-pairs at the same weights and adds them up: nearly the same, as long as not too many pairs of a batch share a row.
-`triton` is a GPU's Hogwild: a thousand centres or two at once, whose updates are added atomically. All of them draw the
-same numbers (`skip_gram_draws`), so that they train on the same pairs.
+`reference` is this loop in float64. `numba` is the same loop compiled, on any number of threads that share the tables
+without locks (Hogwild); with one worker it equals the reference up to float32 rounding. `torch` computes the gradients
+of a batch of pairs at the same weights and adds them up, which is nearly the same as long as few pairs of a batch share
+a row. `triton` is Hogwild on a GPU: a thousand or two centres at once, with atomic updates. All implementations draw
+the same random numbers (`skip_gram_draws`), so they train on the same pairs.
 
-Shapes: V words, D width.
+Shapes: V words, D dimensions.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ from reefknot.kernels.choice import say_once, triton_chosen
 from reefknot.kernels.skip_gram_draws import Draws
 
 CLIP = 6.0
-"""Scores beyond it have a sigmoid of 0 or 1."""
+"""Scores beyond this value have a sigmoid of 0 or 1."""
 Impl = Literal["auto", "reference", "torch", "numba", "triton"]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """A rate that falls in a straight line from `first` towards 0 over all places, and stays at `lowest`."""
+    """A learning rate that falls linearly from `first` towards 0 over all places, but not below `lowest`."""
 
     first: float
     lowest: float
     places: int
-    """Of all epochs together."""
+    """The places of all epochs together."""
     before: int = 0
-    """Places of earlier epochs."""
+    """The places of earlier epochs."""
 
     def at(self, place: int) -> float:
         return max(self.lowest, self.first * (1.0 - (self.before + place) / self.places))
 
     @property
     def line(self) -> tuple[float, float]:
-        """The rate at place 0 of this epoch and what each place takes off, before `lowest` is looked at."""
+        """The rate at place 0 of this epoch and its decrease per place, without regard to `lowest`."""
         return self.first * (1.0 - self.before / self.places), self.first / self.places
 
 
@@ -94,15 +95,19 @@ def train_stretch(
     workers: int = 1,
     impl: Impl = "auto",
 ) -> None:
-    """Train on the words from `start` to `stop` as centres; their contexts may lie outside.
+    """Train with the words from `start` to `stop` as centres. Their contexts may lie outside.
 
-    Arguments:
-        input_VD: the contexts' vectors; changed in place.
-        output_VD: the centres' and negatives' vectors; the same tensor where both ends are tied.
-        ids: the whole text.
-        draws: on the device of the tables.
-        epoch: whose random numbers are drawn.
-        workers: threads, for `numba`; more than one are not repeatable.
+    Args:
+        input_VD: The vectors of the contexts, changed in place.
+        output_VD: The vectors of centres and negatives, changed in place. The same tensor if both ends are tied.
+        ids: The whole text.
+        start: The first place of the stretch.
+        stop: The place after the last.
+        draws: The random draws, on the device of the tables.
+        epoch: The epoch, on which the random numbers depend.
+        rates: The learning rate.
+        workers: Threads, for `numba`. The result of several threads is not reproducible.
+        impl: The implementation. `auto` chooses one for the device.
     """
     _check(input_VD, output_VD, ids, start, stop, workers)
     chosen = resolve(input_VD, impl)
@@ -127,7 +132,7 @@ def train_stretch(
 
 
 def resolve(table: Tensor, impl: Impl = "auto") -> Impl:
-    """The implementation for a table: never `auto`."""
+    """Return the implementation for a table: never `auto`."""
     if impl not in get_args(Impl):
         raise ArgumentError(f"impl = {impl!r}: must be one of {', '.join(get_args(Impl))}")
     if impl == "numba" and not numba_available():
@@ -149,12 +154,14 @@ def numba_available() -> bool:
 def _check(input_VD: Tensor, output_VD: Tensor, ids: NDArray[np.int32], start: int, stop: int, workers: int) -> None:
     if input_VD.shape != output_VD.shape or input_VD.dtype != output_VD.dtype or input_VD.device != output_VD.device:
         raise ArgumentError(
-            f"skip-gram: tables of shape {tuple(input_VD.shape)} and {tuple(output_VD.shape)} must be alike in shape, "
-            "type and device"
+            f"skip-gram: tables of shape {tuple(input_VD.shape)} and {tuple(output_VD.shape)}; they must have the same "
+            "shape, type and device"
         )
     if not (input_VD.is_contiguous() and output_VD.is_contiguous()):
-        raise ArgumentError("skip-gram changes its tables where they lie: they must be contiguous")
+        raise ArgumentError("skip-gram changes its tables in place, so they must be contiguous")
     if not 0 <= start <= stop <= len(ids):
-        raise ArgumentError(f"skip-gram: the stretch from {start} to {stop} is not one of a text of {len(ids)} words")
+        raise ArgumentError(
+            f"skip-gram: the stretch from {start} to {stop} is not within the {len(ids)} words of the text"
+        )
     if workers < 1:
         raise ArgumentError(f"workers = {workers}: must be at least 1")

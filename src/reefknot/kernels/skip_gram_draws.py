@@ -1,19 +1,19 @@
-"""What skip-gram draws: which words of a text are kept, how far each looks, and which words it is not.
+"""The random draws of skip-gram: which words of a text are kept, how far each looks, and its negatives.
 
-    keep(word)   min(1, (sqrt(f / t) + 1) t / f)    f: the word's share of the text, t: `sample`; 0: every word is kept
+    keep(word)   min(1, (sqrt(f / t) + 1) t / f)    f: the word's share of the text, t: `sample`; 0 keeps every word
     radius       uniform in 1 ... window, per centre
     negative(w)  counts(w)^power, by Walker's alias method: one random number, two lookups
 
 Every random number belongs to a place in the text: it is the hash (splitmix64) of the epoch's key and a number that
-counts the draws of that place. So whoever comes to a place, in whatever order and on whatever device, draws the same
-there; nothing has to be saved to resume, and all implementations train on the same pairs.
+counts the draws of that place. Every implementation draws the same numbers at a place, in any order and on any device.
+So nothing has to be saved to resume, and all implementations train on the same pairs.
 
-A line end is no word: no window reaches over it, it is no centre, no context and no negative, and it counts for
-nothing in f. (The C program keeps it among the negatives and in the total, because it is the first entry of its
-vocabulary; there it is only ever pushed away. gensim has no such word.) Words outside the vocabulary are passed over
-before windows are laid, as both do.
+A line end is not a word: no window reaches across it, it is never a centre, context or negative, and it does not count
+in f. (The C program keeps it among the negatives and in the total, because it is the first entry of its vocabulary;
+there its vector is only ever pushed away. gensim has no such word.) Words outside the vocabulary are skipped before
+windows are formed, as in both programs.
 
-Shapes: V words; others as they come.
+Shapes: V words, C kept words, N pairs, K negatives, W places of a window.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from reefknot.errors import ArgumentError, DataError
 Counts = Sequence[int] | NDArray[np.int64]
 """How often each word occurs in the training text."""
 CROWD = 4.0
-"""The most that the rate of a row may come to when gradients are added up."""
+"""The highest effective learning rate of a row when several gradients are added up."""
 WORD = 2**64
 HALF = 2**32
-# splitmix64 (Steele, Lea and Flood 2014): a step, and two multipliers with their shifts.
+# splitmix64 (Steele, Lea and Flood 2014): the increment and the two multipliers.
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def learned(counts: Counts, *, eos: int | None, unknown: int | None) -> NDArray[np.bool_]:
-    """Which words have a vector: those that occur and are words, as a line's end and what stands for all words outside
-    the vocabulary are not. The rows of all others stay as they began."""
+    """Return which words get a vector: those that occur, without the line end and the unknown word. The rows of all
+    other words keep their initial values."""
     learned_V: NDArray[np.bool_] = np.asarray(counts) > 0
-    for passed_over in (eos, unknown):
-        if passed_over is not None:
-            learned_V[passed_over] = False
+    for skipped in (eos, unknown):
+        if skipped is not None:
+            learned_V[skipped] = False
     return learned_V
 
 
 def draw(key: int, number: int) -> int:
-    """64 random bits."""
+    """Return 64 random bits."""
     bits = (key + number * STEP) % WORD
     bits = (bits ^ (bits >> 30)) * FIRST % WORD
     bits = (bits ^ (bits >> 27)) * SECOND % WORD
@@ -58,7 +58,7 @@ def draw(key: int, number: int) -> int:
 
 
 def draw_all(key: int, numbers: Tensor) -> Tensor:
-    """The same for many: int64, whose bits are those of the unsigned numbers."""
+    """Return `draw` of many numbers, as int64 with the bits of the unsigned integers."""
     bits: Tensor = numbers * signed(STEP) + signed(key)
     bits = (bits ^ _shifted(bits, 30)) * signed(FIRST)
     bits = (bits ^ _shifted(bits, 27)) * signed(SECOND)
@@ -66,33 +66,33 @@ def draw_all(key: int, numbers: Tensor) -> Tensor:
 
 
 def signed(bits: int) -> int:
-    """64 bits as an int64 has them."""
+    """Return the int64 with these 64 bits."""
     return bits - WORD if bits >= WORD // 2 else bits
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Shift to the right, filling with zeros."""
     shifted: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
     return shifted
 
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """What the draws of a text depend on."""
+    """Everything the draws of a text depend on."""
 
     keep: Tensor
-    """A word is kept if 32 random bits are less: int64, from 0 (never) to 2^32 (always)."""
+    """A word is kept if 32 random bits are below this number: int64, from 0 (never) to 2^32 (always)."""
     accept: Tensor
-    """A negative of this column is the word itself if 32 random bits are less; int64."""
+    """A column of the alias table gives its own word if 32 random bits are below this number: int64."""
     alias: Tensor
-    """Otherwise it is this one; int64."""
+    """Otherwise the column gives this word: int64."""
     window: int
     negatives: int
     eos: int
-    """The id that ends a line; -1: there is none."""
+    """The id that ends a line, or -1."""
     seed: int
     busiest: float
-    """How often, per pair, the row comes up that comes up most often: as the centre or as a negative."""
+    """How often the most frequent row occurs per pair, as centre or as negative."""
 
     @classmethod
     def of(
@@ -107,44 +107,48 @@ class Draws:
         unknown: int | None = None,
         seed: int = 0,
     ) -> Draws:
-        """For words that occur so often in the training text."""
+        """Return the draws for words with these counts in the training text."""
         learned_V = learned(counts, eos=eos, unknown=unknown)
         counts_V = np.where(learned_V, np.asarray(counts, dtype=np.float64), 0.0)
         if window < 1 or negatives < 0 or sample < 0:
-            raise ArgumentError(f"window = {window}, negatives = {negatives}, sample = {sample}: must not be negative")
+            raise ArgumentError(
+                f"window = {window}, negatives = {negatives}, sample = {sample}: window must be at least 1, the others "
+                "must not be negative"
+            )
         if (words := np.count_nonzero(learned_V)) < 2:
             raise DataError(
-                f"skip-gram needs at least two words that occur in the text, and beside <unk> and <eos> the vocabulary "
-                f"has {words}; lower vocabulary.min_count, or use a larger vocabulary.max_size or a longer text"
+                f"skip-gram needs at least two words that occur in the text, but the vocabulary has {words} besides "
+                "<unk> and <eos>; lower vocabulary.min_count, or use a larger vocabulary.max_size or a longer text"
             )
         keep_V = np.where(learned_V, _keep(counts_V, sample), 0.0)
         noise_V = np.where(learned_V, counts_V**power, 0.0)
         accept_V, alias_V = _alias_table(noise_V)
         centres_V = counts_V * keep_V
         busiest = float(np.max(centres_V / centres_V.sum() + negatives * noise_V / noise_V.sum()))
-        keep, accept = (torch.from_numpy(np.round(each * HALF).astype(np.int64)) for each in (keep_V, accept_V))
+        keep, accept = (torch.from_numpy(np.round(p_V * HALF).astype(np.int64)) for p_V in (keep_V, accept_V))
         end = -1 if eos is None else eos
         return cls(keep, accept, torch.from_numpy(alias_V), window, negatives, end, seed, busiest)
 
     def to(self, device: torch.device) -> Draws:
-        keep, accept, alias = (each.to(device) for each in (self.keep, self.accept, self.alias))
+        keep, accept, alias = (tensor.to(device) for tensor in (self.keep, self.accept, self.alias))
         return replace(self, keep=keep, accept=accept, alias=alias)
 
     def key(self, epoch: int) -> int:
-        """Of the draws of an epoch."""
+        """Return the key of an epoch's draws."""
         return draw(draw(0, self.seed), epoch)
 
     def at_once(self, rate: float) -> int:
-        """Pairs that may be trained at the same weights.
+        """Return how many pairs may be trained at the same weights.
 
-        Gradients that do not know of each other are added up, so a row that comes up n times has n times the rate. Up
-        to `CROWD` of it nothing is lost; at several times as much vectors begin to swing and learn nothing.
+        Their gradients are computed independently and added up, so a row that comes up n times has n times the learning
+        rate. Up to an effective rate of `CROWD` nothing is lost. At several times as much, vectors begin to oscillate
+        and learn nothing.
         """
         return max(1, int(CROWD / (rate * self.busiest)))
 
     @property
     def per_place(self) -> int:
-        """Numbers that belong to a place: whether it is kept, its radius, and the negatives of all its contexts."""
+        """The random numbers of a place: whether it is kept, its radius, and the negatives of all its contexts."""
         return 2 + 2 * self.window * self.negatives
 
     # -- one at a time ---------------------------------------------------------------------------------------------
@@ -156,21 +160,21 @@ class Draws:
         return 1 + ((draw(key, place * self.per_place + 1) >> 32) * self.window >> 32)
 
     def negative(self, key: int, place: int, number: int) -> int:
-        """`number`: of the context among those that the place may have, times negatives, plus that of the negative."""
+        """Draw a negative. `number` is (the index of the context within the window) x negatives + its own index."""
         bits = draw(key, place * self.per_place + 2 + number)
         column = (bits >> 32) * len(self.alias) >> 32
         return column if bits % HALF < int(self.accept[column]) else int(self.alias[column])
 
     def reach(self, key: int, ids: NDArray[np.int32], start: int, stop: int) -> tuple[int, int]:
-        """The stretch with its neighbours: as many kept words on either side as a window may see."""
+        """Return the bounds of the stretch with its neighbours: as many kept words on either side as a window spans."""
         first, last = start, stop
-        seen = 0
-        while first > 0 and seen < self.window and ids[first - 1] != self.eos:
+        neighbours = 0
+        while first > 0 and neighbours < self.window and ids[first - 1] != self.eos:
             first -= 1
-            seen += self.kept(key, first, int(ids[first]))
-        seen = 0
-        while last < len(ids) and seen < self.window and ids[last] != self.eos:
-            seen += self.kept(key, last, int(ids[last]))
+            neighbours += self.kept(key, first, int(ids[first]))
+        neighbours = 0
+        while last < len(ids) and neighbours < self.window and ids[last] != self.eos:
+            neighbours += self.kept(key, last, int(ids[last]))
             last += 1
         return first, last
 
@@ -184,44 +188,45 @@ def _keep(counts_V: NDArray[np.float64], sample: float) -> NDArray[np.float64]:
 
 
 def _alias_table(weights_V: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Columns of equal probability, each of at most two words: the share of its own, and the other (Vose 1991)."""
+    """Return columns of equal probability with at most two words each: the share of the first, and the second word
+    (Vose 1991)."""
     share_V = weights_V * (len(weights_V) / weights_V.sum())
     alias_V = np.arange(len(share_V))
-    small, large = (each.tolist() for each in (np.flatnonzero(share_V < 1), np.flatnonzero(share_V >= 1)))
+    small, large = np.flatnonzero(share_V < 1).tolist(), np.flatnonzero(share_V >= 1).tolist()
     while small and large:
         poor, rich = small.pop(), large[-1]
         alias_V[poor] = rich
         share_V[rich] -= 1.0 - share_V[poor]
         if share_V[rich] < 1:
             small.append(large.pop())
-    share_V[small + large] = 1.0  # what rounding has left
+    share_V[small + large] = 1.0  # these differ from 1 by rounding only
     return share_V, alias_V
 
 
 class Kept(NamedTuple):
-    """The words of a stretch and its neighbours that are kept, in their order; C of them."""
+    """The C kept words of a stretch and its neighbours, in the order of the text."""
 
     words: Tensor
     places: Tensor
     lines: Tensor
-    """No window reaches from one line to another."""
+    """The number of each word's line. No window reaches from one line to another."""
     radius: Tensor
-    """0 where a word is only a neighbour."""
+    """0 if a word is only a neighbour."""
 
 
 class Pairs(NamedTuple):
-    """What is trained on, in the order of the text."""
+    """The training pairs, in the order of the text."""
 
     centres: Tensor
     contexts: Tensor
     negatives: Tensor
-    """One that is equal to its centre counts for nothing."""
+    """A negative that equals its centre is ignored."""
     places: Tensor
-    """Of the centres."""
+    """The places of the centres."""
 
 
 def kept_words(draws: Draws, key: int, ids: NDArray[np.int32], start: int, stop: int) -> Kept:
-    """Of the stretch from `start` to `stop`, on the device of `draws`."""
+    """Return the kept words of the stretch from `start` to `stop`, on the device of `draws`."""
     first, last = draws.reach(key, ids, start, stop)
     device = draws.keep.device
     words = torch.from_numpy(ids[first:last].astype(np.int64)).to(device)
@@ -230,12 +235,12 @@ def kept_words(draws: Draws, key: int, ids: NDArray[np.int32], start: int, stop:
     kept = _upper(draw_all(key, places * draws.per_place)) < draws.keep[words]
     words_C, places_C, lines_C = words[kept], places[kept], lines[kept]
     radius_C = 1 + (_upper(draw_all(key, places_C * draws.per_place + 1)) * draws.window >> 32)
-    own_C = (places_C >= start) & (places_C < stop)
-    return Kept(words_C, places_C, lines_C, radius_C * own_C)
+    centres_C = (places_C >= start) & (places_C < stop)
+    return Kept(words_C, places_C, lines_C, radius_C * centres_C)
 
 
 def pairs_of(draws: Draws, key: int, kept: Kept) -> Pairs:
-    """Every centre with every context in its window, and the negatives of each."""
+    """Return every centre with every context in its window, and the negatives of each pair."""
     window, words = draws.window, len(kept.words)
     device = kept.words.device
     offsets = torch.tensor([o for o in range(-window, window + 1) if o], device=device)
@@ -248,8 +253,8 @@ def pairs_of(draws: Draws, key: int, kept: Kept) -> Pairs:
     numbers = torch.arange(draws.negatives, device=device) + (slots_N * draws.negatives)[:, None]
     bits = draw_all(key, (places_N * draws.per_place + 2)[:, None] + numbers)
     columns = _upper(bits) * len(draws.alias) >> 32
-    own = (bits & (HALF - 1)) < draws.accept[columns]
-    negatives_NK = torch.where(own, columns, draws.alias[columns])
+    accepted = (bits & (HALF - 1)) < draws.accept[columns]
+    negatives_NK = torch.where(accepted, columns, draws.alias[columns])
     return Pairs(kept.words[centres], kept.words[others_CW[centres, slots_N]], negatives_NK, places_N)
 
 

@@ -1,6 +1,6 @@
-"""Skip-gram as a loop that can be read: what the other implementations are tested against.
+"""Skip-gram as a readable loop: what the other implementations are tested against.
 
-Shapes: V words, D width.
+Shapes: V words, D dimensions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def train_pair_by_pair(stretch: Stretch) -> None:
             g = rate * ((target == centre) - sigmoid(u @ v))
             e += g * u
             if tied and target == context:
-                e += g * v  # the row is v itself, which the other targets still need as it is
+                e += g * v  # the row is v itself, and the other targets still need its old value
             else:
                 u += g * v
         v += e
@@ -65,7 +65,7 @@ def pairs(
 
 
 def lines(ids: NDArray[np.int32], first: int, last: int, eos: int) -> Iterator[range]:
-    """The places of each line, without its end."""
+    """Yield the places of each line, without its end."""
     ends = [place for place in range(first, last) if ids[place] == eos]
     for begin, end in zip([first, *(end + 1 for end in ends)], [*ends, last], strict=True):
         yield range(begin, end)

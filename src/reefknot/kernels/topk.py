@@ -1,6 +1,6 @@
-"""The best classes of a linear classifier, or of a mixture of them, without the N x V scores.
+"""The best classes of a linear classifier, or of a mixture of classifiers, without the N x V scores.
 
-Shapes: N rows (tokens), K experts of a mixture (1 without), D width, V classes.
+Shapes: N rows (tokens), K experts of a mixture (1 without), R = N x K, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -18,30 +18,38 @@ from reefknot.kernels.scores import IGNORE, wide
 def linear_topk(
     h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, log_prior_NK: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and ids of each row's k best classes under softmax(h W^T + b), best first.
+    """Return log-probabilities and ids of each row's k best classes under softmax(h W^T + b), best first.
 
-    With `log_prior_NK` those of a mixture: h has K consecutive rows for each. Its best classes need not be among the
-    best of any expert, so all normalisers are found first, in a pass of their own.
+    With `log_prior_NK` they are those of a mixture, for which `h` has K consecutive rows per token. The best classes of
+    a mixture need not be among the best of any expert, so a first pass computes all normalisers.
+
+    Args:
+        h_RD: Contexts.
+        w_VD: One vector per class.
+        b_V: Bias per class, or None.
+        k: How many classes to return.
+        log_prior_NK: The logarithms of the experts' weights, or None.
     """
     experts = 1 if log_prior_NK is None else log_prior_NK.shape[1]
     offset_R = None
     if log_prior_NK is not None:
-        nobody = torch.full((h_RD.shape[0],), IGNORE, device=h_RD.device)
-        offset_R = log_prior_NK.flatten() - row_losses(h_RD, w_VD, b_V, nobody).lse
+        no_targets = torch.full((h_RD.shape[0],), IGNORE, device=h_RD.device)
+        offset_R = log_prior_NK.flatten() - row_losses(h_RD, w_VD, b_V, no_targets).lse
     blocks = plan_blocks(h_RD.shape[0], w_VD.shape[0], Costs(score=12), current().budget(h_RD.device), group=experts)
-    found = [
+    parts = [
         _best(h_RD[rows], w_VD, b_V, k, None if offset_R is None else offset_R[rows].view(-1, experts, 1), blocks)
         for rows in blocks.over_rows(h_RD.shape[0])
     ]
-    if not found:
+    if not parts:
         return h_RD.new_zeros(0, k, dtype=wide(h_RD.dtype)), torch.zeros(0, k, dtype=torch.long, device=h_RD.device)
-    return torch.cat([best for best, _ in found]), torch.cat([ids for _, ids in found])
+    return torch.cat([best for best, _ in parts]), torch.cat([ids for _, ids in parts])
 
 
 def _best(
     h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_NK1: Tensor | None, blocks: Blocks
 ) -> tuple[Tensor, Tensor]:
-    """Of some rows, one block of classes after the other. With offsets, those of the experts that are mixed."""
+    """Return the best classes of some rows, searched one block of classes after the other. With offsets, experts are
+    mixed first."""
     best_NK, ids_NK, normalisers = [], [], []
     for classes in blocks.over_classes(w_VD.shape[0]):
         z_NV = linear_scores(h_RD, w_VD[classes], None if b_V is None else b_V[classes])

@@ -1,10 +1,10 @@
-"""Skip-gram in plain torch: the gradients of a batch of pairs at the same weights, added up.
+"""Skip-gram in plain torch: the gradients of a batch of pairs are computed at the same weights and added up.
 
-A row that comes up n times in a batch gets n gradients that do not know of each other, as if its rate were n times
-higher. A batch is therefore no larger than `Draws.at_once` allows, and vectors become as good as those of one pair
-after the other (tests/kernels/test_skip_gram.py).
+A row that comes up n times in a batch gets n gradients that were computed independently, as if its learning rate were n
+times higher. A batch is therefore no larger than `Draws.at_once` allows. The vectors become as good as those of pair by
+pair training (tests/kernels/test_skip_gram.py).
 
-Shapes: V words, D width, N pairs of a batch, K negatives, T = 1 + K targets of a pair.
+Shapes: V words, D dimensions, N pairs of a batch, K negatives, T = 1 + K targets of a pair.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from reefknot.kernels.skip_gram import CLIP, Stretch
 from reefknot.kernels.skip_gram_draws import kept_words, pairs_of
 
 BATCH = {"cpu": 512, "cuda": 65_536}
-"""Pairs at once, at most: more are no faster."""
+"""The most pairs in a batch. More are not faster."""
 PLACES = 65_536
-"""Words whose pairs are laid out at once."""
+"""Words whose pairs are in memory at a time."""
 
 
 def train_batches(stretch: Stretch) -> None:
@@ -41,7 +41,7 @@ def train_batches(stretch: Stretch) -> None:
 
 
 def update(input_VD: Tensor, output_VD: Tensor, contexts_N: Tensor, targets_NT: Tensor, steps_NT: Tensor) -> None:
-    """One batch; the first target of a pair is the true one."""
+    """Train on one batch. The first target of a pair is the centre, the others are negatives."""
     v_ND, u_NTD = input_VD[contexts_N], output_VD[targets_NT]
     scores_NT = torch.bmm(u_NTD, v_ND[:, :, None])[:, :, 0]
     p_NT = scores_NT.sigmoid()

@@ -1,7 +1,7 @@
-"""The triton kernels under `triton_scores`: each makes a tile of a product, or reads it where torch has left it, and
-consumes it in registers.
+"""The triton kernels of `triton_scores`. Each computes a tile of a matrix product, or loads one that torch has stored,
+and consumes it in registers.
 
-Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
+Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
 """
 
 import triton
@@ -9,15 +9,15 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-1e38)
-"""In place of the largest score where all are minus infinity, which cannot be subtracted from itself."""
+"""Replaces the largest score if all scores are minus infinity, which cannot be subtracted from itself."""
 IGNORE = tl.constexpr(-100)
 FAR = tl.constexpr(69.0)
-"""How far above its target a score may lie. The sum of more exponentials than there are words is within the range."""
+"""How far a score may lie above that of the target. Sums of such exponentials do not overflow for any vocabulary."""
 
 
 @triton.jit
 def _load(source, row, column, rows, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr):
-    """A tile of a matrix with D columns; zeros outside it."""
+    """Load a tile of a matrix with D columns, with zeros outside the matrix."""
     if TMA:
         tile = source.load([row, column])
     else:
@@ -32,7 +32,7 @@ def _load(source, row, column, rows, D: tl.constexpr, ROWS: tl.constexpr, COLUMN
 def _store(
     out, value, row, column, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr
 ):
-    """A tile into a matrix. By the copy engine it goes in two halves, which take half the shared memory."""
+    """Store a tile in a matrix. The copy engine moves it in two halves, which take half the shared memory."""
     if TMA:
         halves = tl.permute(tl.reshape(value, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
         left, right = tl.split(halves)
@@ -49,7 +49,7 @@ def _store(
 def _product(
     h, w, row, column, N, V, D: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, TMA: tl.constexpr
 ):
-    """One tile of h W^T, in float32."""
+    """Return one tile of h W^T, in float32."""
     z = tl.zeros((BN, BV), dtype=tl.float32)
     for d in range(0, D, BD):
         a = _load(h, row, d, N, D, BN, BD, TMA)
@@ -62,7 +62,7 @@ def _product(
 def _scores(
     h,
     w,
-    made_ptr,
+    stored_ptr,
     row,
     column,
     N,
@@ -73,13 +73,13 @@ def _scores(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
-    MADE: tl.constexpr,
+    STORED: tl.constexpr,
 ):
-    """One tile of h W^T, in float32; where it was made before, from there."""
-    if MADE:
+    """Return one tile of h W^T, in float32: computed here, or loaded if it is stored."""
+    if STORED:
         r = row + tl.arange(0, BN)
         c = column + tl.arange(0, BV)
-        places = made_ptr + r[:, None].to(tl.int64) * stride + c[None, :]
+        places = stored_ptr + r[:, None].to(tl.int64) * stride + c[None, :]
         z = tl.load(places, mask=(r[:, None] < N) & (c[None, :] < V), other=0.0)
     else:
         z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
@@ -95,7 +95,7 @@ def _add_bias(z, b_ptr, columns, V, BIAS: tl.constexpr):
 
 @triton.jit
 def _log_sum_exp(z, columns, V):
-    """Of each row of a tile, over its columns that are classes."""
+    """Return the log-sum-exp of each row of a tile, over the columns that are classes."""
     z = tl.where(columns[None, :] < V, z, -float("inf"))
     top = tl.maximum(tl.max(z, 1), LEAST)
     return top + tl.log(tl.sum(tl.exp2((z - top[:, None]) * LOG2_E), 1))
@@ -122,22 +122,22 @@ def exponentials_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
-    MADE: tl.constexpr,
+    STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """out = exp(z - top), zero at the target; sums = its row sums, tile by tile; top = the target's score, or, where
-    others of the tile lie far above it, the largest of them."""
-    # Neighbouring programs share a tile of classes, so that each is read from memory once.
+    """Compute out = exp(z - top), with zero at the target, and its row sums, tile by tile. `top` is the score of the
+    target, or the largest score of the tile if that is far above it."""
+    # Neighbouring programs share a tile of classes, so each tile is read from memory once.
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
-        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
+        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
         z = _add_bias(z, b_ptr, columns, V, BIAS)
         offset = tl.load(offset_ptr + rows, mask=rows < N, other=0.0)
-        # Where a target is left out its place is taken by class 0, whose score then is the offset.
+        # An ignored target is replaced by class 0, whose score then is the offset.
         y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
         counted = (columns[None, :] < V) & (columns[None, :] != y[:, None])
         z = tl.where(counted, z, -float("inf"))
@@ -155,7 +155,7 @@ def exponentials_kernel(
 def normalisers_kernel(
     h,
     w,
-    made_ptr,
+    stored_ptr,
     b_ptr,
     lse_ptr,
     lse_tau_ptr,
@@ -173,14 +173,14 @@ def normalisers_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
-    MADE: tl.constexpr,
+    STORED: tl.constexpr,
 ):
-    """Log-sum-exps of each row, tile by tile."""
+    """Compute the log-sum-exps of each row, tile by tile."""
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
-        z = _scores(h, w, made_ptr, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
+        z = _scores(h, w, stored_ptr, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
         places = rows.to(tl.int64) * T + tile // tiles_n
@@ -220,15 +220,15 @@ def gradient_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
-    MADE: tl.constexpr,
+    STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """out = the gradient that `RowTerms` describes; bias_sums = column sums of its plain part, tile by tile."""
+    """Compute the gradient that `RowTerms` describes, and the column sums of its plain part, tile by tile."""
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
-        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
+        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
         g = tl.zeros((BN, BV), dtype=tl.float32)
@@ -258,7 +258,7 @@ def soft_gradients_kernel(
     m,
     v,
     q_out,
-    sent_out,
+    dz_out,
     lse_ptr,
     negentropy_ptr,
     mean_ptr,
@@ -276,33 +276,33 @@ def soft_gradients_kernel(
     BV: tl.constexpr,
     BD: tl.constexpr,
     TMA: tl.constexpr,
-    MADE: tl.constexpr,
+    STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """q = the softmax of z less `uniform`; sent = the gradient of z. Two products that meet in registers."""
+    """Compute q, the softmax of z less `uniform`, and the gradient of z, from two products in registers."""
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS):
         row = (tile % tiles_n) * BN
         column = (tile // tiles_n) * BV
         z = tl.zeros((BN, BV), dtype=tl.float32)
-        sent = tl.zeros((BN, BV), dtype=tl.float32)
-        if ONE_TABLE and not MADE:
+        dz = tl.zeros((BN, BV), dtype=tl.float32)
+        if ONE_TABLE and not STORED:
             for d in range(0, D, BD):
                 c = _load(k, column, d, V, D, BV, BD, TMA).T
                 z = tl.dot(_load(h, row, d, N, D, BN, BD, TMA), c, z, input_precision="ieee")
-                sent = tl.dot(_load(m, row, d, N, D, BN, BD, TMA), c, sent, input_precision="ieee")
+                dz = tl.dot(_load(m, row, d, N, D, BN, BD, TMA), c, dz, input_precision="ieee")
         else:
-            z = _scores(h, k, q_out, row, column, N, V, stride, D, BN, BV, BD, TMA, MADE)
-            sent = _scores(m, v, sent_out, row, column, N, V, stride, M, BN, BV, BD, TMA, MADE)
+            z = _scores(h, k, q_out, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
+            dz = _scores(m, v, dz_out, row, column, N, V, stride, M, BN, BV, BD, TMA, STORED)
         rows = row + tl.arange(0, BN)
         lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
         negentropy = tl.load(negentropy_ptr + rows, mask=rows < N, other=0.0)
         mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)
         logq = z * inverse_tau - lse[:, None]
         q = tl.exp2(logq * LOG2_E)
-        sent = q * (sent + negentropy[:, None] * logq - mean[:, None]) * inverse_tau
+        dz = q * (dz + negentropy[:, None] * logq - mean[:, None]) * inverse_tau
         _store(q_out, (q - uniform).to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
-        _store(sent_out, sent.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+        _store(dz_out, dz.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
 
 
 @triton.jit
@@ -319,7 +319,7 @@ def target_scores_kernel(
     BIAS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
-    """h_n . w_y + b_y of each row, the product in the precision of h as in the tiles; but never in TF32."""
+    """Compute h_n . w_y + b_y of each row, with operands in the precision of h as in the tiles, but never in TF32."""
     n = tl.program_id(0)
     y = tl.load(y_ptr + n)
     y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)
@@ -353,7 +353,7 @@ def finish_kernel(
     BV: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """From the row sums: losses, the factor that makes `out` a gradient, and the target's own entry."""
+    """Compute from the row sums: losses, the factor that turns `out` into a gradient, and the entry of the target."""
     n = tl.program_id(0)
     offset = tl.load(offset_ptr + n)
     least = tl.maximum(offset, LEAST)
@@ -373,15 +373,15 @@ def finish_kernel(
         shift = tl.load(tops_ptr + tiles, mask=tiles < T, other=LEAST) - top
         sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(shift * LOG2_E)
         t += BT
-    rest = tl.sum(sums, 0)
-    own = tl.exp2((least - top) * LOG2_E)
+    others = tl.sum(sums, 0)
+    target = tl.exp2((least - top) * LOG2_E)
     y = tl.load(y_ptr + n)
     scored = (y >= 0) & (y < V)
-    absent = tl.where(y == IGNORE, 0.0, float("nan"))
-    tl.store(nll_ptr + n, tl.where(scored, tl.log(own + rest) + (top - offset), absent))
-    tl.store(scale_ptr + n, tl.where(scored, 1.0 / (own + rest), 0.0))
-    # p_y - 1 = -rest / (own + rest): nothing cancels.
-    entry = (-rest).to(out_ptr.dtype.element_ty)
+    unscored = tl.where(y == IGNORE, 0.0, float("nan"))
+    tl.store(nll_ptr + n, tl.where(scored, tl.log(target + others) + (top - offset), unscored))
+    tl.store(scale_ptr + n, tl.where(scored, 1.0 / (target + others), 0.0))
+    # p_y - 1 = -others / (target + others): no cancellation.
+    entry = (-others).to(out_ptr.dtype.element_ty)
     row_ptr = out_ptr + n.to(tl.int64) * stride
     if top == least:
         tl.store(row_ptr + y, entry, mask=scored)
@@ -398,7 +398,7 @@ def finish_kernel(
 
 @triton.jit
 def scale_kernel(x_ptr, factor_ptr, count, BLOCK: tl.constexpr):
-    """x *= factor. A factor of one, the gradient of a loss that nothing follows, costs no pass over x."""
+    """Compute x *= factor. A factor of one, the gradient of a final loss, costs no pass over x."""
     factor = tl.load(factor_ptr)
     if factor != 1.0:
         places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -1,11 +1,10 @@
-"""The recurrence of LSTM layers on a GPU: one kernel walks through the whole window, another walks back.
+"""The recurrence of LSTM layers on a GPU: one kernel walks forward through the whole window, another walks back.
 
-A step is a small product that waits for the last one, so what it costs is latency. Here is how the kernels
-(`triton_recurrence_kernels`) are cut up and launched, so that all their programs run at once and can wait for each
+A step is a small product that waits for the step before, so its cost is latency. This module divides the work of the
+kernels (`triton_recurrence_kernels`) and launches them, so that all their programs run at once and can wait for each
 other.
 
-Shapes: L layers, T steps, B rows of the batch, H units, P of them with padding, G = 4H gates i, f, g, o; M masks, 1 or
-4.
+Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from reefknot.kernels.triton_recurrence_kernels import backward_kernel, forward_
 
 @dataclass(frozen=True)
 class Plan:
-    """How rows and units are cut up: a program has BM x BH of them, and reads BK units of the others at a time."""
+    """How rows and units are divided: a program computes BM rows x BH units, and reads BK units of all at a time."""
 
     BM: int
     BH: int
@@ -36,17 +35,17 @@ class Plan:
     stages: int
     precision: str
     tiles: int
-    """Tiles of rows in one launch: all programs of a launch run at once."""
+    """Tiles of rows per launch. All programs of a launch run at once."""
     hold: int
-    """Width of the weights where a program keeps them on the chip for all steps, a power of 2; else 0."""
+    """The padded number of units, a power of 2, if a program keeps its weights on the chip for all steps; else 0."""
 
     @classmethod
     def choose(cls, rows: int, units: int, dtype: torch.dtype, device: torch.device, layers: int = 1) -> Plan | None:
-        """For a batch of so many rows; None where a device has too few multiprocessors, for one layer or for several at
-        once, or too little memory on each."""
+        """Choose a plan for a batch of this many rows. None if the device has too few multiprocessors for the layers,
+        or too little shared memory."""
         precision = "tf32" if rounds_to_tf32() else "tf32x3"
         if device.type != "cuda":
-            # The interpreter: small tiles, so that small shapes have several, and the smallest are held.
+            # The interpreter gets small tiles, so that small shapes have several, and holds the smallest weights.
             return cls(16, 16, 32, 4, 1, "ieee", triton.cdiv(rows, 16), 16 if units <= 16 else 0)
         processors, memory = _limits(device)
         BM, BH = min(max(triton.next_power_of_2(rows), 16), 64), 16
@@ -58,12 +57,12 @@ class Plan:
         if not together or (layers > 1 and layers * slices * tiles > processors):
             return None
         BK = min(128 if dtype == torch.bfloat16 else 32, max(triton.next_power_of_2(units), 16))
-        # On the way back, four gates of all rows and of the program's units are read at a time.
+        # The backward kernel reads four gates of all rows and of the program's units at a time.
         while BK > 16 and _STAGES * 4 * (BM + BH) * BK * dtype.itemsize > memory:
             BK //= 2
         if _STAGES * 4 * (BM + BH) * BK * dtype.itemsize > memory:
             return None
-        # A layer's own weights and those that it reads another by, and on the way back four gates of all rows.
+        # Recurrent and upward weights of a layer, and in the backward kernel four gates of all rows.
         hold = max(triton.next_power_of_2(units), 16)
         fits = 4 * (BM + 2 * BH) * hold * dtype.itemsize <= memory
         if not fits or hold > _HELD or BM > 32 or dtype == torch.float32:
@@ -72,29 +71,29 @@ class Plan:
 
 
 _STAGES = 4
-"""Blocks of a product that are on the way at once."""
+"""Pipeline stages of a product: blocks that are loaded ahead."""
 _HELD = 256
-"""The widest layer whose weights stay on the chip: more units, more rows or float32 take too many registers."""
+"""The most units of a layer whose weights stay on the chip. More units or rows, or float32, take too many registers."""
 
 
 @cache
 def _limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory that a program may take on one."""
+    """Return the number of multiprocessors, and the bytes of shared memory that a program may use."""
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 49_152)
 
 
 class Walked(NamedTuple):
-    """What the way back needs of the way there."""
+    """What the backward walk needs from the forward walk."""
 
     states: Tensor
-    """The masked states before each step and after the last, (L, T + 1, B, M, P), in the products' type."""
+    """The masked states before each step and after the last, (L, T + 1, B, M, P), in the type of the products."""
     cells: Tensor
     """The cells before each step and after the last, (L, T + 1, B, H), in float32."""
     gates: Tensor
-    """Activated, (L, T, B, G), in the products' type."""
+    """The gates after their activation, (L, T, B, G), in the type of the products."""
     weights: Tensor
-    """Recurrent ones of all layers, then those that take a state up, (2L - 1, 4, H, P), in the products' type."""
+    """Recurrent weights of all layers, then the upward weights, (2L - 1, 4, H, P), in the type of the products."""
 
 
 def walk_forward(
@@ -106,10 +105,10 @@ def walk_forward(
     masks: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Walked]:
-    """The outputs of all steps, the last states and cells, and what the way back needs."""
+    """Return the outputs of all steps, the last states and cells, and what the backward walk needs."""
     steps, (layers, rows, units) = len(x_TBG), h_LBH.shape
     walk = _Walk(layers, steps, rows, units, masks, dtype, x_TBG.device)
-    states = walk.room(layers, steps + 1, rows, walk.masks)
+    states = walk.empty(layers, steps + 1, rows, walk.masks)
     start = states[:, 0, :, :, :units]
     if masks is None:
         start.copy_(h_LBH[:, :, None])
@@ -120,30 +119,30 @@ def walk_forward(
     gates = x_TBG.new_empty(layers, *x_TBG.shape, dtype=dtype)
     h_TBH = x_TBG.new_empty(steps, rows, units, dtype=dtype)
     end_h, end_c = (x_TBG.new_empty(h_LBH.shape, dtype=torch.float32) for _ in range(2))
-    w_4HP = walk.rows_of(torch.stack(list(weights)).view(-1, 4, units, units))
+    w_4HP = walk.padded_weights(torch.stack(list(weights)).view(-1, 4, units, units))
     bias = torch.stack(list(biases)) if biases else None
-    given = x_TBG.contiguous(), w_4HP, bias, walk.mask
-    walk.launch(forward_kernel, *given, states, cells, gates, h_TBH, end_h, end_c)
+    inputs = x_TBG.contiguous(), w_4HP, bias, walk.mask
+    walk.launch(forward_kernel, *inputs, states, cells, gates, h_TBH, end_h, end_c)
     return h_TBH, end_h, end_c, Walked(states, cells, gates, w_4HP)
 
 
 def walk_backward(
     g_TBH: Tensor, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None, masks: Tensor | None, walked: Walked
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of all gates, (L, T, B, 4, P), and of the cells before the first step, from those of the outputs
-    and of the last states and cells."""
+    """Return the gradients of all gates, (L, T, B, 4, P), and of the cells before the first step, given those of the
+    outputs and of the last states and cells."""
     layers, _, rows, units = walked.cells.shape
     walk = _Walk(layers, len(g_TBH), rows, units, masks, walked.gates.dtype, g_TBH.device)
-    d = walk.room(layers, len(g_TBH), rows, 4)
+    d = walk.empty(layers, len(g_TBH), rows, 4)
     dc_LBH = g_TBH.new_empty(layers, rows, units, dtype=torch.float32)
-    ends = (None if each is None else each.contiguous() for each in (g_h_LBH, g_c_LBH))
-    turned = walk.rows_of(walked.weights[..., :units].mT)
-    walk.launch(backward_kernel, g_TBH.contiguous(), *ends, turned, walk.mask, walked.cells, walked.gates, d, dc_LBH)
+    last = (None if gradient is None else gradient.contiguous() for gradient in (g_h_LBH, g_c_LBH))
+    weights = walk.padded_weights(walked.weights[..., :units].mT)
+    walk.launch(backward_kernel, g_TBH.contiguous(), *last, weights, walk.mask, walked.cells, walked.gates, d, dc_LBH)
     return d, dc_LBH
 
 
 class _Walk:
-    """One call: its shapes, its plan and its launches."""
+    """One call of a kernel: its shapes, its plan and its launches."""
 
     def __init__(
         self,
@@ -157,51 +156,51 @@ class _Walk:
     ) -> None:
         plan = Plan.choose(rows, units, dtype, device, layers)
         if plan is None:
-            raise ArgumentError(
-                f"{layers} layers of {units} units are more than the kernel has room for; use impl = 'reference'"
-            )
+            raise ArgumentError(f"{layers} layers of {units} units do not fit on this GPU; use impl = 'reference'")
         self.layers, self.steps, self.rows, self.units, self.plan = layers, steps, rows, units, plan
         self.dtype, self.device = dtype, device
         self.mask = None if masks is None else masks.contiguous()
         self.masks = 1 if masks is None or masks.dim() == 3 else 4
-        # So that every row begins where loads of 16 bytes may.
+        # Padding aligns every row for loads of 16 bytes.
         self.padded = triton.cdiv(units * dtype.itemsize, 16) * 16 // dtype.itemsize
 
-    def room(self, *shape: int) -> Tensor:
-        """Rows of all units, with zeros where they are padded."""
+    def empty(self, *shape: int) -> Tensor:
+        """Allocate rows of all units, with zeros in the padding."""
         make = torch.empty if self.padded == self.units else torch.zeros
         return make(*shape, self.padded, dtype=self.dtype, device=self.device)
 
-    def rows_of(self, w_4HH: Tensor) -> Tensor:
-        """Weights as the kernels read them: in the products' type, with rows that are padded."""
+    def padded_weights(self, w_4HH: Tensor) -> Tensor:
+        """Return weights as the kernels read them: in the type of the products, with padded rows."""
         if self.padded == self.units:
             return w_4HH.to(self.dtype).contiguous()
-        w_4HP = self.room(*w_4HH.shape[:-1])
+        w_4HP = self.empty(*w_4HH.shape[:-1])
         w_4HP[..., : self.units] = w_4HH
         return w_4HP
 
     def launch(self, kernel: Any, *tensors: Tensor | None) -> None:
         plan = self.plan
         tiles, slices = triton.cdiv(self.rows, plan.BM), triton.cdiv(self.units, plan.BH)
-        # The interpreter runs one program after the other, and none may wait: there a launch is a layer's step.
-        meeting = self.device.type == "cuda"
-        count = torch.zeros(tiles * self.layers * 32, dtype=torch.int32, device=self.device) if meeting else None
-        for first, last, place, tile, grid in self._launches(tiles, slices, meeting):
+        # The interpreter runs one program after the other, so none may wait: there a launch is one step of one layer.
+        concurrent = self.device.type == "cuda"
+        count = torch.zeros(tiles * self.layers * 32, dtype=torch.int32, device=self.device) if concurrent else None
+        for first, last, place, tile, grid in self._launches(tiles, slices, concurrent):
             kernel[grid](
                 *(*tensors, count, first, last, self.steps, tile, place, self.rows),
                 **{"LAYERS": self.layers, "H": self.units, "P": self.padded, "M": self.masks},
                 **{"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision},
                 num_warps=plan.warps,
                 num_stages=plan.stages,
-                # All programs of a launch run at once, or it is refused: a barrier cannot wait forever.
-                launch_cooperative_grid=meeting,
+                # The launch fails unless all programs can run at once, so a barrier cannot wait forever.
+                launch_cooperative_grid=concurrent,
             )
 
-    def _launches(self, tiles: int, slices: int, meeting: bool) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
-        """Of each: its first step, the one after its last, its first layer and tile, and its grid."""
+    def _launches(
+        self, tiles: int, slices: int, concurrent: bool
+    ) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
+        """Yield for each launch its first step, the step after its last, its first layer and tile, and its grid."""
         for tile in range(0, tiles, self.plan.tiles):
             together = min(self.plan.tiles, tiles - tile)
-            if meeting:
+            if concurrent:
                 yield 0, self.steps, 0, tile, (slices, together, self.layers)
                 continue
             for step, place in product(range(self.steps), range(self.layers)):

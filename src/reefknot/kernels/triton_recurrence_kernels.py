@@ -1,13 +1,13 @@
-"""The kernels that walk through a window of an LSTM and back: one launch each, however many steps and layers there are.
+"""The kernels that walk through a window of an LSTM and back: one launch each, for any number of steps and layers.
 
-Each program owns a few units of one layer for a tile of rows: it reads the state of all units that the layer's programs
-have left in memory, makes the four gates of its own, leaves its own part of the next state and meets the others at a
-barrier. A layer that reads another waits for it step by step, so that all layers walk at once, each a step behind the
-one before it. Whatever does not depend on the layer's last step (the input's share, the layer before, the saved gates,
-what is stored for later) is moved while that ends. Each number is written by one program and summed in one order, so
-that equal calls give equal bits.
+Each program owns a few units of one layer, for a tile of rows. It reads the state of all units, which the programs of
+the layer have written to memory, computes the four gates of its units, writes its part of the next state, and meets the
+other programs at a barrier. A layer that reads another layer waits for it step by step, so all layers run at once, each
+one step behind the layer before it. Whatever does not depend on the last step of the layer (the contribution of the
+input, the layer before, the saved gates, what is stored for later) is moved while that step ends. Each number is
+written by one program and summed in one order, so equal calls give equal bits.
 
-Shapes: T steps, B rows of the batch, H units, P of them with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
+Shapes: T steps, B rows of the batch, H units, P units with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _tanh(x):
 
 @triton.jit
 def _counter(count_ptr, tile, place, LAYERS: tl.constexpr):
-    """Of a tile's layer, in a line of its own, which the others' do not hold up; None where none may wait."""
+    """Return the counter of a tile's layer, on a separate cache line to avoid contention; None if none may wait."""
     if count_ptr is not None:
         count_ptr += (tile * LAYERS + place) * 32
     return count_ptr
@@ -36,7 +36,7 @@ def _counter(count_ptr, tile, place, LAYERS: tl.constexpr):
 
 @triton.jit
 def _arrive(count_ptr):
-    """Says that all this program has stored so far can be read."""
+    """Signal that everything this program has stored so far can be read."""
     if count_ptr is not None:
         tl.debug_barrier()
         tl.atomic_add(count_ptr, 1, sem="release", scope="gpu")
@@ -44,7 +44,7 @@ def _arrive(count_ptr):
 
 @triton.jit
 def _wait(count_ptr, arrivals):
-    """Until so many programs have arrived. Every thread reads for itself, so that none has to tell the others."""
+    """Wait until this many programs have arrived. Every thread polls, so none has to notify the others."""
     if count_ptr is not None:
         while (
             tl.inline_asm_elementwise(
@@ -56,12 +56,12 @@ def _wait(count_ptr, arrivals):
 
 
 @triton.jit
-def _own(tile, B, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
-    """A program's rows and units, which of them exist, and their places in (B, H) and in (B, 4, H)."""
+def _tile_of_program(tile, B, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
+    """Return a program's rows and units, which of them exist, and their offsets in (B, H) and in (B, 4, H)."""
     rows = tile * BM + tl.arange(0, BM)
     units = tl.program_id(0) * BH + tl.arange(0, BH)
-    there = (rows[:, None] < B) & (units[None, :] < H)
-    return rows, units, there, rows[:, None] * H + units[None, :], rows[:, None] * (4 * H) + units[None, :]
+    valid = (rows[:, None] < B) & (units[None, :] < H)
+    return rows, units, valid, rows[:, None] * H + units[None, :], rows[:, None] * (4 * H) + units[None, :]
 
 
 @triton.jit
@@ -72,13 +72,13 @@ def _zeros(BM: tl.constexpr, BH: tl.constexpr):
 
 @triton.jit
 def _load_weights(w_ptr, units, k, H: tl.constexpr, P: tl.constexpr):
-    """From (4, H, P): those that take units k of the others to a program's own, gate by gate."""
+    """Load from weights (4, H, P), gate by gate, those from units k of the input to the units of this program."""
     at = w_ptr + units[None, :] * P + k[:, None]
-    there = (units[None, :] < H) & (k[:, None] < P)
-    i = tl.load(at, mask=there, other=0.0)
-    f = tl.load(at + H * P, mask=there, other=0.0)
-    g = tl.load(at + 2 * H * P, mask=there, other=0.0)
-    o = tl.load(at + 3 * H * P, mask=there, other=0.0)
+    valid = (units[None, :] < H) & (k[:, None] < P)
+    i = tl.load(at, mask=valid, other=0.0)
+    f = tl.load(at + H * P, mask=valid, other=0.0)
+    g = tl.load(at + 2 * H * P, mask=valid, other=0.0)
+    o = tl.load(at + 3 * H * P, mask=valid, other=0.0)
     return i, f, g, o
 
 
@@ -86,17 +86,17 @@ def _load_weights(w_ptr, units, k, H: tl.constexpr, P: tl.constexpr):
 def _add_products(
     a_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, k, B, P: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Adds a_m w_m for each gate m, in float32, over units k: a is (B, M, P), one for all gates or one for each."""
+    """Add a_m w_m for each gate m, in float32, over units k. `a` is (B, M, P): one for all gates, or one per gate."""
     at = a_ptr + rows[:, None] * (M * P) + k[None, :]
-    there = (rows[:, None] < B) & (k[None, :] < P)
-    # Past the cache of the multiprocessor, which does not see what others write.
-    a_i = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+    valid = (rows[:, None] < B) & (k[None, :] < P)
+    # Bypass the L1 cache, which does not see what other multiprocessors write.
+    a_i = tl.load(at, mask=valid, other=0.0, cache_modifier=".cg")
     a_f, a_g, a_o = a_i, a_i, a_i
     if M == 4:
-        a_f = tl.load(at + P, mask=there, other=0.0, cache_modifier=".cg")
-        a_g = tl.load(at + 2 * P, mask=there, other=0.0, cache_modifier=".cg")
-        a_o = tl.load(at + 3 * P, mask=there, other=0.0, cache_modifier=".cg")
-    # Four sums, even where one would do: each product waits for the sum that it adds to.
+        a_f = tl.load(at + P, mask=valid, other=0.0, cache_modifier=".cg")
+        a_g = tl.load(at + 2 * P, mask=valid, other=0.0, cache_modifier=".cg")
+        a_o = tl.load(at + 3 * P, mask=valid, other=0.0, cache_modifier=".cg")
+    # Four sums, even if one would do, because each product waits for the sum that it adds to.
     i = tl.dot(a_i, w_i, i, input_precision=PRECISION)
     f = tl.dot(a_f, w_f, f, input_precision=PRECISION)
     g = tl.dot(a_g, w_g, g, input_precision=PRECISION)
@@ -106,7 +106,7 @@ def _add_products(
 
 @triton.jit
 def _hold_weights(w_ptr, units, H: tl.constexpr, P: tl.constexpr, HOLD: tl.constexpr):
-    """All of a program's weights, to be kept on the chip, where they are at most HOLD wide; else nothing."""
+    """Load all weights of a program, to keep them on the chip, if they have at most HOLD columns."""
     if HOLD:
         i, f, g, o = _load_weights(w_ptr, units, tl.arange(0, HOLD), H, P)
     else:
@@ -115,7 +115,7 @@ def _hold_weights(w_ptr, units, H: tl.constexpr, P: tl.constexpr, HOLD: tl.const
 
 
 @triton.jit
-def _add_share(
+def _add_state(
     a_ptr,
     w_ptr,
     w_i,
@@ -136,7 +136,7 @@ def _add_share(
     HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The products over all units, with weights that are held, or read as they are needed."""
+    """Add the products over all units, with weights that are held on the chip or loaded as needed."""
     if HOLD:
         k = tl.arange(0, HOLD)
         i, f, g, o = _add_products(a_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, k, B, P, M, PRECISION)
@@ -149,59 +149,60 @@ def _add_share(
 
 
 @triton.jit
-def _only(condition, own):
-    """A mask, or nothing where a condition does not hold that all places share. Not `own & condition`, which the
-    interpreter of triton 3.9 makes a mask of whole numbers and then refuses."""
-    return tl.where(condition, own, False)
+def _only(condition, valid):
+    """Return the mask if a scalar condition holds, else an empty mask. This is not `valid & condition`, from which the
+    interpreter of triton 3.9 makes a mask of integers and then rejects it."""
+    return tl.where(condition, valid, False)
 
 
 @triton.jit
-def _load_gates(ptr, own, H: tl.constexpr):
-    """Of rows that are (4, H) each."""
-    i = tl.load(ptr, mask=own, other=0.0).to(tl.float32)
-    f = tl.load(ptr + H, mask=own, other=0.0).to(tl.float32)
-    g = tl.load(ptr + 2 * H, mask=own, other=0.0).to(tl.float32)
-    o = tl.load(ptr + 3 * H, mask=own, other=0.0).to(tl.float32)
+def _load_gates(ptr, valid, H: tl.constexpr):
+    """Load the four gates from rows of shape (4, H)."""
+    i = tl.load(ptr, mask=valid, other=0.0).to(tl.float32)
+    f = tl.load(ptr + H, mask=valid, other=0.0).to(tl.float32)
+    g = tl.load(ptr + 2 * H, mask=valid, other=0.0).to(tl.float32)
+    o = tl.load(ptr + 3 * H, mask=valid, other=0.0).to(tl.float32)
     return i, f, g, o
 
 
 @triton.jit
-def _store_gates(ptr, i, f, g, o, own, H: tl.constexpr):
-    tl.store(ptr, i.to(ptr.dtype.element_ty), mask=own)
-    tl.store(ptr + H, f.to(ptr.dtype.element_ty), mask=own)
-    tl.store(ptr + 2 * H, g.to(ptr.dtype.element_ty), mask=own)
-    tl.store(ptr + 3 * H, o.to(ptr.dtype.element_ty), mask=own)
+def _store_gates(ptr, i, f, g, o, valid, H: tl.constexpr):
+    tl.store(ptr, i.to(ptr.dtype.element_ty), mask=valid)
+    tl.store(ptr + H, f.to(ptr.dtype.element_ty), mask=valid)
+    tl.store(ptr + 2 * H, g.to(ptr.dtype.element_ty), mask=valid)
+    tl.store(ptr + 3 * H, o.to(ptr.dtype.element_ty), mask=valid)
 
 
 @triton.jit
-def _store_masked(ptr, h, i, f, g, o, own, P: tl.constexpr, M: tl.constexpr):
-    """A state as each gate will read it, or as all will."""
-    kept = h.to(tl.float32)  # rounded before it is masked, as a state that comes from the window before is
+def _store_masked(ptr, h, i, f, g, o, valid, P: tl.constexpr, M: tl.constexpr):
+    """Store a state as each gate, or all gates, will read it."""
+    state = h.to(tl.float32)  # rounded before it is masked, as the state from the window before is
     if M == 4:
-        _store_gates(ptr, kept * i, kept * f, kept * g, kept * o, own, P)
+        _store_gates(ptr, state * i, state * f, state * g, state * o, valid, P)
     else:
-        tl.store(ptr, (kept * i).to(h.dtype), mask=own)
+        tl.store(ptr, (state * i).to(h.dtype), mask=valid)
 
 
 @triton.jit
 def _gate_gradients(dh, dc, i, f, g, o, before, bent):
-    """From those of the state and the cell after a step; `before` is the cell before it, `bent` tanh of that after."""
+    """Return the gradients of the gates, given those of state and cell after a step. `before` is the cell before the
+    step, `bent` the tanh of the cell after it."""
     d_o = dh * bent * o * (1.0 - o)
     return dc * g * i * (1.0 - i), dc * before * f * (1.0 - f), dc * i * (1.0 - g * g), d_o
 
 
 @triton.jit
-def _load_mask(ptr, places, own, stride, M: tl.constexpr):
-    """A factor per gate: from one (B, H) for all of them, or from (4, B, H); 1 without."""
+def _load_mask(ptr, places, valid, stride, M: tl.constexpr):
+    """Load a factor for each gate from a mask (B, H) for all gates, or (4, B, H); 1 without a mask."""
     if ptr is not None:
-        i = tl.load(ptr + places, mask=own, other=0.0).to(tl.float32)
+        i = tl.load(ptr + places, mask=valid, other=0.0).to(tl.float32)
     else:
-        i = tl.full(own.shape, 1.0, tl.float32)
+        i = tl.full(valid.shape, 1.0, tl.float32)
     f, g, o = i, i, i
     if M == 4:
-        f = tl.load(ptr + stride + places, mask=own, other=0.0).to(tl.float32)
-        g = tl.load(ptr + 2 * stride + places, mask=own, other=0.0).to(tl.float32)
-        o = tl.load(ptr + 3 * stride + places, mask=own, other=0.0).to(tl.float32)
+        f = tl.load(ptr + stride + places, mask=valid, other=0.0).to(tl.float32)
+        g = tl.load(ptr + 2 * stride + places, mask=valid, other=0.0).to(tl.float32)
+        o = tl.load(ptr + 3 * stride + places, mask=valid, other=0.0).to(tl.float32)
     return i, f, g, o
 
 
@@ -234,13 +235,13 @@ def forward_kernel(
     HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Steps `first` to `last`: outputs h (T, B, H) of the last layer, and the states (LAYERS, B, H) and cells of all
-    layers at the end; for the way back the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and
-    the activated gates (LAYERS, T, B, 4, H). States and cells before the first step are given there. Weights are
-    (2 LAYERS - 1, 4, H, P): the recurrent ones of all layers, then those that take a state up."""
+    """Compute steps `first` to `last`: the outputs h (T, B, H) of the last layer, the last states and cells (LAYERS, B,
+    H), and for the backward kernel the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and the
+    gates (LAYERS, T, B, 4, H). States and cells before the first step are already in place. Weights are
+    (2 LAYERS - 1, 4, H, P): the recurrent weights of all layers, then the upward weights."""
     layer = place + tl.program_id(2)
     tile += tl.program_id(1)
-    rows, units, own, at_BH, at_BG = _own(tile, B, H, BM, BH)
+    rows, units, valid, at_BH, at_BG = _tile_of_program(tile, B, H, BM, BH)
     at_BMP = rows[:, None] * (M * P) + units[None, :]
     batch = B.to(tl.int64)
     states_ptr += layer * (T + 1) * batch * (M * P)
@@ -251,41 +252,41 @@ def forward_kernel(
     w_ptr += layer * (4 * H * P)
     ready_ptr = _counter(count_ptr, tile, layer - 1, LAYERS)
     count_ptr = _counter(count_ptr, tile, layer, LAYERS)
-    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, own, batch * H, M)
+    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, valid, batch * H, M)
     w_i, w_f, w_g, w_o = _hold_weights(w_ptr, units, H, P, HOLD)
     if LAYERS > 1:
         u_i, u_f, u_g, u_o = _hold_weights(up_ptr, units, H, P, HOLD)
         bias_ptr += (layer - 1) * (4 * H) + units[None, :]
         b_i, b_f, b_g, b_o = _load_gates(bias_ptr, _only(layer > 0, units[None, :] < H), H)
-    c = tl.load(cells_ptr + first * batch * H + at_BH, mask=own, other=0.0)
+    c = tl.load(cells_ptr + first * batch * H + at_BH, mask=valid, other=0.0)
     h = tl.zeros((BM, BH), h_ptr.dtype.element_ty)
     for t in range(first, last):
-        x_i, x_f, x_g, x_o = _load_gates(x_ptr + t * batch * (4 * H) + at_BG, _only(layer == 0, own), H)
+        x_i, x_f, x_g, x_o = _load_gates(x_ptr + t * batch * (4 * H) + at_BG, _only(layer == 0, valid), H)
         i, f, g, o = _zeros(BM, BH)
         if LAYERS > 1:
             x_i, x_f, x_g, x_o = x_i + b_i, x_f + b_f, x_g + b_g, x_o + b_o
-            # First, because the layer below is ahead by a step or more, while this one's last step is just ending.
+            # First, because the layer below is at least one step ahead, while the last step of this layer is ending.
             if layer > 0:
                 _wait(ready_ptr, (t + 1 - first) * tl.num_programs(0))
-                i, f, g, o = _add_share(
+                i, f, g, o = _add_state(
                     *(below_ptr + (t + 1) * batch * (M * P), up_ptr, u_i, u_f, u_g, u_o, i, f, g, o, rows, units, B),
                     *(H, P, M, BK, HOLD, PRECISION),
                 )
         _wait(count_ptr, (t - first) * tl.num_programs(0))
-        i, f, g, o = _add_share(
+        i, f, g, o = _add_state(
             *(states_ptr + t * batch * (M * P), w_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, units, B),
             *(H, P, M, BK, HOLD, PRECISION),
         )
         i, f, g, o = _sigmoid(i + x_i), _sigmoid(f + x_f), _tanh(g + x_g), _sigmoid(o + x_o)
         c = f * c + i * g
         h = (o * _tanh(c)).to(h.dtype)
-        _store_masked(states_ptr + (t + 1) * batch * (M * P) + at_BMP, h, mask_i, mask_f, mask_g, mask_o, own, P, M)
+        _store_masked(states_ptr + (t + 1) * batch * (M * P) + at_BMP, h, mask_i, mask_f, mask_g, mask_o, valid, P, M)
         _arrive(count_ptr)
-        tl.store(h_ptr + t * batch * H + at_BH, h, mask=_only(layer == LAYERS - 1, own))
-        tl.store(cells_ptr + (t + 1) * batch * H + at_BH, c, mask=own)
-        _store_gates(gates_ptr + t * batch * (4 * H) + at_BG, i, f, g, o, own, H)
-    tl.store(end_h_ptr + layer * batch * H + at_BH, h, mask=own)
-    tl.store(end_c_ptr + layer * batch * H + at_BH, c, mask=own)
+        tl.store(h_ptr + t * batch * H + at_BH, h, mask=_only(layer == LAYERS - 1, valid))
+        tl.store(cells_ptr + (t + 1) * batch * H + at_BH, c, mask=valid)
+        _store_gates(gates_ptr + t * batch * (4 * H) + at_BG, i, f, g, o, valid, H)
+    tl.store(end_h_ptr + layer * batch * H + at_BH, h, mask=valid)
+    tl.store(end_c_ptr + layer * batch * H + at_BH, c, mask=valid)
 
 
 @triton.jit(do_not_specialize=["first", "last", "T", "tile", "place", "B"])
@@ -316,54 +317,56 @@ def backward_kernel(
     HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Steps `first` to `last` and layers, both counted from the end: the gates' gradients d (LAYERS, T, B, 4, P) and
-    those of the cells before the first step, dc (LAYERS, B, H), from those of the outputs, g (T, B, H), and of the last
-    states and cells (LAYERS, B, H), or None. Weights as on the way there, each transposed."""
+    """Compute the backward pass of steps `first` to `last`, with steps and layers counted from the end.
+
+    Results: the gradients of the gates, d (LAYERS, T, B, 4, P), and of the cells before the first step, dc
+    (LAYERS, B, H). Inputs: the gradients of the outputs, g (T, B, H), and of the last states and cells (LAYERS, B, H),
+    or None. Weights are those of the forward kernel, each transposed."""
     behind = place + tl.program_id(2)
     layer = LAYERS - 1 - behind
     tile += tl.program_id(1)
-    rows, units, own, at_BH, at_BG = _own(tile, B, H, BM, BH)
+    rows, units, valid, at_BH, at_BG = _tile_of_program(tile, B, H, BM, BH)
     batch = B.to(tl.int64)
     d_ptr += layer * T * batch * (4 * P)
     above_ptr = d_ptr + T * batch * (4 * P)
     cells_ptr += layer * (T + 1) * batch * H
     gates_ptr += layer * T * batch * (4 * H)
     at_LBH = layer * batch * H + at_BH
-    # The last layer has none above it: it is given what another reads, and leaves it alone.
+    # There is no layer above the last one: it gets another layer's pointer and does not use it.
     down_ptr = w_ptr + (LAYERS + tl.minimum(layer, LAYERS - 2)) * (4 * H * P)
     w_ptr += layer * (4 * H * P)
     ready_ptr, count_ptr = _counter(count_ptr, tile, behind - 1, LAYERS), _counter(count_ptr, tile, behind, LAYERS)
-    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, own, batch * H, M)
+    mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, valid, batch * H, M)
     w_i, w_f, w_g, w_o = _hold_weights(w_ptr, units, H, P, HOLD)
     if LAYERS > 1:
         u_i, u_f, u_g, u_o = _hold_weights(down_ptr, units, H, P, HOLD)
-    dc = tl.load(dc_ptr + at_LBH, mask=_only(first > 0, own), other=0.0)
+    dc = tl.load(dc_ptr + at_LBH, mask=_only(first > 0, valid), other=0.0)
     if end_c_ptr is not None:
-        dc += tl.load(end_c_ptr + at_LBH, mask=_only(first == 0, own), other=0.0).to(tl.float32)
+        dc += tl.load(end_c_ptr + at_LBH, mask=_only(first == 0, valid), other=0.0).to(tl.float32)
     for step in range(first, last):
         t = T - 1 - step
-        i, f, g, o = _load_gates(gates_ptr + t * batch * (4 * H) + at_BG, own, H)
-        before = tl.load(cells_ptr + t * batch * H + at_BH, mask=own, other=0.0)
-        bent = _tanh(tl.load(cells_ptr + (t + 1) * batch * H + at_BH, mask=own, other=0.0))
-        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=_only(behind == 0, own), other=0.0).to(tl.float32)
+        i, f, g, o = _load_gates(gates_ptr + t * batch * (4 * H) + at_BG, valid, H)
+        before = tl.load(cells_ptr + t * batch * H + at_BH, mask=valid, other=0.0)
+        bent = _tanh(tl.load(cells_ptr + (t + 1) * batch * H + at_BH, mask=valid, other=0.0))
+        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=_only(behind == 0, valid), other=0.0).to(tl.float32)
         if end_h_ptr is not None:
-            dh += tl.load(end_h_ptr + at_LBH, mask=_only(step == 0, own), other=0.0).to(tl.float32)
+            dh += tl.load(end_h_ptr + at_LBH, mask=_only(step == 0, valid), other=0.0).to(tl.float32)
         d_i, d_f, d_g, d_o = _zeros(BM, BH)
         if LAYERS > 1 and behind > 0:
             _wait(ready_ptr, (step + 1 - first) * tl.num_programs(0))
-            d_i, d_f, d_g, d_o = _add_share(
+            d_i, d_f, d_g, d_o = _add_state(
                 *(above_ptr + t * batch * (4 * P), down_ptr, u_i, u_f, u_g, u_o, d_i, d_f, d_g, d_o, rows, units, B),
                 *(H, P, 4, BK, HOLD, PRECISION),
             )
         _wait(count_ptr, (step - first) * tl.num_programs(0))
-        d_i, d_f, d_g, d_o = _add_share(
+        d_i, d_f, d_g, d_o = _add_state(
             *(d_ptr + (t + 1) * batch * (4 * P), w_ptr, w_i, w_f, w_g, w_o, d_i, d_f, d_g, d_o, rows, units),
-            *(tl.where(step > 0, B, 0), H, P, 4, BK, HOLD, PRECISION),  # the last step's state does not recur
+            *(tl.where(step > 0, B, 0), H, P, 4, BK, HOLD, PRECISION),  # the state of the last step is not read again
         )
         dh += (d_i * mask_i + d_f * mask_f) + (d_g * mask_g + d_o * mask_o)
         dc += dh * o * (1.0 - bent * bent)
         d_i, d_f, d_g, d_o = _gate_gradients(dh, dc, i, f, g, o, before, bent)
-        _store_gates(d_ptr + (t * batch + rows[:, None]) * (4 * P) + units[None, :], d_i, d_f, d_g, d_o, own, P)
+        _store_gates(d_ptr + (t * batch + rows[:, None]) * (4 * P) + units[None, :], d_i, d_f, d_g, d_o, valid, P)
         _arrive(count_ptr)
         dc *= f
-    tl.store(dc_ptr + at_LBH, dc, mask=own)
+    tl.store(dc_ptr + at_LBH, dc, mask=valid)

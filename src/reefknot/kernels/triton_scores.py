@@ -1,15 +1,15 @@
-"""Blocks of scores on a GPU: each kernel makes a product and consumes it where it lies, in registers.
+"""Blocks of scores on a GPU: each kernel computes a matrix product and consumes it in registers.
 
-A tile of scores in half precision is never stored. `exponentials` stores exp(score - target's score), for the exponent
-of bfloat16 has float32's range, so that no pass for the largest score is needed: the row sums come from the same tiles,
-and what is left of the softmax's gradient is one factor per row. A row would leave the range where its target is less
-probable than 2^-100, as may be before anything is learned: a tile that would is stored relative to its largest score,
-and its row is brought to one measure afterwards. Nothing is added up in an order that may change.
+A tile of half-precision scores is never stored. `exponentials` stores exp(score - score of the target). The exponent of
+bfloat16 has the range of float32, so no pass for the largest score is needed: the row sums come from the same tiles,
+and the rest of the softmax's gradient is one factor per row. A row would overflow if its target is less probable than
+2^-100, which can happen before anything is learned. A tile that would overflow is stored relative to its largest score,
+and its row is rescaled afterwards. All sums are computed in a fixed order.
 
-Products of float32 numbers are torch's, in TF32 or not as its switches say; then the same kernel goes over them once,
-in their place.
+Matrix products of float32 are left to torch, in TF32 or not as its switches say. The same kernels then make one pass
+over them in place.
 
-Shapes: N rows of the block, D width, V classes of the block, T tiles of classes.
+Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from reefknot.kernels.triton_kernels import (
 
 @dataclass(frozen=True)
 class _Tiles:
-    """How a product is cut up, and whether the copy engine moves its tiles."""
+    """The tiles of a matrix product, and whether the copy engine moves them."""
 
     BN: int
     BV: int
@@ -48,20 +48,20 @@ class _Tiles:
     warps: int
     stages: int
     TMA: bool
-    made: bool = False
-    """Whether torch has made the products."""
+    stored: bool = False
+    """Whether torch has computed and stored the products."""
 
     @classmethod
     def choose(cls, *matrices: Tensor) -> _Tiles:
-        """For products of these. The copy engine of Hopper and Blackwell moves rows that begin at multiples of 16
-        bytes; other GPUs have less memory to hold tiles in."""
+        """Choose tiles for products of these matrices. The copy engine of Hopper and Blackwell moves rows that begin at
+        multiples of 16 bytes. Other GPUs have less shared memory for tiles."""
         first = matrices[0]
         size = first.element_size()
-        if makes(first):
-            return cls(32, 128, 16, 4, 2, False, made=True)
-        aligned = all(each.shape[1] * size % 16 == 0 and each.data_ptr() % 16 == 0 for each in matrices)
+        if torch_multiplies(first):
+            return cls(32, 128, 16, 4, 2, False, stored=True)
+        aligned = all(matrix.shape[1] * size % 16 == 0 and matrix.data_ptr() % 16 == 0 for matrix in matrices)
         if not first.is_cuda:
-            # The interpreter: small tiles, so that small shapes have several.
+            # The interpreter gets small tiles, so that small shapes have several.
             return cls(16, 32, 16, 4, 2, aligned)
         device = _device(first.device)
         if aligned and device.major in (9, 10):
@@ -79,28 +79,29 @@ class _Tiles:
         *arguments: Any,
         **flags: Any,
     ) -> None:
-        """A kernel over all tiles: it reads matrices of rows and of classes, in pairs, and writes rows by classes."""
+        """Launch a kernel over all tiles. It reads pairs of row and class matrices, and writes rows x classes."""
         h_ND = rows[0]
-        # As many as the device runs at once, however small the batch: another number would be another kernel.
-        each = 8 if self.made else 1 if self.TMA else 2
-        programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * each
+        # As many programs as the device runs at once, however small the batch: another number would compile again.
+        per_processor = 8 if self.stored else 1 if self.TMA else 2
+        programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * per_processor
         boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
         matrices: list[Any] = [*chain(*zip(rows, classes, strict=True)), *out]
         if self.TMA:
             matrices = [
-                TensorDescriptor(each, list(each.shape), list(each.stride()), box)
-                for each, box in zip(matrices, boxes, strict=True)
+                TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box)
+                for matrix, box in zip(matrices, boxes, strict=True)
             ]
-        cut = {"BN": self.BN, "BV": self.BV, "BD": self.BD, "TMA": self.TMA, "MADE": self.made, "PROGRAMS": programs}
+        sizes = {"BN": self.BN, "BV": self.BV, "BD": self.BD}
+        modes = {"TMA": self.TMA, "STORED": self.stored, "PROGRAMS": programs}
         # The column sums of a gradient take shared memory too.
         stages = self.stages - 1 if flags.get("BIAS_SUMS") else self.stages
         kernel[(programs,)](
-            *matrices, *arguments, D=h_ND.shape[1], **cut, **flags, num_warps=self.warps, num_stages=stages
+            *matrices, *arguments, D=h_ND.shape[1], **sizes, **modes, **flags, num_warps=self.warps, num_stages=stages
         )
 
 
 class TritonScores(Scores):
-    """Blocks of scores h W^T + b by triton's kernels."""
+    """Blocks of scores h W^T + b by triton kernels."""
 
     multiple = 128
 
@@ -111,18 +112,18 @@ class TritonScores(Scores):
         return False
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
-        # Of the normalisers only those of tiles are stored, where torch need not make the scores first.
+        # Without gradients only the normalisers of tiles are stored, unless torch computes the scores first.
         return dtype.itemsize if gradients or dtype == torch.float32 else 0.1
 
     def target_scores(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
     ) -> Tensor:
         out_N = h_ND.new_empty(h_ND.shape[0], dtype=torch.float32)
-        width = h_ND.shape[1]
+        dim = h_ND.shape[1]
         target_scores_kernel[(h_ND.shape[0],)](
-            *(h_ND, w_VD.contiguous(), _side_by_side(b_V), y_N.contiguous(), centre_D, out_N, w_VD.shape[0]),
-            D=width,
-            BD=min(triton.next_power_of_2(width), 1024),
+            *(h_ND, w_VD.contiguous(), _contiguous(b_V), y_N.contiguous(), centre_D, out_N, w_VD.shape[0]),
+            D=dim,
+            BD=min(triton.next_power_of_2(dim), 1024),
             BIAS=b_V is not None,
             CENTRED=centre_D is not None,
             num_warps=4,
@@ -133,10 +134,10 @@ class TritonScores(Scores):
         tiles = _Tiles.choose(h_ND, w_VD)
         rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
-        b_V, y_N = _side_by_side(b_V), y_N.contiguous()
+        b_V, y_N = _contiguous(b_V), y_N.contiguous()
         offset_N = self.target_scores(h_ND, w_VD, b_V, y_N)
         out_NV, stride = _matrix(h_ND, classes)
-        if tiles.made:
+        if tiles.stored:
             product_into(out_NV, h_ND, w_VD.T)
         tops_NT, sums_NT = h_ND.new_empty(2, rows, across, dtype=torch.float32).unbind()
         nll_N, scale_N = h_ND.new_empty(2, rows, dtype=torch.float32).unbind()
@@ -158,7 +159,7 @@ class TritonScores(Scores):
 
     def scale(self, x: Tensor, factor: Tensor) -> None:
         if x.numel() < 2**22 and x.dtype == torch.float32:
-            x.mul_(factor)  # the kernel would take longer to launch than to run
+            x.mul_(factor)  # launching the kernel would take longer than running it
             return
         block = 8192
         grid = (triton.cdiv(x.numel(), block),)
@@ -171,22 +172,22 @@ class TritonScores(Scores):
         rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         lse_NT, lse_tau_NT = (
-            h_ND.new_empty(rows, across, dtype=torch.float32) if asked else None for asked in (plain, tau is not None)
+            h_ND.new_empty(rows, across, dtype=torch.float32) if needed else None for needed in (plain, tau is not None)
         )
-        made_NV, stride = _matrix(h_ND, classes) if tiles.made else (None, 0)
-        if made_NV is not None:
-            product_into(made_NV, h_ND, w_VD.T)
+        stored_NV, stride = _matrix(h_ND, classes) if tiles.stored else (None, 0)
+        if stored_NV is not None:
+            product_into(stored_NV, h_ND, w_VD.T)
         tiles.launch(
             normalisers_kernel,
             *([h_ND], [w_VD], []),
-            *(made_NV, _side_by_side(b_V), lse_NT, lse_tau_NT, rows, classes, across, stride, 1.0 / (tau or 1.0)),
+            *(stored_NV, _contiguous(b_V), lse_NT, lse_tau_NT, rows, classes, across, stride, 1.0 / (tau or 1.0)),
             BIAS=b_V is not None,
             PLAIN=plain,
             TEMPERED=tau is not None,
         )
         lse_N, lse_tau_N = (
-            None if each is None else each[:, 0] if across == 1 else torch.logsumexp(each, -1)
-            for each in (lse_NT, lse_tau_NT)
+            None if parts is None else parts[:, 0] if across == 1 else torch.logsumexp(parts, -1)
+            for parts in (lse_NT, lse_tau_NT)
         )
         return lse_N, lse_tau_N
 
@@ -197,14 +198,14 @@ class TritonScores(Scores):
         rows, classes = h_ND.shape[0], w_VD.shape[0]
         across = triton.cdiv(classes, tiles.BV)
         out_NV, stride = _matrix(h_ND, classes)
-        if tiles.made:
+        if tiles.stored:
             product_into(out_NV, h_ND, w_VD.T)
         sums_RV = h_ND.new_empty(triton.cdiv(rows, tiles.BN), classes, dtype=torch.float32) if bias_gradient else None
         tiles.launch(
             gradient_kernel,
             *([h_ND], [w_VD], [out_NV]),
             *(
-                _side_by_side(b_V),
+                _contiguous(b_V),
                 y_N.contiguous(),
                 *map(_row, (terms.lse, terms.plain, terms.target, terms.lse_tau, terms.tempered)),
                 sums_RV,
@@ -222,10 +223,10 @@ class TritonScores(Scores):
         rows, classes = h_ND.shape[0], k_VD.shape[0]
         out_RV, stride = _matrix(h_ND, classes, rows=2 * rows)
         tiles = _Tiles.choose(h_ND, m_ND, k_VD, v_VD)
-        if tiles.made:
+        if tiles.stored:
             product_into(out_RV[:rows], h_ND, k_VD.T)
             product_into(out_RV[rows:], m_ND, v_VD.T)
-        if tiles.BV > 128:  # two accumulators and another operand: smaller tiles, fewer of them on the way
+        if tiles.BV > 128:  # two accumulators and another operand need smaller tiles and fewer stages
             tiles = replace(tiles, BV=128, stages=3)
         tiles.launch(
             soft_gradients_kernel,
@@ -239,8 +240,8 @@ class TritonScores(Scores):
         return out_RV
 
 
-def makes(h_ND: Tensor) -> bool:
-    """Whether torch makes the products of such rows. The interpreter does so only where a test says so."""
+def torch_multiplies(h_ND: Tensor) -> bool:
+    """Return whether torch computes the products of such rows. Tests of the interpreter replace this function."""
     return h_ND.is_cuda and h_ND.dtype == torch.float32
 
 
@@ -248,17 +249,17 @@ _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 def _matrix(h_ND: Tensor, classes: int, rows: int | None = None) -> tuple[Tensor, int]:
-    """Room for a block of scores; its rows begin where the copy engine and the matrix units like them to."""
+    """Allocate a block of scores, with rows aligned for the copy engine and the matrix units."""
     stride = triton.cdiv(classes, 64) * 64
     return h_ND.new_empty(rows or h_ND.shape[0], stride)[:, :classes], stride
 
 
-def _side_by_side(x: Tensor | None) -> Tensor | None:
+def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
 def _row(x: Tensor | None) -> Tensor | None:
-    """One float32 per row, side by side: the gradient of a sum arrives as one number with a stride of zero."""
+    """Return one contiguous float32 per row: the gradient of a sum arrives as one number with a stride of zero."""
     return None if x is None else x.to(torch.float32).contiguous()
 
 

@@ -1,11 +1,11 @@
-"""Skip-gram on a GPU: many programs that share the tables, and updates that are added atomically (Hogwild).
+"""Skip-gram on a GPU: many programs share the tables, and updates are added atomically (Hogwild).
 
-Each program takes a stretch of centres through their contexts, one pair after the other, and the targets of a pair at
-once. A pair may miss what the programs beside it are adding, and only that; how many there may be is what the text
-allows (`Draws.at_once`), not what the device holds. Atomic additions lose nothing, but their order is not fixed: two
-runs differ in the last bits and drift apart.
+Each program takes a range of centres through their contexts, one pair after the other, with all targets of a pair at
+once. A pair may only miss what other programs add at the same time. How many programs there may be depends on the text
+(`Draws.at_once`), not on the device. Atomic additions lose nothing, but their order is not fixed, so two runs differ in
+the last bits and drift apart.
 
-Shapes: V words, D width, C kept words of a stretch and its neighbours, K negatives.
+Shapes: V words, D dimensions, C kept words of a stretch and its neighbours, K negatives.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def train_at_once(stretch: Stretch) -> None:
         return
     words, dim = stretch.inputs.shape
     begin, fall = rates.line
-    each = triton.cdiv(count, draws.at_once(rates.first))
-    skip_gram_kernel[(triton.cdiv(count, each),)](
+    centres = triton.cdiv(count, draws.at_once(rates.first))
+    skip_gram_kernel[(triton.cdiv(count, centres),)](
         *(stretch.inputs, stretch.outputs, *kept, draws.accept, draws.alias),
-        *(count, each, words, signed(stretch.key), begin, fall, rates.lowest),
+        *(count, centres, words, signed(stretch.key), begin, fall, rates.lowest),
         **constants(dim, draws.negatives, draws.window),
         num_warps=2 if dim > 64 else 1,
     )

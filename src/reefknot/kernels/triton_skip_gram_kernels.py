@@ -1,8 +1,8 @@
-"""The kernel of skip-gram: a program takes some centres, one after the other, through their contexts.
+"""The skip-gram kernel: a program takes some centres, one after the other, through their contexts.
 
-The tables are read past the first cache, which does not hear of other multiprocessors' additions.
+Loads from the tables bypass the L1 cache, which does not see the additions of other multiprocessors.
 
-Shapes: V words, D width, C kept words of a stretch and its neighbours, K negatives, T = 1 + K targets of a pair.
+Shapes: V words, D dimensions, C kept words of a stretch and its neighbours, K negatives, T = 1 + K targets of a pair.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def _draw(key, numbers, STEP: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """64 random bits for each number, by splitmix64."""
+    """Return 64 random bits for each number, by splitmix64."""
     bits = key.to(tl.uint64) + numbers.to(tl.uint64) * tl.full((), STEP, tl.uint64)
     bits = (bits ^ (bits >> 30)) * tl.full((), FIRST, tl.uint64)
     bits = (bits ^ (bits >> 27)) * tl.full((), SECOND, tl.uint64)
@@ -22,13 +22,13 @@ def _draw(key, numbers, STEP: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.cons
 
 @triton.jit
 def _negatives(bits, accept_ptr, alias_ptr, V):
-    """Words by the alias method: a column, and its own word or the other."""
+    """Draw words by the alias method: a column, then the word of the column or its alias."""
     columns = (((bits >> 32) * V.to(tl.uint64)) >> 32).to(tl.int64)
-    own = (bits & 0xFFFFFFFF).to(tl.int64) < tl.load(accept_ptr + columns)
-    return tl.where(own, columns, tl.load(alias_ptr + columns))
+    accepted = (bits & 0xFFFFFFFF).to(tl.int64) < tl.load(accept_ptr + columns)
+    return tl.where(accepted, columns, tl.load(alias_ptr + columns))
 
 
-@triton.jit(do_not_specialize=["count", "each", "V", "key"])
+@triton.jit(do_not_specialize=["count", "centres", "V", "key"])
 def skip_gram_kernel(
     input_ptr,
     output_ptr,
@@ -39,7 +39,7 @@ def skip_gram_kernel(
     accept_ptr,
     alias_ptr,
     count,
-    each,
+    centres,
     V,
     key,
     begin,
@@ -55,11 +55,11 @@ def skip_gram_kernel(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):
-    """All pairs of a stretch of centres, one after the other; the targets of a pair at once."""
+    """Train on all pairs of `centres` centres, one after the other, with all targets of a pair at once."""
     d = tl.arange(0, BD)
     t = tl.arange(0, BT)
-    first = tl.program_id(0) * each
-    for at in range(first, tl.minimum(first + each, count)):
+    first = tl.program_id(0) * centres
+    for at in range(first, tl.minimum(first + centres, count)):
         radius = tl.load(radius_ptr + at).to(tl.int32)
         centre = tl.load(words_ptr + at)
         place = tl.load(places_ptr + at)

@@ -6,17 +6,19 @@ more, so that no folder is left behind by settings that could never be trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
-from reefknot.lab.evaluation.units import shown
 from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.recipes.starts import Start, default_folder, load_start
 from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import FORMAT, Corpus, Judgement, Parameters, RunResult, Training
+from reefknot.lab.runs.scores import TextScore
+from reefknot.lab.runs.units import shown
 from reefknot.lab.tasks import task_of
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
 from reefknot.lab.training.display import Display, Logged
@@ -28,8 +30,6 @@ from reefknot.storage.progress import Say, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
-
-RESULT_FORMAT = 1
 
 
 @stopping_at_once("stopped; the same command goes on where it stands")
@@ -44,8 +44,8 @@ def train(
     track: bool = False,
     tell_test: bool = True,
     start: Path | None = None,
-) -> dict[str, Any] | None:
-    """Train a row in its folder, or resume it there. Returns result.json, or None in all processes but the first.
+) -> RunResult | None:
+    """Train a row in its folder, or resume it there. Returns the result, or None in all processes but the first.
 
     Args:
         out: the run folder; by default runs/RECIPE/ROW/seedN.
@@ -89,12 +89,13 @@ def train(
             return None
         display.update(f"{name}  scoring the trained model")
         scores = task.score(fitted.model, dataset, session, fitted.progress, benchmarks)
-        parameters = fitted.model.parameter_counts()
-        result = {
-            **_heading(run, row, recipe.changed[row.name], dataset, experiment, parameters),
-            "training": _training(experiment, session, fitted.progress),
+        result = RunResult(
+            **_heading(run, row, dataset, experiment),
+            changed=tuple(recipe.changed[row.name]),
+            parameters=_parameters(fitted.model, row),
+            training=_training(experiment, session, fitted.progress),
             **scores,
-        }
+        )
         run.write_result(result)
         display.say(f"{name}  {headline(result) if tell_test else 'finished'}")
         return result
@@ -237,75 +238,73 @@ def _trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
 # -- result.json -------------------------------------------------------------------------------------------------------
 
 
-def _heading(
-    run: RunFolder,
-    row: Row,
-    changed: list[str],
-    dataset: Data,
-    experiment: Experiment,
-    parameters: dict[str, int],
-) -> dict[str, Any]:
-    """What the result of every task begins with."""
+def _heading(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
+    """What the result of every task begins with: where it comes from."""
     environment = run.environment or {}
     return {
-        "format": RESULT_FORMAT,
-        **{key: run.config[key] for key in ("recipe", "row")},
+        "format": FORMAT,
+        "task": experiment.task,
+        "recipe": run.config["recipe"],
+        "row": run.config["row"],
         "seed": experiment.seed,
         **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
         "config_hash": run.config_hash,
-        "corpus": {"name": dataset.name, "fingerprint": dataset.fingerprint, "describe": dataset.describe()},
-        "parameters": {"total": sum(parameters.values()), "parts": parameters, "expected": row.parameters},
+        "corpus": Corpus(name=dataset.name, fingerprint=dataset.fingerprint, describe=dataset.describe()),
         "paper": row.paper,
         "paper_similarity": row.paper_similarity,
-        "changed": changed,
     }
 
 
-def _training(experiment: Experiment, session: Session, progress: Progress) -> dict[str, Any]:
+def _parameters(model: Any, row: Row) -> Parameters:
+    parts: dict[str, int] = model.parameter_counts()
+    return Parameters(total=sum(parts.values()), parts=parts, expected=row.parameters)
+
+
+def _training(experiment: Experiment, session: Session, progress: Progress) -> Training:
     world, environment = session.world, session.run.environment or {}
     gpus = environment.get("gpus") or ["GPU"]
-    return {
-        "steps": progress.step,
-        "averaged_from_epoch": progress.averaged_from or None,
-        "stopped": progress.stopped or None,
-        "epochs": experiment.epochs,
-        "tokens": progress.tokens,
-        "seconds": progress.seconds,
-        "tokens_per_second": progress.tokens / progress.seconds,
-        "peak_memory_bytes": progress.peak_memory_bytes,
-        "device": gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
-        "processes": world.size,
+    return Training(
+        steps=progress.step,
+        averaged_from_epoch=progress.averaged_from or None,
+        stopped=progress.stopped or None,
+        epochs=experiment.epochs,
+        tokens=progress.tokens,
+        seconds=progress.seconds,
+        tokens_per_second=progress.tokens / progress.seconds,
+        peak_memory_bytes=progress.peak_memory_bytes,
+        device=gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
+        processes=world.size,
         **({} if experiment.workers is None else {"workers": experiment.workers}),
-    }
+    )
 
 
-def headline(result: dict[str, Any]) -> str:
+def headline(result: RunResult) -> str:
     """The scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
-    parts = [", ".join(_scored(result))] if "test" in result else []
-    judged = {end: _correlations(judgements) for end, judgements in result.get("similarity", {}).items()}
+    parts = [", ".join(_scores(result, result.test))] if result.test else []
+    judged = {end: _correlations(judgements) for end, judgements in result.similarity.items()}
     parts += [f"rho of {end} vectors: {text}" for end, text in judged.items() if text]
     return "; ".join(parts) or "finished"
 
 
-def _correlations(judgements: Iterable[Mapping[str, Any]]) -> str:
+def _correlations(judgements: Iterable[Judgement]) -> str:
     """Correlations on the benchmarks of Press & Wolf, each with the number of pairs that it is over."""
     from reefknot.lab.evaluation.similarity import PRESS
 
-    known = [each for each in judgements if each["name"] in PRESS and each["rho"] is not None]
-    return ", ".join(f"{each['name']} {each['rho']:.2f} ({each['pairs']:,} of {each['of']:,} pairs)" for each in known)
+    known = [each for each in judgements if each.name in PRESS and each.rho is not None]
+    return ", ".join(f"{each.name} {each.rho:.2f} ({each.pairs:,} of {each.of:,} pairs)" for each in known)
 
 
-def _scored(result: dict[str, Any]) -> list[str]:
-    test = result["test"]
-    streams = f" in {test['streams']} streams" if test["streams"] > 1 else ""
-    parts = [f"test perplexity {shown(test['perplexity'])}{streams}"]
-    if "translation" in result:
-        parts.insert(0, f"test BLEU {result['translation']['test']['bleu']:.2f}")
-    if test["words"] != test["tokens"]:
-        parts.append(f"{shown(test['word_perplexity'])} per word")
-    if "train" in result:
-        parts.append(f"train {shown(result['train']['perplexity'])}")
-    if "protocol" in result:
-        name, valid, test = (result["protocol"][key] for key in ("name", "valid", "test"))
-        parts.append(f"counted as {name}: valid {shown(valid['perplexity'])}, test {shown(test['perplexity'])}")
+def _scores(result: RunResult, test: TextScore) -> list[str]:
+    streams = f" in {test.streams} streams" if test.streams and test.streams > 1 else ""
+    parts = [f"test perplexity {shown(test.perplexity)}{streams}"]
+    if translated := result.translated("test"):
+        parts.insert(0, f"test BLEU {translated.bleu:.2f}")
+    if test.words != test.tokens:
+        parts.append(f"{shown(test.per_word)} per word")
+    if result.train:
+        parts.append(f"train {shown(result.train.perplexity)}")
+    if counted := result.protocol:
+        splits = {"valid": counted.valid, "test": counted.test}
+        figures = ", ".join(f"{split} {shown(score.perplexity)}" for split, score in splits.items() if score)
+        parts.append(f"counted as {counted.name}: {figures}")
     return parts

@@ -1,1 +1,1 @@
-"""Word vectors by themselves, without a model: in memory, in the files that other programs read, and in gensim."""
+"""Word vectors without a model: in memory, as gensim's `KeyedVectors`, and in the file formats of other programs."""

@@ -1,9 +1,9 @@
-"""word2vec's binary format: a header as in its text, then each word, a space, and its numbers as float32.
+"""The binary format of word2vec: the header `V D`, then for each word its bytes, a space and D float32 numbers.
 
-The C program ends each vector with a newline, gensim does not, nor does the file that Google published: a newline
-before a word is not part of it.
+The original C program writes a newline after each vector; gensim and the GoogleNews file do not. So newlines before a
+word are not part of it.
 
-Shapes: B words of a block, D width.
+Shapes: B words of a block, D dimensions.
 """
 
 from __future__ import annotations
@@ -14,54 +14,53 @@ from pathlib import Path
 import numpy as np
 
 from reefknot.errors import DataError
-from reefknot.vectors.contract import BLOCK, Block, slices
 from reefknot.vectors.text_files import read_header
-from reefknot.vectors.word_vectors import WordVectors
+from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, WordVectors, block_slices
 
-LONGEST = 1 << 16
-"""Bytes of a word; where none ends within so many, these are not words."""
+_MAX_WORD_BYTES = 1 << 16
+"""If no word ends within this many bytes, the file is not in this format."""
 _FLOAT = np.dtype("<f4")
 
 
 def read_binary(path: Path) -> Iterator[Block]:
-    """The words of a file, as many as its header promises."""
+    """Read as many words as the header declares."""
     with path.open("rb") as stream:
         size, dim = read_header(stream, path)
-        width = dim * _FLOAT.itemsize
-        if size * (width + 1) > path.stat().st_size:
-            raise DataError(f"{path} is cut off: its header promises {size:,} words of {dim:,} numbers")
-        rest, found = b"", 0
-        while found < size:
-            fresh = stream.read(max(BLOCK, width))
-            data = rest + fresh
-            words, vectors, end = _cut(data, width, size - found)
-            if not words and (not fresh or len(data) > width + LONGEST):
+        vector_bytes = dim * _FLOAT.itemsize
+        if size * (vector_bytes + 1) > path.stat().st_size:
+            raise DataError(f"{path} is truncated: its header declares {size:,} words of {dim:,} numbers")
+        remainder, words_read = b"", 0
+        while words_read < size:
+            chunk = stream.read(max(BLOCK_BYTES, vector_bytes))
+            data = remainder + chunk
+            words, vectors, end = _split(data, vector_bytes, size - words_read)
+            if not words and (not chunk or len(data) > vector_bytes + _MAX_WORD_BYTES):
                 raise DataError(
-                    f"{path} is cut off or no word2vec file: after {found:,} of the {size:,} words that its header "
-                    "promises, there is no word with a vector"
+                    f"{path} is truncated or not a word2vec file: no word with a vector follows the first "
+                    f"{words_read:,} of the {size:,} words that its header declares"
                 )
-            found += len(words)
-            rest = data[end:]
+            words_read += len(words)
+            remainder = data[end:]
             if words:
                 yield Block(words, np.frombuffer(b"".join(vectors), dtype=_FLOAT).reshape(-1, dim))
-        if (rest + stream.read(1)).strip(b"\n"):
-            raise DataError(f"{path} goes on after the {size:,} words that its header promises; mend the header")
+        if (remainder + stream.read(1)).strip(b"\n"):
+            raise DataError(f"{path} continues after the {size:,} words that its header declares; correct the header")
 
 
-def is_whole(data: bytes, size: int, dim: int) -> bool:
-    """Whether what follows a header is as many words with vectors as it promises, and nothing else."""
-    words, _, end = _cut(data, dim * _FLOAT.itemsize, size)
+def is_complete(data: bytes, size: int, dim: int) -> bool:
+    """Return whether the data after a header is exactly `size` words with vectors of `dim` numbers."""
+    words, _, end = _split(data, dim * _FLOAT.itemsize, size)
     return len(words) == size and not data[end:].strip(b"\n")
 
 
-def _cut(data: bytes, width: int, most: int) -> tuple[list[bytes], list[bytes], int]:
-    """Words and vectors that `data` holds whole, at most so many, and where what is left begins."""
+def _split(data: bytes, vector_bytes: int, max_words: int) -> tuple[list[bytes], list[bytes], int]:
+    """Split off at most `max_words` complete words with their vectors. Also return where the remainder starts."""
     words: list[bytes] = []
     vectors: list[bytes] = []
     start = 0
-    while len(words) < most:
-        space = data.find(b" ", start, start + LONGEST)
-        stop = space + 1 + width
+    while len(words) < max_words:
+        space = data.find(b" ", start, start + _MAX_WORD_BYTES)
+        stop = space + 1 + vector_bytes
         if space < 0 or stop > len(data):
             break
         words.append(data[start:space].lstrip(b"\n"))
@@ -71,10 +70,10 @@ def _cut(data: bytes, width: int, most: int) -> tuple[list[bytes], list[bytes], 
 
 
 def write_binary(vectors: WordVectors, path: Path) -> Iterator[int]:
-    """Write the words; yields how many are written so far."""
+    """Write the words with a header, and yield the number of words written so far."""
     with path.open("wb") as stream:
         stream.write(f"{len(vectors)} {vectors.dim}\n".encode())
-        for rows in slices(len(vectors), vectors.dim, bytes_per_number=_FLOAT.itemsize):
+        for rows in block_slices(len(vectors), vectors.dim, bytes_per_number=_FLOAT.itemsize):
             pairs = zip(vectors.words[rows], vectors.vectors_VD[rows].astype(_FLOAT), strict=True)
             stream.write(b"".join(b"%b %b" % (word.encode(), row.tobytes()) for word, row in pairs))
             yield rows.stop

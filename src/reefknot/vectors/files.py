@@ -1,14 +1,17 @@
-"""Word vectors in the files of other programs: written whole or not at all, and read back before that is said.
+"""Read and write word vectors in the file formats of other programs.
 
-    word2vec          text with a header (Mikolov et al. 2013), fastText's .vec too
-    word2vec-binary   the same in binary, as GoogleNews-vectors-negative300.bin
+    word2vec          text with a header (Mikolov et al. 2013), also fastText's .vec
+    word2vec-binary   the same in binary, such as GoogleNews-vectors-negative300.bin
     glove             text without a header (Pennington et al. 2014)
     projector         a folder for TensorBoard
     safetensors       any word, and counts
 
-Reading keeps the first of a word's vectors where a file has several, and shows bytes that are no UTF-8 as \\xNN; both
-are told. Writing refuses a word that the format could not give back, and names those that could; what was written is
-recognised without its format being named.
+If a file has several vectors for a word, reading keeps the first. Bytes that are not UTF-8 are read as \\xNN. Both are
+reported.
+
+Writing rejects words that would not be read back the same, and names formats that can store them. A file is written
+under a temporary name, read back and compared before it replaces `path`, so it is complete or absent. Its format is
+recognised from its content.
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.storage import files as durable
 from reefknot.storage.cache import cache_folder, file_hash
 from reefknot.storage.progress import Say, reported, silent
-from reefknot.vectors.binary_files import is_whole, read_binary, write_binary
-from reefknot.vectors.contract import Block
+from reefknot.vectors.binary_files import is_complete, read_binary, write_binary
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector
 from reefknot.vectors.safetensors_files import read_safetensors, write_safetensors
 from reefknot.vectors.text_files import (
@@ -44,80 +46,93 @@ from reefknot.vectors.text_files import (
     write_glove,
     write_word2vec,
 )
-from reefknot.vectors.word_vectors import Matrix, WordVectors, first_not_finite, shown
+from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_finite_row, quoted
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is read and written, and which words it cannot hold."""
+    """A file format: its reader, its writer, and which words it cannot store."""
 
     read: Callable[[Path], Iterator[Block]]
     write: Callable[[WordVectors, Path], Iterator[int]]
-    lost: re.Pattern[str] | None
-    """Found in words that would not come back; an empty word is lost wherever there is such a pattern."""
+    unsupported: re.Pattern[str] | None
+    """Matches text that would not be read back the same. A format that has this pattern cannot store the empty word
+    either. None: the format can store any word."""
 
-    def holds(self, word: str) -> bool:
-        return self.lost is None or (word != "" and not self.lost.search(word))
+    def supports(self, word: str) -> bool:
+        """Return whether the format can store a word."""
+        return self.unsupported is None or (word != "" and not self.unsupported.search(word))
 
 
-_KNOWN = {
-    # Programs differ in which blanks end a word, so none of ASCII's is written into text.
+_FORMATS = {
+    # Programs differ in which whitespace ends a word, so the text formats reject all ASCII whitespace.
     "word2vec": Format(read_word2vec, write_word2vec, re.compile(r"[ \t\n\r\v\f]")),
     "word2vec-binary": Format(read_binary, write_binary, re.compile(r"[ \n]")),
     "glove": Format(read_glove, write_glove, re.compile(r"[ \t\n\r\v\f]|\A\ufeff")),
     "projector": Format(read_projector, write_projector, re.compile(r"[\t\n\r]|\A\ufeff")),
     "safetensors": Format(read_safetensors, write_safetensors, None),
 }
-FORMATS = tuple(_KNOWN)
+FORMATS = tuple(_FORMATS)
 _COMPRESSED = re.compile(rb"\x1f\x8b|PK\x03\x04|BZh[1-9]1AY&SY|\xfd7zXZ")
 
 
 def read_vectors(
     path: str | Path, format: str | None = None, *, only: Collection[str] | None = None, say: Say = silent
 ) -> WordVectors:
-    """The word vectors of a file, or of the folder of a projector; `only` leaves out all words but these.
+    """Read word vectors from a file or from a projector folder.
 
-    Without a format, it is found out from what the file holds.
+    Args:
+        path: the file or folder.
+        format: one of `FORMATS`. By default it is detected from the content.
+        only: if given, all other words are left out.
+        say: called with progress and with notes on irregular words.
     """
     path = Path(path).expanduser()
-    return _read(path, _checked(format) if format is not None else find_format(path), str(path), only, say)
+    return _read(path, _check_format(format) if format is not None else find_format(path), str(path), only, say)
 
 
 def _read(path: Path, format: str, name: str, only: Collection[str] | None = None, say: Say = silent) -> WordVectors:
-    """Likewise; `name` is what sentences call the file."""
-    gathered = _Gathered(name, only)
-    blocks = reported(_KNOWN[format].read(path), lambda _: f"{name}: {gathered.read:,} words read", say)
+    """Read word vectors; `name` stands for the file in messages."""
+    collector = _Collector(name, only)
+    blocks = reported(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", say)
     try:
         for block in blocks:
-            gathered.add(block)
+            collector.add(block)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror or error}") from error
-    return gathered.finish(say)
+    return collector.finish(say)
 
 
 def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: Say = silent) -> None:
-    """Replace `path` by word vectors. Success means that they were recognised and read back, and are the same.
+    """Write word vectors to a file, or to a folder for the format projector.
 
-    Counts are kept by safetensors alone: the other formats have no place for them.
+    What is at `path` is replaced only after the new file has been recognised, read back and found to be the same. Only
+    safetensors stores counts.
+
+    Args:
+        vectors: the words and vectors to write.
+        path: the file or folder to create or replace.
+        format: one of `FORMATS`.
+        say: called with progress.
     """
     path = Path(path).expanduser()
-    form = _KNOWN[_checked(format)]
-    _refuse_words(vectors, format)
-    _refuse_place(path, format)
+    file_format = _FORMATS[_check_format(format)]
+    _check_words(vectors, format)
+    _check_destination(path, format)
     prepared = durable.temporary(path)
     durable.remove(prepared)
     written = 0
-    blocks = reported(
-        form.write(vectors, prepared), lambda _: f"{path}: {written:,} of {len(vectors):,} words written", say
+    progress = reported(
+        file_format.write(vectors, prepared), lambda _: f"{path}: {written:,} of {len(vectors):,} words written", say
     )
     try:
         with durable.writing(path):
-            for written in blocks:  # noqa: B007 - what the sentence tells
+            for written in progress:  # noqa: B007 - the progress message uses it
                 pass
-            for each in [*prepared.iterdir(), prepared] if prepared.is_dir() else [prepared]:
-                durable.sync(each)
+            for part in [*prepared.iterdir(), prepared] if prepared.is_dir() else [prepared]:
+                durable.sync(part)
         _check_recognised(prepared, vectors, path, format)
-        _check_same(vectors, _read(prepared, format, f"{path}, being checked", say=say), path)
+        _check_same(vectors, _read(prepared, format, f"{path} (verification)", say=say), path)
         with durable.writing(path):
             _commit(prepared, path)
     except BaseException:
@@ -126,11 +141,11 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: S
 
 
 def find_format(path: Path) -> str:
-    """The format of a file, by what it holds, whatever it is called."""
+    """Return the format of a file or folder. Its content decides, not its name."""
     if path.is_dir():
         if (path / VECTORS).exists() or (path / METADATA).exists():
             return "projector"
-        raise DataError(f"{path} is a folder without word vectors: there is no {VECTORS} in it")
+        raise DataError(f"{path} is a folder without word vectors: it has no {VECTORS}")
     try:
         with path.open("rb") as stream:
             return _format_of(stream, path)
@@ -143,71 +158,77 @@ def _format_of(stream: BinaryIO, path: Path) -> str:
     if not start:
         raise DataError(f"{path} is empty")
     if _COMPRESSED.match(start):
-        raise DataError(f"{path} is compressed; unpack it and name the file inside")
+        raise DataError(f"{path} is compressed; unpack it and pass the unpacked file")
+    # A safetensors file starts with the length of its JSON header in eight bytes.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < os.fstat(stream.fileno()).st_size:
         return "safetensors"
-    first, _, rest = start.removeprefix(BOM).partition(b"\n")
-    if header := HEADER.fullmatch(first):
+    first_line, _, content = start.removeprefix(BOM).partition(b"\n")
+    if header := HEADER.fullmatch(first_line):
         size, dim = int(header[1]), int(header[2])
-        printable, whole = is_printable(rest), is_whole(rest, size, dim)
-        # Text may be damaged and binary may be cut off; a small file may be both whole and printable.
-        if not (is_text(rest, dim) if printable == whole else printable):
+        printable, complete = is_printable(content), is_complete(content, size, dim)
+        # Usually just one of them is true: text is printable, and binary content is complete. Damaged text and
+        # truncated binary files are neither, and a small binary file may be both; then the fields decide.
+        if not (is_text(content, dim) if printable == complete else printable):
             return "word2vec-binary"
         stream.seek(0)
         return "word2vec" if has_header(stream, size, dim) else "glove"
-    pieces = first.split()
-    if len(pieces) > 1 and is_number(pieces[-1]):
+    fields = first_line.split()
+    if len(fields) > 1 and is_number(fields[-1]):
         return "glove"
-    raise DataError(f"{path} is no file of word vectors; the formats are: {', '.join(FORMATS)}")
+    raise DataError(f"{path} is not a file of word vectors in any of the formats {', '.join(FORMATS)}")
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 of what the file, or the folder of a projector, holds."""
+    """Return the SHA-256 of the content of a file, or of the two data files of a projector folder."""
     path = Path(path).expanduser()
     cache = cache_folder()
     if not path.is_dir():
         return file_hash(path, cache)
-    both = "".join(file_hash(path / name, cache) for name in (VECTORS, METADATA))
-    return hashlib.sha256(both.encode()).hexdigest()
+    hashes = "".join(file_hash(path / name, cache) for name in (VECTORS, METADATA))
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
-class _Gathered:
-    """Blocks put together: each word once, in the order of the file."""
+class _Collector:
+    """Joins the blocks of a file into word vectors. A word is kept once, in the order of the file."""
 
     def __init__(self, name: str, only: Collection[str] | None) -> None:
         self.name = name
-        self.read = 0
+        self.words_read = 0
         self._only = None if only is None else frozenset(only)
-        self._rows: dict[str, None] = {}
+        self._words: dict[str, None] = {}
         self._vectors: Matrix = np.empty((0, 0), dtype=np.float32)
         self._counts: list[NDArray[np.int64]] = []
-        self._doubles: list[str] = []
-        self._strange: list[str] = []
+        self._duplicates: list[str] = []
+        self._undecodable: list[str] = []
 
     def add(self, block: Block) -> None:
+        """Add the new words of a block."""
         words = [self._decode(word) for word in block.words]
-        wrong = first_not_finite(block.vectors)
-        if wrong is not None:
+        bad_row = first_non_finite_row(block.vectors_BD)
+        if bad_row is not None:
             raise DataError(
-                f"{self.name}: the vector of {shown(words[wrong])} (word {self.read + wrong + 1:,}) holds NaN or a "
-                "number too large for float32; mend it or leave it out"
+                f"{self.name}: the vector of {quoted(words[bad_row])} (word {self.words_read + bad_row + 1:,}) "
+                "contains NaN or a number too large for float32; correct it or remove the word"
             )
-        kept = []
+        new_rows = []
         for row, word in enumerate(words):
-            if word in self._rows:
-                self._doubles.append(word)
+            if word in self._words:
+                self._duplicates.append(word)
             elif self._only is None or word in self._only:
-                self._rows[word] = None
-                kept.append(row)
-        self.read += len(words)
-        self._make_room(block.vectors.shape[1])
-        self._vectors[len(self._rows) - len(kept) : len(self._rows)] = block.vectors[kept]
+                self._words[word] = None
+                new_rows.append(row)
+        self.words_read += len(words)
+        self._reserve(block.vectors_BD.shape[1])
+        self._vectors[len(self._words) - len(new_rows) : len(self._words)] = block.vectors_BD[new_rows]
         if block.counts is not None:
-            self._counts.append(block.counts[kept])
+            self._counts.append(block.counts[new_rows])
 
-    def _make_room(self, dim: int) -> None:
-        """Rows for all words so far. An array that grows in its place is not there twice, as parts to be joined are."""
-        rows = len(self._rows)
+    def _reserve(self, dim: int) -> None:
+        """Make the matrix large enough for all words so far.
+
+        It is resized in place, because concatenating blocks at the end would need twice the memory.
+        """
+        rows = len(self._words)
         if rows > len(self._vectors) or not self._vectors.shape[1]:
             self._vectors.resize((max(rows, len(self._vectors) * 5 // 4), dim), refcheck=False)
 
@@ -215,63 +236,69 @@ class _Gathered:
         try:
             return word.decode()
         except UnicodeDecodeError:
-            self._strange.append(word.decode(errors="backslashreplace"))
-            return self._strange[-1]
+            self._undecodable.append(word.decode(errors="backslashreplace"))
+            return self._undecodable[-1]
 
     def finish(self, say: Say) -> WordVectors:
-        if not self.read:
-            raise DataError(f"{self.name} holds no word vectors")
-        if self._strange:
-            say(_told(self.name, self._strange, "no UTF-8; such bytes are shown as \\xNN"))
-        if self._doubles:
-            say(_told(self.name, self._doubles, "there already; the first vector of a word is the one that counts"))
-        self._vectors.resize((len(self._rows), self._vectors.shape[1]), refcheck=False)
-        return WordVectors(tuple(self._rows), self._vectors, np.concatenate(self._counts) if self._counts else None)
+        """Return the vectors of all blocks, and report irregular words."""
+        if not self.words_read:
+            raise DataError(f"{self.name} contains no word vectors")
+        if self._undecodable:
+            say(f"{self.name}: {_describe(self._undecodable)} not valid UTF-8; the invalid bytes are read as \\xNN")
+        if self._duplicates:
+            say(f"{self.name}: {_describe(self._duplicates)} repeated; only the first vector of a word is kept")
+        self._vectors.resize((len(self._words), self._vectors.shape[1]), refcheck=False)
+        return WordVectors(tuple(self._words), self._vectors, np.concatenate(self._counts) if self._counts else None)
 
 
-def _told(name: str, words: list[str], what: str) -> str:
-    number = "1 word is" if len(words) == 1 else f"{len(words):,} words are"
-    return f"{name}: {number} {what} (the first is {shown(words[0])})"
+def _describe(words: list[str]) -> str:
+    """Return the number of words and an example, followed by the verb."""
+    if len(words) == 1:
+        return f"1 word ({quoted(words[0])}) is"
+    return f"{len(words):,} words (the first is {quoted(words[0])}) are"
 
 
-def _checked(format: str) -> str:
-    if format not in _KNOWN:
-        raise SettingsError(f"no format of word vectors is called {shown(format)}; there are: {', '.join(FORMATS)}")
+def _check_format(format: str) -> str:
+    if format not in _FORMATS:
+        raise SettingsError(f"unknown format of word vectors {quoted(format)}; the formats are {', '.join(FORMATS)}")
     return format
 
 
-def _refuse_words(vectors: WordVectors, format: str) -> None:
-    """A word that would not come back is told before anything is written."""
+def _check_words(vectors: WordVectors, format: str) -> None:
+    """Reject words that would not be read back, before anything is written."""
     if not len(vectors):
         raise DataError("there are no words to write")
-    form = _KNOWN[format]
-    lost = [word for word in vectors.words if not form.holds(word)]
-    if lost:
-        able = [name for name, each in _KNOWN.items() if all(map(each.holds, lost))]
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        raise DataError(f"the format {format} cannot hold the word {shown(lost[0])}{more}; use {' or '.join(able)}")
+    unsupported = [word for word in vectors.words if not _FORMATS[format].supports(word)]
+    if unsupported:
+        alternatives = [name for name, other in _FORMATS.items() if all(map(other.supports, unsupported))]
+        more = f" and {len(unsupported) - 1:,} more" if len(unsupported) > 1 else ""
+        raise DataError(
+            f"the format {format} cannot store the word {quoted(unsupported[0])}{more}; use {' or '.join(alternatives)}"
+        )
 
 
-def _refuse_place(path: Path, format: str) -> None:
+def _check_destination(path: Path, format: str) -> None:
+    """Reject a path where something other than word vectors would be replaced."""
     if format != "projector":
         if path.is_dir():
             raise SettingsError(f"{path} is a folder; name a file to write")
     elif path.is_dir():
-        strangers = sorted({each.name for each in path.iterdir()} - set(FILES))
-        if strangers:
+        foreign = sorted({file.name for file in path.iterdir()} - set(FILES))
+        if foreign:
             raise SettingsError(
-                f"{path} holds {shown(strangers[0])}, which is not ours to replace; name another folder"
+                f"{path} contains {quoted(foreign[0])}, which is not a file of the projector and would be lost; "
+                "name another folder"
             )
     elif path.exists():
         raise SettingsError(f"{path} is a file; name a folder to write")
 
 
 def _commit(prepared: Path, path: Path) -> None:
-    """Rename into place. A folder cannot replace another: the old one steps aside until the new one is there."""
+    """Rename `prepared` to `path`. A folder cannot replace a folder, so the old one is renamed first."""
     if not path.is_dir():
         durable.commit(prepared, path)
         return
-    # Not named as what is being prepared: that may be removed where a process was killed, and this is all there is.
+    # Not a temporary name: those are removed after a process was killed, and this may be the only complete copy.
     old = path.with_name(f"{path.name}.old-{os.getpid()}")
     try:
         durable.commit(path, old)
@@ -284,23 +311,26 @@ def _commit(prepared: Path, path: Path) -> None:
 
 
 def _check_recognised(prepared: Path, vectors: WordVectors, path: Path, format: str) -> None:
+    """Check that the format of the written file is detected correctly."""
     try:
-        found = find_format(prepared)
+        detected = find_format(prepared)
     except DataError:
-        found = None
-    if found != format:
+        detected = None
+    if detected != format:
         raise DataError(
-            f"{path} is not written: a file of the format {format} that begins with the word "
-            f"{shown(vectors.words[0])} and its vector would be taken for something else; use safetensors"
+            f"{path} is not written: with {quoted(vectors.words[0])} as its first word, a file in the format {format} "
+            "would be mistaken for another kind of file; use safetensors"
         )
 
 
-def _check_same(wanted: WordVectors, found: WordVectors, path: Path) -> None:
-    counted = found.counts is None or (wanted.counts is not None and np.array_equal(wanted.counts, found.counts))
-    if counted and wanted.words == found.words and np.array_equal(wanted.vectors_VD, found.vectors_VD):
-        return
-    pairs = zip(wanted.words, found.words, strict=False)
-    word = next((one for one, other in pairs if one != other), "")
-    raise DataError(
-        f"{path} is not written: what was written does not read back the same{f' at {shown(word)}' if word else ''}"
+def _check_same(expected: WordVectors, actual: WordVectors, path: Path) -> None:
+    """Check that the file was read back with the same words and vectors, and the same counts if the format has any."""
+    same_counts = actual.counts is None or (
+        expected.counts is not None and np.array_equal(expected.counts, actual.counts)
     )
+    if same_counts and expected.words == actual.words and np.array_equal(expected.vectors_VD, actual.vectors_VD):
+        return
+    pairs = zip(expected.words, actual.words, strict=False)
+    first_difference = next((word for word, read_back in pairs if word != read_back), None)
+    at = "" if first_difference is None else f" at {quoted(first_difference)}"
+    raise DataError(f"{path} is not written: the written data was not read back the same{at}")

@@ -1,4 +1,4 @@
-"""Words as people write them, found among the words that have vectors."""
+"""Look up words as people write them: in either case, whole although the vectors are of sub-words, or misspelled."""
 
 from __future__ import annotations
 
@@ -11,59 +11,76 @@ from reefknot.nn.inputs.symbols import END_OF_LINE, END_OF_WORD, PADDING, START,
 from reefknot.vectors.word_vectors import WordVectors
 
 _SYMBOLS = (UNKNOWN, END_OF_LINE, START, PADDING)
-_LONGEST = 40  # letters; what is longer is no misspelt word
-_APART = 2  # letters that a misspelt word may be longer or shorter
+_MAX_LENGTH = 40  # characters; longer input is not a misspelled word
+_MAX_LENGTH_DIFFERENCE = 2  # characters, between a misspelled word and a suggestion
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Looks a word up as it is written, then lower-cased.
+    """Looks up a word as it is written, then in lower case.
 
-    Among pieces of words, a word is there only where one piece is the whole of it: "car" is `car</w>`, not the `car`
-    that "carpet" begins with. Where nobody knows whether these are pieces, it is either, plainly first.
+    If the vectors are those of sub-words, a word has a vector only if a single sub-word is the whole word: "car" is
+    `car</w>`, not the `car` at the start of "carpet". If it is not known whether they are sub-words, the plain word is
+    tried first, then the sub-word.
     """
 
     vectors: WordVectors
 
     def find(self, word: str) -> int | None:
-        """The row of a word, or None."""
-        for written in (word, word.lower()):
-            for token in (as_piece(written),) if self.vectors.pieces else (written, as_piece(written)):
+        """Return the row of a word, or None if it has no vector."""
+        for spelling in (word, word.lower()):
+            for token in (as_piece(spelling),) if self.vectors.pieces else (spelling, as_piece(spelling)):
                 if token in self.vectors:
                     return self.vectors.id_of(token)
         return None
 
     def require(self, words: Sequence[str], where: str) -> list[int]:
-        """The rows of words; if one has none, a sentence with the nearest spellings. `where` names the vectors."""
+        """Return the rows of the words. Words without a vector raise a DataError that suggests similar spellings.
+
+        Args:
+            words: the words to look up.
+            where: the name of the vectors in the error message.
+        """
         rows = {word: self.find(word) for word in words}
         unknown = [word for word, row in rows.items() if row is None]
         if not unknown:
             return [row for word in words if (row := rows[word]) is not None]
         if self.vectors.pieces:
-            whole = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
-            raise not_known(unknown, whole, f"{where} as one piece")
-        raise not_known(unknown, self.vectors.words, where)
+            whole_words = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
+            raise unknown_words_error(unknown, whole_words, f"{where} as a single sub-word")
+        raise unknown_words_error(unknown, self.vectors.words, where)
 
 
 def as_piece(word: str) -> str:
-    """The piece that is the whole of a word."""
+    """Return the sub-word that is a whole word: `car</w>` for `car`. Symbols such as `<eos>` are returned unchanged."""
     return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
 
 
-def not_known(unknown: Sequence[str], words: Sequence[str], where: str) -> DataError:
-    """The sentence on words that a vocabulary, which `where` names, has not among its own."""
-    hints = {word: near_spellings(word, words) for word in unknown}
-    told = [shortened(word) + (f" (did you mean {' or '.join(near)}?)" if near else "") for word, near in hints.items()]
-    return DataError(f"not in the vocabulary of {where}: {', '.join(told)}")
+def unknown_words_error(unknown: Sequence[str], words: Sequence[str], where: str) -> DataError:
+    """Return the error for words that are missing from a vocabulary, with suggestions.
+
+    Args:
+        unknown: the missing words.
+        words: the words of the vocabulary.
+        where: the name of the vocabulary's owner in the message.
+    """
+    described = []
+    for word in dict.fromkeys(unknown):
+        suggestions = near_spellings(word, words)
+        described.append(shortened(word) + (f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""))
+    return DataError(f"not in the vocabulary of {where}: {', '.join(described)}")
 
 
 def near_spellings(word: str, words: Sequence[str]) -> list[str]:
-    """At most two words spelled nearly so. Only those that begin alike are compared: there may be millions."""
-    if not word or len(word) > _LONGEST:
+    """Return up to two of the words with a similar spelling.
+
+    Only words with the same first letter and about the same length are compared, because there may be millions.
+    """
+    if not word or len(word) > _MAX_LENGTH:
         return []
-    small = word.lower()
-    alike: dict[str, str] = {}
+    lowered = word.lower()
+    candidates: dict[str, str] = {}
     for known in words:
-        if known[:1].lower() == small[0] and abs(len(known) - len(word)) <= _APART:
-            alike.setdefault(known.lower(), known)
-    return [alike[each] for each in get_close_matches(small, alike, n=2, cutoff=0.75)]
+        if known[:1].lower() == lowered[0] and abs(len(known) - len(word)) <= _MAX_LENGTH_DIFFERENCE:
+            candidates.setdefault(known.lower(), known)
+    return [candidates[match] for match in get_close_matches(lowered, candidates, n=2, cutoff=0.75)]

@@ -1,11 +1,13 @@
-"""TensorBoard's embedding projector: a folder with vectors.tsv, metadata.tsv and a configuration that names both.
+"""The folder format of TensorBoard's embedding projector.
 
-    tensorboard --logdir FOLDER
+    FOLDER/vectors.tsv            the numbers of one vector per line, separated by tabs
+    FOLDER/metadata.tsv           the words, one per line
+    FOLDER/projector_config.pbtxt the names of the two files
 
-Metadata of one column is the words, a line each, without a heading; where it has several, the first line names them,
-and the words are the first column.
+`tensorboard --logdir FOLDER` shows it. If metadata.tsv has several columns, its first line names them and the words are
+in the first column. With one column there is no heading.
 
-Shapes: V words, D width.
+Shapes: B words of a block, D dimensions.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from itertools import islice
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.vectors.contract import BLOCK, Block, slices
-from reefknot.vectors.text_files import NUMBER, is_number, parse, skip_bom
-from reefknot.vectors.word_vectors import WordVectors
+from reefknot.vectors.text_files import NUMBER, is_number, parse_numbers, skip_bom
+from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, WordVectors, block_slices
 
 VECTORS, METADATA, CONFIG = "vectors.tsv", "metadata.tsv", "projector_config.pbtxt"
 FILES = (VECTORS, METADATA, CONFIG)
@@ -31,48 +32,52 @@ _CONFIG = f"""embeddings {{
 
 
 def read_projector(folder: Path) -> Iterator[Block]:
-    """The words of a folder."""
+    """Read the words and vectors of a projector folder."""
     missing = [name for name in (VECTORS, METADATA) if not (folder / name).is_file()]
     if missing:
-        raise DataError(f"{folder} is no folder of TensorBoard's projector: it has no {' and no '.join(missing)}")
+        raise DataError(f"{folder} is not a folder of TensorBoard's projector: it has no {' and no '.join(missing)}")
     with ExitStack() as stack:
-        rows, words = (stack.enter_context((folder / name).open("rb")) for name in (VECTORS, METADATA))
-        skip_bom(words)
-        start = words.tell()
-        columns = words.readline().count(b"\t") + 1
-        if columns == 1:
-            words.seek(start)
-        number, dim = 0, 0
-        while lines := rows.readlines(BLOCK):
-            numbers = [line.rstrip(b"\r\n") for line in lines]
-            dim = dim or numbers[0].count(b"\t") + 1
-            vectors_BD = parse(numbers, dim, "\t")
+        vectors_file, words_file = (stack.enter_context((folder / name).open("rb")) for name in (VECTORS, METADATA))
+        skip_bom(words_file)
+        start = words_file.tell()
+        columns = words_file.readline().count(b"\t") + 1
+        if columns == 1:  # the first line is a word, not a heading
+            words_file.seek(start)
+        lines_read, dim = 0, 0
+        while lines := vectors_file.readlines(BLOCK_BYTES):
+            number_lines = [line.rstrip(b"\r\n") for line in lines]
+            dim = dim or number_lines[0].count(b"\t") + 1
+            vectors_BD = parse_numbers(number_lines, dim, "\t")
             if vectors_BD is None:
-                raise _fault(numbers, dim, folder / VECTORS, number + 1)
-            found = [line.rstrip(b"\r\n").partition(b"\t")[0] for line in islice(words, len(lines))]
-            if len(found) < len(lines):
-                raise DataError(f"{folder}: {METADATA} has fewer words than {VECTORS} has lines; export it anew")
-            yield Block(found, vectors_BD)
-            number += len(lines)
-        if words.readline():
-            raise DataError(f"{folder}: {METADATA} has more words than {VECTORS} has lines; export it anew")
+                raise _parse_error(number_lines, dim, folder / VECTORS, lines_read + 1)
+            words = [line.rstrip(b"\r\n").partition(b"\t")[0] for line in islice(words_file, len(lines))]
+            if len(words) < len(lines):
+                raise DataError(f"{folder}: {METADATA} has fewer words than {VECTORS} has lines; export it again")
+            yield Block(words, vectors_BD)
+            lines_read += len(lines)
+        if words_file.readline():
+            raise DataError(f"{folder}: {METADATA} has more words than {VECTORS} has lines; export it again")
 
 
-def _fault(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
-    for number, line in enumerate(lines, start=first_line):
-        pieces = line.split(b"\t")
-        if len(pieces) != dim or not all(map(is_number, pieces)):
-            return DataError(f"{path}, line {number:,}: must be {dim:,} numbers with tabs between them; export it anew")
-    return DataError(f"{path}: cannot be parsed from line {first_line:,} on; export it anew")
+def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
+    """Return the error for the first line that is not `dim` numbers. numpy does not say which one that is."""
+    for line_number, line in enumerate(lines, start=first_line):
+        fields = line.split(b"\t")
+        if len(fields) != dim or not all(map(is_number, fields)):
+            return DataError(
+                f"{path}, line {line_number:,}: expected {dim:,} numbers separated by tabs; export the folder again"
+            )
+    return DataError(f"{path}: cannot be parsed from line {first_line:,} on; export the folder again")
 
 
 def write_projector(vectors: WordVectors, folder: Path) -> Iterator[int]:
-    """Make the folder; yields how many words are written so far."""
-    line = "\t".join([NUMBER] * vectors.dim)
+    """Create the folder, and yield the number of words written so far."""
+    line_format = "\t".join([NUMBER] * vectors.dim)
     folder.mkdir()
     (folder / CONFIG).write_text(_CONFIG, encoding="utf-8")
-    with (folder / VECTORS).open("wb") as rows_file, (folder / METADATA).open("wb") as words_file:
-        for rows in slices(len(vectors), vectors.dim, bytes_per_number=16):
-            rows_file.write("".join(f"{line % tuple(row)}\n" for row in vectors.vectors_VD[rows].tolist()).encode())
+    with (folder / VECTORS).open("wb") as vectors_file, (folder / METADATA).open("wb") as words_file:
+        for rows in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
+            numbers = vectors.vectors_VD[rows].tolist()
+            vectors_file.write("".join(f"{line_format % tuple(row)}\n" for row in numbers).encode())
             words_file.write("".join(f"{word}\n" for word in vectors.words[rows]).encode())
             yield rows.stop

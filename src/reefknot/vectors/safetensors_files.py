@@ -1,8 +1,13 @@
-"""Word vectors as a .safetensors file: `vectors`, and `words` as the bytes of a JSON list, so that any word survives.
+"""The safetensors format, which can store any word, and counts.
 
-JSON spells what no line of text could hold, and as a tensor it may be of any length, which a file's metadata may not.
+    vectors   V x D, floating point
+    words     the bytes of a JSON list of the words, as uint8
+    counts    V, int64 (optional)
 
-Shapes: V words, D width.
+JSON can represent words that a line of text cannot. The list is a tensor because the length of the metadata of a
+safetensors file is limited.
+
+Shapes: V words, B words of a block, D dimensions.
 """
 
 from __future__ import annotations
@@ -17,46 +22,50 @@ from numpy.typing import NDArray
 
 from reefknot.errors import DataError
 from reefknot.storage.files import decode_json
-from reefknot.vectors.contract import Block, slices
-from reefknot.vectors.word_vectors import WordVectors
+from reefknot.vectors.word_vectors import Block, WordVectors, block_slices
 
 
 def read_safetensors(path: Path) -> Iterator[Block]:
-    """The words of a file."""
+    """Read the words, vectors and counts of a file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
             if not {"vectors", "words"} <= set(file.keys()):
-                raise DataError(f"{path} holds no word vectors: it needs the tensors vectors and words")
+                raise DataError(f"{path} contains no word vectors: it needs the tensors vectors and words")
             vectors_VD = file.get_slice("vectors")
-            shape, kind = vectors_VD.get_shape(), vectors_VD.get_dtype()
-            if len(shape) != 2 or not all(shape) or kind not in ("F16", "F32", "F64"):
-                raise DataError(f"{path}: vectors must be a matrix of floating-point numbers, a row for each word")
-            words = _words(file.get_tensor("words"), shape[0], path)
-            counts_V = file.get_tensor("counts") if "counts" in file.keys() else None  # noqa: SIM118 - no mapping
+            shape, dtype = vectors_VD.get_shape(), vectors_VD.get_dtype()
+            if len(shape) != 2 or not all(shape) or dtype not in ("F16", "F32", "F64"):
+                raise DataError(
+                    f"{path}: vectors must be a matrix of floating-point numbers with a row for each word, "
+                    f"not {dtype} of shape {tuple(shape)}"
+                )
+            words = _decode_words(file.get_tensor("words"), shape[0], path)
+            counts_V = file.get_tensor("counts") if "counts" in file.keys() else None  # noqa: SIM118 - not a mapping
             if counts_V is not None and (counts_V.shape != (len(words),) or counts_V.dtype != np.int64):
-                raise DataError(f"{path}: counts must be whole numbers, one for each word")
-            for rows in slices(shape[0], shape[1], bytes_per_number=4):
+                raise DataError(f"{path}: counts must be {len(words):,} numbers of type int64, one for each word")
+            for rows in block_slices(shape[0], shape[1], bytes_per_number=4):
                 with np.errstate(over="ignore"):
-                    found = vectors_VD[rows].astype(np.float32)
-                yield Block(words[rows], found, None if counts_V is None else counts_V[rows])
+                    vectors_BD = vectors_VD[rows].astype(np.float32)
+                yield Block(words[rows], vectors_BD, None if counts_V is None else counts_V[rows])
     except (SafetensorError, TypeError, ValueError) as error:
         raise DataError(f"{path} is truncated or not a safetensors file: {error}") from error
 
 
-def _words(spelled: NDArray[Any], number: int, path: Path) -> list[bytes]:
-    words = decode_json(spelled.tobytes(), f"{path}, words,")
-    if not isinstance(words, list) or not set(map(type, words)) <= {str} or len(words) != number:
-        raise DataError(f"{path}: words must be the bytes of a JSON list of {number:,} words, as many as vectors")
+def _decode_words(encoded: NDArray[Any], size: int, path: Path) -> list[bytes]:
+    words = decode_json(encoded.tobytes(), f"{path}, words,")
+    if not isinstance(words, list) or not set(map(type, words)) <= {str} or len(words) != size:
+        raise DataError(f"{path}: words must be the bytes of a JSON list of {size:,} strings, one for each vector")
     try:
         return [word.encode() for word in words]
     except UnicodeEncodeError:
-        raise DataError(f"{path}: a word holds half a character, which no file and no screen takes") from None
+        raise DataError(
+            f"{path}: a word contains a lone surrogate, which cannot be encoded as UTF-8; remove the word"
+        ) from None
 
 
 def write_safetensors(vectors: WordVectors, path: Path) -> Iterator[int]:
-    """Write the words, with their counts where these are known."""
+    """Write the words, with counts if they are known, and yield the number of words written."""
     from safetensors.numpy import save_file
 
     words = np.frombuffer(json.dumps(vectors.words).encode(), dtype=np.uint8)

@@ -1,11 +1,11 @@
-"""Words and numbers as text: `word 0.1 -0.2 ...`, a line each.
+"""Text formats: each line is a word and its numbers, `word 0.1 -0.2 ...`.
 
-word2vec (Mikolov et al. 2013) writes a header, `V D`, before them; GloVe (Pennington et al. 2014) does not. Numbers are
-parsed a block at a time by numpy, not one by one. A word of another program's file may hold spaces (GloVe's 840B file
-has some): the last D pieces of a line are the numbers, whatever comes before them is the word. Where no header says D,
-it is the length of the run of numbers that most lines end with.
+word2vec (Mikolov et al. 2013) starts with the header `V D`; GloVe (Pennington et al. 2014) has no header. numpy parses
+a block of lines at once, because parsing numbers one by one is slow. A word in another program's file may contain
+spaces (some in GloVe's 840B file do): the last D fields of a line are the numbers, and everything before them is the
+word. Without a header, D is the number of numeric fields that most lines end with.
 
-Shapes: V words, B of a block, D width.
+Shapes: V words, B words of a block, D dimensions.
 """
 
 from __future__ import annotations
@@ -21,111 +21,114 @@ from typing import BinaryIO
 import numpy as np
 
 from reefknot.errors import DataError
-from reefknot.vectors.contract import BLOCK, Block, slices
-from reefknot.vectors.word_vectors import Matrix, WordVectors
+from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, Matrix, WordVectors, block_slices
 
 BOM = b"\xef\xbb\xbf"
 HEADER = re.compile(rb"(\d{1,18}) (\d{1,9})[ \t]*\r?\n?")
 NUMBER = "%.9g"
-"""Nine digits are enough for a float32 to come back as it was."""
+"""Nine significant digits restore a float32 exactly."""
 _BLANKS = b" \t\r\n"
-_SEEN = 1_000  # lines that tell the width of a file without a header, and whether it has one
+_SAMPLE_LINES = 1_000  # lines examined to find the dimension of a file and whether it has a header
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_word2vec(path: Path) -> Iterator[Block]:
-    """The words of a file with a header."""
+    """Read the words of a text file with a header."""
     with path.open("rb") as stream:
         size, dim = read_header(stream, path)
-        found = 0
-        # A number takes a character, and one that ends it.
+        # A number takes at least two bytes: a digit and a separator.
         if size * dim * 2 > path.stat().st_size:
-            raise DataError(f"{path} is cut off: its header promises {size:,} words of {dim:,} numbers")
-        for block in _blocks(stream, path, dim, first_line=2):
-            found += len(block.words)
-            if found > size:
-                raise DataError(f"{path} has more words than the {size:,} that its header promises; mend the header")
+            raise DataError(f"{path} is truncated: its header declares {size:,} words of {dim:,} numbers")
+        words_read = 0
+        for block in _read_blocks(stream, path, dim, first_line=2):
+            words_read += len(block.words)
+            if words_read > size:
+                raise DataError(f"{path} has more words than the {size:,} that its header declares; correct the header")
             yield block
-        if found < size:
-            raise DataError(f"{path} is cut off: it has {found:,} of the {size:,} words that its header promises")
+        if words_read < size:
+            raise DataError(
+                f"{path} is truncated: it has {words_read:,} of the {size:,} words that its header declares"
+            )
 
 
 def read_glove(path: Path) -> Iterator[Block]:
-    """The words of a file without a header. Its width is that of most of its first lines."""
+    """Read the words of a text file without a header. The first lines show the dimension."""
     with path.open("rb") as stream:
         skip_bom(stream)
-        dim = _width(stream.readlines(BLOCK))
+        dim = _infer_dim(stream.readlines(BLOCK_BYTES))
         if not dim:
-            raise DataError(f"{path} holds no word vectors: no line with a word and numbers")
+            raise DataError(f"{path} contains no word vectors: no line is a word followed by numbers")
         stream.seek(0)
         skip_bom(stream)
-        yield from _blocks(stream, path, dim, first_line=1)
+        yield from _read_blocks(stream, path, dim, first_line=1)
 
 
 def write_word2vec(vectors: WordVectors, path: Path) -> Iterator[int]:
-    """Write the words with a header; yields how many are written so far."""
+    """Write the words with a header, and yield the number of words written so far."""
     yield from _write(vectors, path, f"{len(vectors)} {vectors.dim}\n")
 
 
 def write_glove(vectors: WordVectors, path: Path) -> Iterator[int]:
-    """Write the words without a header, likewise."""
-    # A number and another one, without a point, would be a header.
+    """Write the words without a header, and yield the number of words written so far."""
+    # A line with two integers would look like a header, so a single number always gets a decimal point.
     yield from _write(vectors, path, "", "%#.9g" if vectors.dim == 1 else NUMBER)
 
 
 def read_header(stream: BinaryIO, path: Path) -> tuple[int, int]:
-    """The numbers of words and of columns that the first line of a word2vec file promises."""
+    """Return the number of words and the dimension that the first line of a word2vec file declares."""
     skip_bom(stream)
-    found = HEADER.fullmatch(stream.readline(64))
-    if not found:
+    header = HEADER.fullmatch(stream.readline(64))
+    if not header:
         raise DataError(
-            f"{path}: its first line is no header of word2vec, which says how many words and how many numbers each "
-            "there are, such as '400000 300'; text without one is of the format glove"
+            f"{path}: the first line is not a word2vec header, which is the number of words and the dimension, such as "
+            "'400000 300'; if the file is text without a header, use the format glove"
         )
-    size, dim = int(found[1]), int(found[2])
+    size, dim = int(header[1]), int(header[2])
     if not size or not dim:
-        raise DataError(f"{path} holds no word vectors: its header says {size:,} words of {dim:,} numbers")
+        raise DataError(f"{path} contains no word vectors: its header declares {size:,} words of {dim:,} numbers")
     return size, dim
 
 
 def skip_bom(stream: BinaryIO) -> None:
-    """Go to the first byte that means something: some editors put a mark before it."""
+    """Skip the byte order mark that some editors write at the start of a file."""
     if stream.read(len(BOM)) != BOM:
         stream.seek(0)
 
 
-def parse(numbers: list[bytes], dim: int, delimiter: str = " ") -> Matrix | None:
-    """The rows of numbers, x_BD; None where some line has not `dim` of them, or what is no number."""
+def parse_numbers(lines: list[bytes], dim: int, delimiter: str = " ") -> Matrix | None:
+    """Parse lines of `dim` numbers into x_BD. Return None if a line has another length or is not numeric."""
     try:
         with np.errstate(over="ignore"):
-            x_BD = np.loadtxt(
-                numbers, dtype=np.float32, comments=None, delimiter=delimiter, ndmin=2, encoding="latin-1"
-            )
+            x_BD = np.loadtxt(lines, dtype=np.float32, comments=None, delimiter=delimiter, ndmin=2, encoding="latin-1")
     except ValueError:
         return None
-    return x_BD if x_BD.shape == (len(numbers), dim) else None
+    return x_BD if x_BD.shape == (len(lines), dim) else None
 
 
-def is_number(piece: bytes) -> bool:
+def is_number(field: bytes) -> bool:
+    """Return whether a field of a line is a number."""
     try:
-        float(piece)
+        float(field)
     except ValueError:
         return False
-    return b"_" not in piece  # Python's own spelling of thousands
+    return b"_" not in field  # float() accepts 1_000, but numpy does not
 
 
 def is_text(data: bytes, dim: int) -> bool:
-    """Whether what follows a header is text, not binary: a line of a word and numbers, or, as a line may be wrong, at
-    least numbers for the most part behind the first words. (A word may hold anything.)"""
-    pieces = data.partition(b"\n")[0].rstrip(_BLANKS).rsplit(b" ", dim)[1:]
-    if len(pieces) == dim and all(map(is_number, pieces)):
+    """Return whether the data after a header looks like text rather than binary vectors.
+
+    That is so if the first line ends with `dim` numbers. Because that line may be damaged, it is also so if most fields
+    of the first lines are numbers, not counting the first field of each line, which belongs to a word.
+    """
+    fields = data.partition(b"\n")[0].rstrip(_BLANKS).rsplit(b" ", dim)[1:]
+    if len(fields) == dim and all(map(is_number, fields)):
         return True
-    pieces = [piece for line in data[:10_000].splitlines() for piece in line.split()[1:]]
-    return 2 * sum(map(is_number, pieces)) > len(pieces)
+    fields = [field for line in data[:10_000].splitlines() for field in line.split()[1:]]
+    return 2 * sum(map(is_number, fields)) > len(fields)
 
 
 def is_printable(data: bytes) -> bool:
-    """Whether these bytes, which may end within a character, are UTF-8 that a person can read."""
+    """Return whether the data is UTF-8 without control characters. It may end in the middle of a character."""
     try:
         codecs.utf_8_decode(data)
     except UnicodeDecodeError:
@@ -134,82 +137,92 @@ def is_printable(data: bytes) -> bool:
 
 
 def has_header(lines: Iterable[bytes], size: int, dim: int) -> bool:
-    """Whether the first line of a text, `size dim`, is a header: it may be a word that is a number, with a vector of
-    one number as the lines below have. What promises as many words as there are lines below is a header all the same.
+    """Return whether the first line of a text, `size dim`, is a header.
+
+    It may instead be a word that is a number, followed by a vector of one number. That is possible only if all lines
+    examined have two fields. Even then it is a header if `size` is the number of lines that follow.
     """
-    below = filter(bytes.strip, islice(lines, 1, None))
-    seen = list(islice(below, _SEEN))
-    if dim == 1 or {len(line.split()) for line in seen} != {2}:
+    following = filter(bytes.strip, islice(lines, 1, None))
+    sample = list(islice(following, _SAMPLE_LINES))
+    if dim == 1 or {len(line.split()) for line in sample} != {2}:
         return True
-    return size == len(seen) + sum(1 for _ in below)
+    return size == len(sample) + sum(1 for _ in following)
 
 
-def _width(lines: Iterable[bytes]) -> int:
-    """How many numbers most of the first lines end with, as many as the first where two are equally frequent; 0 where
-    none ends with a number."""
-    runs = Counter(run for line in islice(lines, _SEEN) if (run := _numbers_at_end(line.rstrip(_BLANKS))))
-    return runs.most_common(1)[0][0] if runs else 0
+def _infer_dim(lines: Iterable[bytes]) -> int:
+    """Return the number of numeric fields that most of the first lines end with, or 0 if no line ends with a number.
+
+    Of two equally frequent numbers, the one that comes first in the file wins.
+    """
+    lengths = Counter(
+        length for line in islice(lines, _SAMPLE_LINES) if (length := _numbers_at_end(line.rstrip(_BLANKS)))
+    )
+    return lengths.most_common(1)[0][0] if lengths else 0
 
 
 def _numbers_at_end(line: bytes) -> int:
-    """The run of numbers that a line ends with; the first piece is a word, whatever it is."""
+    """Count the numeric fields that a line ends with. The first field always belongs to the word."""
     return sum(1 for _ in takewhile(is_number, reversed(line.split(b" ")[1:])))
 
 
-def _blocks(stream: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator[Block]:
+def _read_blocks(stream: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator[Block]:
     line_number = first_line
-    while lines := stream.readlines(BLOCK):
+    while lines := stream.readlines(BLOCK_BYTES):
         words: list[bytes] = []
-        numbers: list[bytes] = []
+        number_lines: list[bytes] = []
         for offset, raw in enumerate(lines):
             line = raw.rstrip(_BLANKS)
             if not line:
                 continue
             spaces = line.count(b" ")
             if spaces == dim:
-                word, _, rest = line.partition(b" ")
+                word, _, numbers = line.partition(b" ")
             elif spaces > dim:
-                word, *pieces = line.rsplit(b" ", dim)
-                rest = b" ".join(pieces)
+                word, *fields = line.rsplit(b" ", dim)
+                numbers = b" ".join(fields)
+            # A word that ends with a number means that the line has too many numbers.
             if spaces < dim or (spaces > dim and is_number(word.rpartition(b" ")[2])):
-                raise _misfit(line, dim, path, line_number + offset)
+                raise _wrong_length_error(line, dim, path, line_number + offset)
             words.append(word)
-            numbers.append(rest)
+            number_lines.append(numbers)
         if words:
-            vectors_BD = parse(numbers, dim)
+            vectors_BD = parse_numbers(number_lines, dim)
             if vectors_BD is None:
-                raise _first_fault(lines, dim, path, line_number)
+                raise _parse_error(lines, dim, path, line_number)
             yield Block(words, vectors_BD)
         line_number += len(lines)
 
 
-def _misfit(line: bytes, dim: int, path: Path, number: int) -> DataError:
-    have = _numbers_at_end(line)
-    told = f"{have:,} number{'s' * (have != 1)} after the word where {dim:,} are expected"
+def _wrong_length_error(line: bytes, dim: int, path: Path, line_number: int) -> DataError:
+    length = _numbers_at_end(line)
+    problem = f"expected {dim:,} numbers after the word, got {length:,}"
     if b"  " in line:
-        told = "two spaces in a row where a number is expected"
-    return DataError(f"{path}, line {number:,}: {told}; mend the line")
+        problem = "two spaces in a row where a number is expected"
+    return DataError(f"{path}, line {line_number:,}: {problem}; correct the line")
 
 
-def _first_fault(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
-    """What numpy could not parse, looked for line by line."""
-    for number, raw in enumerate(lines, start=first_line):
+def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
+    """Return the error for the first field that is not a number. numpy does not say which one that is."""
+    for line_number, raw in enumerate(lines, start=first_line):
         line = raw.rstrip(_BLANKS)
         if not line:
             continue
-        pieces = line.rsplit(b" ", dim)[1:]
-        wrong = next((piece for piece in pieces if not is_number(piece)), None)
-        if wrong is not None:
-            told = repr(wrong.decode(errors="backslashreplace")[:40]) if wrong else "two spaces in a row"
-            return DataError(f"{path}, line {number:,}: {told} where one of {dim:,} numbers is expected; mend the line")
-    return DataError(f"{path}: cannot be parsed between its lines {first_line:,} and {first_line + len(lines):,}")
+        fields = line.rsplit(b" ", dim)[1:]
+        bad_field = next((field for field in fields if not is_number(field)), None)
+        if bad_field is not None:
+            problem = repr(bad_field.decode(errors="backslashreplace")[:40]) if bad_field else "two spaces in a row"
+            return DataError(
+                f"{path}, line {line_number:,}: expected {dim:,} numbers after the word, got {problem}; "
+                "correct the line"
+            )
+    return DataError(f"{path}: cannot be parsed between lines {first_line:,} and {first_line + len(lines):,}")
 
 
-def _write(vectors: WordVectors, path: Path, header: str, number: str = NUMBER) -> Iterator[int]:
-    line = " ".join([number] * vectors.dim)
+def _write(vectors: WordVectors, path: Path, header: str, number_format: str = NUMBER) -> Iterator[int]:
+    line_format = " ".join([number_format] * vectors.dim)
     with path.open("wb") as stream:
         stream.write(header.encode())
-        for rows in slices(len(vectors), vectors.dim, bytes_per_number=16):
+        for rows in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
             pairs = zip(vectors.words[rows], vectors.vectors_VD[rows].tolist(), strict=True)
-            stream.write("".join(f"{word} {line % tuple(row)}\n" for word, row in pairs).encode())
+            stream.write("".join(f"{word} {line_format % tuple(row)}\n" for word, row in pairs).encode())
             yield rows.stop

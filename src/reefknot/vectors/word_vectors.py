@@ -1,32 +1,43 @@
-"""Words and a vector for each: what the tables of a model, its classifiers and the files of other programs all come to.
+"""Word vectors in memory: words with a matrix of vectors, and conversion to and from gensim.
 
-Shapes: V words, D width.
+The ends of a model, skip-gram tables and files of other programs are all turned into `WordVectors`. Files are read in
+blocks, which `vectors/files.py` puts together.
+
+Shapes: V words, B words of a block, D dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import DataError, shortened
+from reefknot.errors import DataError, SettingsError, shortened
+
+if TYPE_CHECKING:
+    from gensim.models import KeyedVectors
 
 Matrix = NDArray[np.float32]
+
+BLOCK_BYTES = 1 << 24
+"""Approximate number of bytes of a file that are processed at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Vectors of distinct words, in an order that means something to whoever made them: often falling frequency."""
+    """Distinct words and their vectors. The order is the creator's, and often that of falling frequency."""
 
     words: tuple[str, ...]
     vectors_VD: Matrix = field(repr=False)  # noqa: N815 - named as its shape
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
-    """How often each word was seen in training, where that is known."""
+    """How often each word occurred in training, if that is known."""
     pieces: bool = False
-    """Whether these are pieces of words, the last of a word ending in `</w>`. A run knows; of a file nobody does."""
+    """Whether the words are known to be sub-words, where the last sub-word of a word ends in `</w>`. A run knows this;
+    a file does not say."""
 
     def __post_init__(self) -> None:
         vectors_VD = np.asarray(self.vectors_VD)
@@ -39,20 +50,24 @@ class WordVectors:
         _check_words(self.words)
         if vectors_VD.ndim != 2 or len(vectors_VD) != len(self.words) or not vectors_VD.shape[1]:
             raise DataError(
-                f"{len(self.words):,} words need as many rows of vectors, at least one number wide; "
-                f"these have the shape {vectors_VD.shape}"
+                f"{len(self.words):,} words need a matrix with {len(self.words):,} rows and at least one column, "
+                f"not one of shape {vectors_VD.shape}"
             )
-        wrong = first_not_finite(vectors_VD)
-        if wrong is not None:
+        bad_row = first_non_finite_row(vectors_VD)
+        if bad_row is not None:
             raise DataError(
-                f"the vector of {shown(self.words[wrong])} holds NaN or an infinity; mend it or leave it out"
+                f"the vector of {quoted(self.words[bad_row])} contains NaN or infinity; correct it or remove the word"
             )
         if self.counts is not None:
             counts = np.asarray(self.counts)
             if counts.shape != (len(self.words),) or not np.issubdtype(counts.dtype, np.integer):
-                raise DataError(f"{len(self.words):,} words need as many counts, which are whole numbers")
+                raise DataError(
+                    f"{len(self.words):,} words need {len(self.words):,} integer counts, "
+                    f"not {counts.dtype} of shape {counts.shape}"
+                )
             if counts.size and counts.min() < 0:
-                raise DataError(f"{shown(self.words[int(counts.argmin())])} was seen {counts.min()} times: at least 0")
+                word = quoted(self.words[int(counts.argmin())])
+                raise DataError(f"the count of {word} is {counts.min()}; it must be at least 0")
             object.__setattr__(self, "counts", counts.astype(np.int64))
 
     def __len__(self) -> int:
@@ -63,28 +78,28 @@ class WordVectors:
 
     @property
     def dim(self) -> int:
-        """The width of a vector."""
+        """The dimension of the vectors."""
         return int(self.vectors_VD.shape[1])
 
     def id_of(self, word: str) -> int:
-        """The row of a word; one that is not here is refused."""
+        """Return the row of a word. A word without a vector raises a DataError."""
         try:
             return self._ids[word]
         except KeyError:
-            raise DataError(f"{shown(word)} is not among these {len(self):,} words") from None
+            raise DataError(f"{quoted(word)} is not among these {len(self):,} words") from None
 
     def vector(self, word: str) -> Matrix:
-        """The vector of a word, likewise."""
-        found: Matrix = self.vectors_VD[self.id_of(word)]
-        return found
+        """Return the vector of a word. A word without a vector raises a DataError."""
+        vector_D: Matrix = self.vectors_VD[self.id_of(word)]
+        return vector_D
 
     @cached_property
     def unit_VD(self) -> Matrix:  # noqa: N802 - named as its shape
-        """The vectors at length 1, whose products are cosines; one of zeros stays as it is."""
+        """The vectors scaled to length 1, so that dot products are cosines. Zero vectors stay zero."""
         squares_V = np.einsum("vd,vd->v", self.vectors_VD, self.vectors_VD, dtype=np.float64)
         lengths_V1 = np.sqrt(squares_V)[:, None]
         lengths_V1[lengths_V1 == 0.0] = 1.0
-        # Divided in float64, a piece at a time: a length may be too large or too small for float32.
+        # A length may overflow or underflow in float32, so divide in float64, in slices that bound the extra memory.
         unit_VD = np.empty_like(self.vectors_VD)
         for start in range(0, len(self), 8192):
             rows = slice(start, start + 8192)
@@ -92,7 +107,7 @@ class WordVectors:
         return unit_VD
 
     def select(self, words: Iterable[str]) -> WordVectors:
-        """These words, in this order."""
+        """Return the vectors of some of the words, in the order given."""
         words = tuple(words)
         rows = np.array([self.id_of(word) for word in words], dtype=np.int64)
         counts = None if self.counts is None else self.counts[rows]
@@ -103,27 +118,69 @@ class WordVectors:
         return {word: row for row, word in enumerate(self.words)}
 
 
-def first_not_finite(vectors_VD: Matrix) -> int | None:
-    """The first row that holds NaN or an infinity."""
-    # A sum is not finite if one of its terms is not: no array of flags as large as the vectors.
+class Block(NamedTuple):
+    """Consecutive words of a file, not yet decoded, with their vectors."""
+
+    words: list[bytes]
+    vectors_BD: Matrix  # noqa: N815 - named as its shape
+    counts: NDArray[np.int64] | None = None
+
+
+def block_slices(size: int, dim: int, bytes_per_number: int) -> Iterator[slice]:
+    """Cut `size` rows of `dim` numbers into slices of about `BLOCK_BYTES` each."""
+    rows = max(1, BLOCK_BYTES // (bytes_per_number * dim))
+    for start in range(0, size, rows):
+        yield slice(start, min(start + rows, size))
+
+
+def first_non_finite_row(vectors_VD: Matrix) -> int | None:
+    """Return the first row that contains NaN or infinity, or None."""
+    # A sum is not finite if one of its terms is not. This needs no array of flags as large as the matrix.
     with np.errstate(invalid="ignore"):
-        suspects = np.flatnonzero(~np.isfinite(vectors_VD.sum(axis=1, dtype=np.float64)))
-    return int(suspects[0]) if suspects.size else None
+        rows = np.flatnonzero(~np.isfinite(vectors_VD.sum(axis=1, dtype=np.float64)))
+    return int(rows[0]) if rows.size else None
 
 
-def shown(word: str) -> str:
-    """A word in a sentence, whatever is in it."""
+def quoted(word: str) -> str:
+    """Return a word in quotes for use in a message, with special characters escaped and shortened if long."""
     return shortened(repr(word), 60)
 
 
 def _check_words(words: tuple[str, ...]) -> None:
     if not set(map(type, words)) <= {str}:
-        raise DataError("a word of word vectors is no text")
+        raise DataError("the words of word vectors must all be strings")
     try:
         "".join(words).encode()
     except UnicodeEncodeError:
-        raise DataError("a word of word vectors holds half a character, which no file and no screen takes") from None
+        raise DataError("a word contains a lone surrogate, which cannot be encoded as UTF-8; remove the word") from None
     if len(set(words)) != len(words):
         seen: set[str] = set()
-        double = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise DataError(f"{shown(double)} stands twice among the words; keep one of its vectors")
+        duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
+        raise DataError(f"{quoted(duplicate)} occurs twice among the words; keep only one of its vectors")
+
+
+def to_keyed_vectors(vectors: WordVectors) -> KeyedVectors:
+    """Return a copy as gensim's `KeyedVectors`. Counts, if known, become its attribute `count`."""
+    try:
+        from gensim.models import KeyedVectors
+    except ImportError as error:
+        raise SettingsError("gensim is not installed: pip install 'reefknot[gensim]'") from error
+    keyed = KeyedVectors(vectors.dim, dtype=np.float32)
+    keyed.add_vectors(list(vectors.words), vectors.vectors_VD)
+    if vectors.counts is not None:
+        for word, count in zip(vectors.words, vectors.counts.tolist(), strict=True):
+            keyed.set_vecattr(word, "count", count)
+    return keyed
+
+
+def from_keyed_vectors(keyed: Any) -> WordVectors:
+    """Return a copy of gensim's `KeyedVectors`. A gensim model is accepted too; its `wv` is copied."""
+    keyed = getattr(keyed, "wv", keyed)
+    try:
+        words, vectors_VD, expandos = tuple(keyed.index_to_key), keyed.vectors, keyed.expandos
+    except AttributeError:
+        raise DataError(
+            f"expected gensim's KeyedVectors or a model that has them as wv, not {type(keyed).__name__}"
+        ) from None
+    counts = expandos.get("count")
+    return WordVectors(words, np.array(vectors_VD), None if counts is None else np.array(counts))

@@ -114,6 +114,36 @@ def test_spellings_at_the_input_leave_the_targets_as_they_are(cli: Cli, recipe: 
     assert [found["perplexity_a"], found["perplexity_b"]] == pytest.approx(expected)
 
 
+def without_facts(run: Path) -> None:
+    """Make the result of a run one that does not say what it was scored on."""
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    for split in ("valid", "test"):
+        del result[split]["text"]
+    (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def test_results_say_what_can_be_paired_or_else_the_texts_do(
+    cli: Cli, recipe: Path, corpus: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    shutil.copytree(corpus, text)
+    name = f"corpus.name={text}"
+    words = train(cli, recipe, tmp_path / "words", name, "vocabulary.max_size=9")
+    spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
+    spelled = train(cli, recipe, tmp_path / "spelled", name, "vocabulary.max_size=9", *spelling)
+    fewer = train(cli, recipe, tmp_path / "fewer", name, "vocabulary.max_size=8")
+    refused = cli("compare", words, fewer)
+    found = cli("compare", words, spelled, "--json").json()
+    text.rename(tmp_path / "gone")
+    assert cli("compare", words, spelled, "--json").json() == found, "the results say that the tokens are the same"
+    assert cli("compare", words, fewer).err == refused.err
+    without_facts(words)
+    assert cli("compare", words, spelled).code == 3
+    (tmp_path / "gone").rename(text)
+    assert cli("compare", words, spelled, "--json").json() == found, "the texts say it as well"
+    assert cli("compare", words, fewer).err == refused.err
+
+
 def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
     text, moved = tmp_path / "text", tmp_path / "moved"
     shutil.copytree(corpus, text)
@@ -128,7 +158,10 @@ def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: P
 
 
 def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    other = copy_run(runs.tied, tmp_path / "other", evaluation={"streams": 7})
+    other = copy_run(runs.tied, tmp_path / "other")
+    result = json.loads((other / "result.json").read_text(encoding="utf-8"))
+    result["test"]["streams"] = 7
+    (other / "result.json").write_text(json.dumps(result), encoding="utf-8")
     outcome = cli("compare", runs.untied, other)
     assert outcome.code == 2
     assert f"{runs.untied} and {other}: no fair comparison: scored in 1 and in 7 streams; train both" in outcome.err

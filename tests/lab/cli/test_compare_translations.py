@@ -100,9 +100,9 @@ def test_the_scores_are_those_of_an_evaluation(
         texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]
         a, b = (metrics.figures(lines, references) for lines in texts)
         (found,) = cli("compare", *runs, "--split", split, "--json").json()
-        assert (found["bleu_a"], found["bleu_b"]) == (a["bleu"], b["bleu"])
+        assert (found["bleu_a"], found["bleu_b"]) == (a.bleu, b.bleu)
         assert 5 < found["bleu_a"] < found["bleu_b"] < 95
-        assert (found["split"], found["sentences"], found["bleu_signature"]) == (split, number, a["bleu_signature"])
+        assert (found["split"], found["sentences"], found["bleu_signature"]) == (split, number, a.bleu_signature)
 
 
 def test_a_run_as_it_is(cli: Cli, tied: Path) -> None:

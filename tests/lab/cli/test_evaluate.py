@@ -148,11 +148,13 @@ def test_save_scores_both_texts(cli: Cli, run: Path) -> None:
     valid, test = outcome.json()
     assert (valid["split"], test["split"]) == ("valid", "test")
     record = saved(run, "cache")
-    assert (record["format"], record["kind"]) == (1, "cache")
+    assert (record["format"], record["kind"]) == (2, "cache")
     assert record["search"] == test["search"]
     assert record["settings"] == {"fill": "partial", **record["search"]["best"]}
     for split, found in (("valid", valid), ("test", test)):
-        assert record[split] == {key: found[key] for key in ("perplexity", "nll", "tokens", "definition")}
+        assert record[split] == {key: found[key] for key in found if key not in ("run", "split", "search")}
+        plain = cli("evaluate", run, "--split", split, "--json").json()
+        assert record[split]["mode"] == {"kind": "cache", **record["settings"], "plain": plain["perplexity"]}
     best = min(point["nll"] for point in record["search"]["points"])
     assert record["valid"]["nll"] == pytest.approx(best, abs=1e-6)
     assert record["command"] == f"reefknot evaluate {run} --cache --search --window 20 --save --json"

@@ -51,7 +51,7 @@ def test_a_file_becomes_another_and_what_is_odd_about_it_is_told(cli: Cli, tmp_p
     foreign.write_bytes(b"a 1 2\nb 3 4\na 5 6\n")
     done = cli("export", foreign, "--format", "safetensors", "-o", out)
     assert done.code == 0
-    assert "1 word is there already" in done.err
+    assert "is repeated; only the first vector of a word is kept" in done.err
     assert done.out.endswith("2 words, 2 numbers each (vectors), read back\n")
     projector = tmp_path / "projector"
     assert cli("export", out, "--format", "projector", "-o", projector).code == 0
@@ -67,9 +67,9 @@ def test_mistakes_are_sentences(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         (
             (spaced, "--format", "word2vec"),
             3,
-            "the format word2vec cannot hold the word 'a b'; use projector or safetensors",
+            "the format word2vec cannot store the word 'a b'; use projector or safetensors",
         ),
-        ((spaced, "--format", "fasttext"), 2, "no format of word vectors is called 'fasttext'; there are: word2vec, "),
+        ((spaced, "--format", "fasttext"), 2, "unknown format of word vectors 'fasttext'; the formats are word2vec, "),
         ((tmp_path / "none", "--format", "glove"), 3, "none"),
         ((tmp_path, "--format", "glove"), 3, "is no run"),
     ):

@@ -75,7 +75,7 @@ def test_mistakes(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) ->
         ((*files, "--data", text), 2, "--data goes with --corpus"),
         ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
         ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),
-        (("import", dictionary, *files[2:]), 3, "no checkpoint of torch"),
+        (("import", dictionary, *files[2:]), 3, "not a checkpoint of torch"),
     ):
         told = cli(*words)
         assert (told.code, told.err.count("\n")) == (code, 1)

@@ -58,7 +58,7 @@ def test_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "double.vec").write_text("3 2\na 1 2\nb 3 4\na 5 6\n")
     outcome = cli("neighbors", tmp_path / "double.vec", "a", "--json")
     assert (outcome.code, list(outcome.json()["vectors"])) == (0, ["a"])
-    assert "1 word is there already; the first vector of a word is the one that counts" in outcome.err
+    assert "only the first vector of a word is kept" in outcome.err
     outcome = cli("neighbors", tmp_path / "file.vec", "queeen")
     assert (outcome.code, outcome.out) == (3, "")
     assert "file.vec: queeen (did you mean queen?)" in outcome.err

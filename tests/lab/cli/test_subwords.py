@@ -73,7 +73,7 @@ def test_a_piece_inside_of_words_is_no_word(cli: Cli, pieces: Path) -> None:
     unknown = next(token for token in inside if f"{token}</w>" not in table)
     outcome = cli("analogy", pieces, unknown, whole[0], whole[1])
     assert (outcome.code, outcome.out) == (3, "")
-    assert f"not in the vocabulary of {pieces} as one piece: {unknown}" in outcome.err
+    assert f"not in the vocabulary of {pieces} as a single sub-word: {unknown}" in outcome.err
 
 
 def test_runs_on_words_and_on_pieces_compare_by_words(cli: Cli, runs: Runs, pieces: Path) -> None:

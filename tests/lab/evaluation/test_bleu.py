@@ -62,14 +62,12 @@ def test_figures_are_those_of_the_command(
     lines = spoilt(references)
     printed = command(tmp_path, lines, references, *options)
     found = open_metrics(settings).figures(lines, references)
-    assert 20 < found["bleu"] < 95
-    assert found["bleu"] == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
-    assert found["chrf"] == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
-    assert found["bleu_signature"] == printed["BLEU"]["signature"]
-    assert found["chrf_signature"] == printed["chrF2"]["signature"]
-    assert (
-        f"BP = {found['brevity_penalty']:.3f} ratio = {found['length_ratio']:.3f}" in printed["BLEU"]["verbose_score"]
-    )
+    assert 20 < found.bleu < 95
+    assert found.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
+    assert found.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
+    assert found.bleu_signature == printed["BLEU"]["signature"]
+    assert found.chrf_signature == printed["chrF2"]["signature"]
+    assert f"BP = {found.brevity_penalty:.3f} ratio = {found.length_ratio:.3f}" in printed["BLEU"]["verbose_score"]
 
 
 def test_bands_hold_every_pair_once(references: list[str]) -> None:
@@ -77,21 +75,21 @@ def test_bands_hold_every_pair_once(references: list[str]) -> None:
     lengths = np.array([len(line.split()) for line in references])
     lengths[:3] = (0, 10, 11)
     bands = metrics.by_length(lines, references, lengths)
-    assert [(each["from"], each["to"]) for each in bands[:2]] == [(0, 10), (11, 20)]
-    assert bands[-1]["to"] is None
-    assert bands[-1]["from"] == 51
-    assert sum(each["pairs"] for each in bands) == len(lines)
+    assert [(each.low, each.high) for each in bands[:2]] == [(0, 10), (11, 20)]
+    assert bands[-1].high is None
+    assert bands[-1].low == 51
+    assert sum(each.pairs for each in bands) == len(lines)
     for band in bands:
-        inside = (lengths >= band["from"]) & (lengths <= (band["to"] or 10**9))
+        inside = (lengths >= band.low) & (lengths <= (band.high or 10**9))
         chosen = [[line for line, here in zip(text, inside, strict=True) if here] for text in (lines, references)]
-        assert band["bleu"] == pytest.approx(metrics.figures(*chosen)["bleu"])
+        assert band.bleu == pytest.approx(metrics.figures(*chosen).bleu)
 
 
 def test_bands_without_pairs_are_left_out() -> None:
     metrics = open_metrics(BleuSettings())
     bands = metrics.by_length(["a b c d", "a b c d"], ["a b c d", "a b c d"], np.array([4, 45]))
-    assert [(each["from"], each["to"]) for each in bands] == [(0, 10), (41, 50)]
-    assert [each["bleu"] for each in bands] == pytest.approx([100.0, 100.0])
+    assert [(each.low, each.high) for each in bands] == [(0, 10), (41, 50)]
+    assert [each.bleu for each in bands] == pytest.approx([100.0, 100.0])
 
 
 def test_what_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

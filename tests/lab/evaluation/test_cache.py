@@ -82,7 +82,7 @@ def test_score_mixes_both(opened: Open, model_for: Build, fill: Fill, end_of_lin
     used = np.arange(len(expected)) > (0 if fill == "partial" else 20)
     expected[used] = 0.7 * expected[used] + 0.3 * from_cache[used]
     np.testing.assert_allclose(found.nll, -np.log(expected), rtol=1e-6)
-    assert (found.first, found.words, found.bytes) == (plain.first, plain.words, plain.bytes)
+    assert (len(found.nll), found.words, found.bytes) == (len(plain.nll), plain.words, plain.bytes)
     assert "independent of how the text is cut into windows" in found.definition
     assert "weight 0.3, theta 0.4, over the last 20 positions, used " in found.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in found.definition
@@ -184,7 +184,7 @@ def test_windows_are_compared_on_the_same_tokens(
     assert grid.text == "the test text, 120 tokens, all but the first 51 scored"
     half = "less than half of the 120 tokens of the test text"
     assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --fill full would use them for {half}"
-    assert grid.record()["note"] == grid.note != ""
+    assert grid.summary().record()["note"] == grid.note != ""
 
 
 def test_windows_that_may_be_tried_have_their_tokens(

@@ -162,7 +162,7 @@ def test_a_text_that_repeats_itself_is_learned(opened: Open, model_for: Build) -
     # The first segment is scored before anything is learned.
     np.testing.assert_allclose(found.nll[:5], plain.nll[:5], atol=1e-6)
     assert not np.allclose(found.nll[5:10], plain.nll[5:10], atol=1e-4)
-    assert (found.first, found.words, found.bytes) == (plain.first, plain.words, plain.bytes)
+    assert (len(found.nll), found.words, found.bytes) == (len(plain.nll), plain.words, plain.bytes)
     assert "every 5 tokens are scored, then learned from" in found.definition
     assert "independent" not in found.definition
     assert "eta 0.02, lambda 0.001, epsilon 0.01 on the scale 'mean'" in found.definition

@@ -18,6 +18,7 @@ from reefknot.lab.evaluation.frequency import (
     loss_by_frequency,
 )
 from reefknot.lab.evaluation.perplexity import Score, score
+from reefknot.lab.runs.scores import ScoredText
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
@@ -29,11 +30,12 @@ def test_bands_add_up_to_the_whole(
 ) -> None:
     dataset = opened(end_of_line=end_of_line)
     found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
-    for bands in loss_by_frequency(found, dataset.splits["test"], dataset.vocabulary).values():
-        assert sum(band["tokens"] for band in bands) == len(found.nll)
-        total = sum(band["tokens"] * band["nll"] for band in bands)
+    by_frequency = loss_by_frequency(found, dataset.splits["test"], dataset.vocabulary)
+    for bands in (by_frequency.target, by_frequency.previous):
+        assert sum(band.tokens for band in bands) == len(found.nll)
+        total = sum(band.tokens * band.nll for band in bands)
         assert total == pytest.approx(float(found.nll.sum(dtype=np.float64)))
-        assert [band["low"] for band in bands] == sorted(band["low"] for band in bands)
+        assert [band.low for band in bands] == sorted(band.low for band in bands)
 
 
 def test_bands_by_hand() -> None:
@@ -41,24 +43,25 @@ def test_bands_by_hand() -> None:
     ids = np.array([1, 3, 4, 2, 0], dtype=np.int32)
     losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0], dtype=np.float32)
     split = Split("test", ids, words=4, lines=1, bytes=20, unknown=1)
-    found = loss_by_frequency(Score(losses, 0, 5, 20, ""), split, vocabulary)
-    assert found["target"] == [
+    found = loss_by_frequency(Score(losses, 5, 20, ScoredText(split="test"), "float32"), split, vocabulary)
+    assert found.record()["target"] == [
         {"low": 0, "high": 9, "tokens": 2, "types": 2, "nll": 3.0},
         {"low": 10, "high": 99, "tokens": 1, "types": 1, "nll": 8.0},
         {"low": 1_000, "high": 9_999, "tokens": 1, "types": 1, "nll": 1.0},
         {"low": 10_000, "high": None, "tokens": 1, "types": 1, "nll": 16.0},
     ]
     # <eos> stands before the first word; then every word before the next.
-    previous = {band["low"]: (band["tokens"], band["nll"]) for band in found["previous"]}
+    previous = {band.low: (band.tokens, band.nll) for band in found.previous}
     assert previous == {0: (2, 6.0), 10: (1, 16.0), 1_000: (1, 2.0), 10_000: (1, 1.0)}
 
 
 def test_without_line_ends_the_first_token_is_only_a_previous_one() -> None:
     vocabulary = Vocabulary(("a", "b"), (500, 5))
     split = Split("test", np.array([1, 0, 0], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
-    found = loss_by_frequency(Score(np.array([1.0, 3.0], dtype=np.float32), 1, 2, 6, ""), split, vocabulary)
-    assert [(band["low"], band["tokens"], band["nll"]) for band in found["target"]] == [(100, 2, 2.0)]
-    assert [(band["low"], band["nll"]) for band in found["previous"]] == [(0, 1.0), (100, 3.0)]
+    losses = np.array([1.0, 3.0], dtype=np.float32)
+    found = loss_by_frequency(Score(losses, 2, 6, ScoredText(split="test"), "float32"), split, vocabulary)
+    assert [(band.low, band.tokens, band.nll) for band in found.target] == [(100, 2, 2.0)]
+    assert [(band.low, band.nll) for band in found.previous] == [(0, 1.0), (100, 3.0)]
 
 
 def test_edges_rise_from_zero() -> None:

@@ -42,7 +42,7 @@ def test_every_combination_once() -> None:
     # Every point is told twice, among all that there may be; in the end there are no more.
     assert [done for _, done in told] == [*(step / 40 for step in range(1, 25)), 12 / 16, 1.0]
     assert {what for what, _ in told} == {"trying 12 settings or more on the valid text"}
-    record = grid.record()
+    record = grid.summary().record()
     assert record["points"][0] == {"a": 1, "b": 0.5, "nll": 1.0625}
     assert record["points"][-1] == {"a": 4, "b": 0.125, "nll": None}
 
@@ -63,7 +63,7 @@ def test_a_search_goes_on_until_the_best_is_inside() -> None:
     ]
     assert grid.best == {"up": 16.0, "fixed": 3.0, "down": 0.0625}
     assert grid.edges == []
-    assert len(grid.record()["points"]) == 11
+    assert len(grid.summary().record()["points"]) == 11
     assert told == sorted(told)
     assert told[-1] == 1.0
     assert told[-2] < 1.0
@@ -84,7 +84,7 @@ def test_what_diverges_ends_a_search(bad: float) -> None:
     grid = search({"a": [1, 2]}, lambda point, progress: bad if point["a"] > 6 else -point["a"], SPLIT)
     assert tried(grid, "a") == [1, 2, 4, 8]
     assert grid.best == {"a": 4}
-    assert grid.record()["points"][-1] == {"a": 8, "nll": None}
+    assert grid.summary().record()["points"][-1] == {"a": 8, "nll": None}
 
 
 def test_a_search_stays_within_what_has_a_meaning() -> None:
@@ -144,8 +144,8 @@ def test_table_of_a_search_that_went_on() -> None:
         "the best values tried (b 8) lie at the edge of the grid; there may be better beyond it",
         "windows left out",
     ]
-    assert grid.record()["note"] == "windows left out"
-    assert "note" not in Grid("", points).record()
+    assert grid.summary().record()["note"] == "windows left out"
+    assert "note" not in Grid("", points).summary().record()
 
 
 def test_a_perplexity_without_end_is_short() -> None:

@@ -37,7 +37,7 @@ def test_without_dropout_it_is_plain_scoring(opened: Open, model_for: Build) -> 
     plain = score(model, split, vocabulary, window=7)
     found = monte_carlo_score(model, split, vocabulary, passes=3, window=7)
     np.testing.assert_array_equal(found.nll, plain.nll)
-    assert found.summary()["perplexity"] == plain.summary()["perplexity"]
+    assert found.summary().perplexity == plain.summary().perplexity
     assert len(found.passes) == 1
     assert "this model drops nothing, so one pass was made" in found.definition
     assert found.definition.endswith(f"without dropout: perplexity {math.exp(plain.mean):,.2f}")
@@ -63,13 +63,14 @@ def test_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, end_of
         passes.append(torch.cat(logp).numpy())
     expected = math.log(4) - logsumexp(np.stack(passes), axis=0)
     np.testing.assert_allclose(found.nll, expected, rtol=1e-6)
-    assert found.first == (0 if end_of_line else 1)
+    assert len(found.nll) == split.tokens - (0 if end_of_line else 1)
     alone = [math.exp(-each.mean()) for each in passes]
     assert list(found.passes) == pytest.approx(alone)
     assert found.deviation == pytest.approx(np.std(alone, ddof=1))
     told = found.summary()
-    assert told["passes"] == list(found.passes)
-    assert told["passes_deviation"] == found.deviation > 0
+    assert told.passes == found.passes
+    assert told.passes_deviation == found.deviation
+    assert found.deviation > 0
     assert "independent" not in found.definition
     assert "mean probability of 4 passes, masks drawn for every 6 tokens (seed 5)" in found.definition
     assert f"a pass alone: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in found.definition
@@ -144,4 +145,4 @@ def test_windows_have_masks_of_their_own(opened: Open, transformer_for: Build) -
     np.testing.assert_allclose(found.nll, math.log(3) - logsumexp(np.stack(passes), axis=0), rtol=1e-5)
     assert "3 passes, masks drawn for every window (seed 5)" in found.definition
     assert "blocks of whole lines of at most 12 tokens" in found.definition
-    assert found.summary()["windows"] == "complete-12"
+    assert found.summary().windows == "complete-12"

@@ -110,11 +110,10 @@ def test_what_was_counted(opened: Callable[..., PairDataset]) -> None:
     found = score_pairs(translator(dataset).float(), split, dataset.vocabulary)
     targets = [target for _, target in HELD_OUT]
     words = sum(len(target.split()) + 1 for target in targets)
-    assert found.first == 0
     assert found.words == words == len(found.nll) == split.tokens
     assert found.bytes == sum(len(target.encode()) + 1 for target in targets)
     summary = found.summary()
-    assert summary["perplexity"] == summary["word_perplexity"] == pytest.approx(float(np.exp(found.nll.mean())))
+    assert summary.perplexity == summary.word_perplexity == pytest.approx(float(np.exp(found.nll.mean())))
     assert f"tokens: {words} scored once each, of {words} in the test text" in found.definition
     assert (
         "6 pairs, each computed afresh: a target's tokens after its whole source and those before" in found.definition
@@ -131,7 +130,7 @@ def test_words_in_pieces(opened: Callable[..., PairDataset]) -> None:
     assert len(found.nll) > found.words
     assert f"in {len(found.nll):,} pieces" in found.definition
     assert "computed in bfloat16" in found.definition
-    assert found.summary()["word_perplexity"] > found.summary()["perplexity"]
+    assert found.summary().word_perplexity > found.summary().perplexity
 
 
 def test_what_is_refused(opened: Callable[..., PairDataset]) -> None:

@@ -97,22 +97,22 @@ def test_words_are_the_examples_and_their_neighbours_at_either_end() -> None:
     ends = {"input": word_vectors(words, 8), "output": word_vectors(words, 5, seed=1)}
     found = embedding(ends, words)
     middles = examples(words, EXAMPLES)
-    assert set(found) == {"words", "groups", "input", "output"}
-    assert len(found["words"]) == len(set(found["words"])) == EXAMPLES * (AROUND + 1)
-    assert found["groups"] == [n for n in range(EXAMPLES) for _ in range(AROUND + 1)]
-    assert found["words"][:: AROUND + 1] == middles
+    assert found.record().keys() == {"words", "groups", "input", "output"}
+    assert len(found.words) == len(set(found.words)) == EXAMPLES * (AROUND + 1)
+    assert found.groups == tuple(n for n in range(EXAMPLES) for _ in range(AROUND + 1))
+    assert list(found.words[:: AROUND + 1]) == middles
     near = [nearest_words(each, middles, 20)[middles[0]] for each in ends.values()]
     in_turn = [word for both in zip(*near, strict=True) for word, _ in both if word not in middles]
-    assert found["words"][1 : AROUND + 1] == in_turn[:AROUND]
+    assert list(found.words[1 : AROUND + 1]) == in_turn[:AROUND]
 
 
 def test_places_are_those_of_vectors_of_length_one() -> None:
     words, vectors = vocabulary(), word_vectors(vocabulary(), 8)
     found = embedding({"tied": vectors}, words)
-    rows = vectors.vectors_VD[[words.id_of(word) for word in found["words"]]].astype(np.float64)
+    rows = vectors.vectors_VD[[words.id_of(word) for word in found.words]].astype(np.float64)
     expected = principal_components(rows / np.linalg.norm(rows, axis=1, keepdims=True))
-    np.testing.assert_allclose(found["tied"]["xy"], expected.places, atol=6e-4)
-    np.testing.assert_allclose(found["tied"]["explained"], expected.explained, atol=6e-5)
+    np.testing.assert_allclose(found.tied.xy, expected.places, atol=6e-4)
+    np.testing.assert_allclose(found.tied.explained, expected.explained, atol=6e-5)
     longer = WordVectors(vectors.words, vectors.vectors_VD * 16)
     assert embedding({"tied": longer}, words) == found
 
@@ -120,18 +120,18 @@ def test_places_are_those_of_vectors_of_length_one() -> None:
 def test_a_finding_is_small_and_the_same_every_time() -> None:
     words = vocabulary()
     ends = {"input": word_vectors(words, 64), "output": word_vectors(words, 64, seed=1)}
-    found = json.dumps(embedding(ends, words))
-    assert found == json.dumps(embedding(ends, words))
+    found = json.dumps(embedding(ends, words).record())
+    assert found == json.dumps(embedding(ends, words).record())
     assert len(found) < 3000
-    assert "-0.0" not in json.dumps(embedding({"tied": WordVectors(words.words, np.ones((300, 2)))}, words)["tied"])
+    assert "-0.0" not in json.dumps(embedding({"tied": WordVectors(words.words, np.ones((300, 2)))}, words).record())
 
 
 def test_words_that_were_asked_for() -> None:
     words = vocabulary(6)
     vectors = {"tied": WordVectors(words.words, np.eye(6))}
     found = embedding(vectors, words, [words.words[2], words.words[2]])
-    assert found["words"][0] == words.words[2]
-    assert found["groups"] == [0] * (1 + AROUND)
+    assert found.words[0] == words.words[2]
+    assert found.groups == (0,) * (1 + AROUND)
     with pytest.raises(DataError, match="'zebra' is not among these 6 words"):
         embedding(vectors, words, ["zebra"])
 
@@ -139,11 +139,11 @@ def test_words_that_were_asked_for() -> None:
 def test_words_that_are_only_spelled_are_in_no_picture() -> None:
     words = replace(vocabulary(30), spelled=("wolf", "ant"))
     found = embedding({"input": word_vectors(words, 4), "output": word_vectors(vocabulary(30), 4)}, words)
-    assert not {"wolf", "ant"} & set(found["words"])
-    assert len(found["words"]) == 30
+    assert not {"wolf", "ant"} & set(found.words)
+    assert len(found.words) == 30
 
 
 def test_a_vocabulary_without_ordinary_words_gives_an_empty_picture() -> None:
     words = Vocabulary(("a", "b", "c"), (3, 2, 1))
     found = embedding({"tied": word_vectors(words, 2)}, words)
-    assert found == {"words": [], "groups": [], "tied": {"xy": [], "explained": [0.0, 0.0]}}
+    assert found.record() == {"words": [], "groups": [], "tied": {"xy": [], "explained": [0.0, 0.0]}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import torch
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.lab.evaluation import perplexity as module
 from reefknot.lab.evaluation.grid import beginning
-from reefknot.lab.evaluation.perplexity import one_stream, score, score_otherwise, word_losses
-from reefknot.lab.evaluation.units import perplexity, shown
+from reefknot.lab.evaluation.perplexity import one_stream, score, scored_text, word_losses
+from reefknot.lab.runs.scores import Cache
+from reefknot.lab.runs.units import perplexity, shown
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
 from reefknot.nn.models.language_model import LanguageModel
@@ -43,8 +45,7 @@ def test_equals_brute_force(opened: Open, model_for: Build, end_of_line: bool) -
     model = model_for(len(vocabulary))
     found = score(model, split, vocabulary)
     np.testing.assert_allclose(found.nll, brute_force(model, split.ids.tolist(), vocabulary.eos), atol=1e-5)
-    assert found.first == (0 if end_of_line else 1)
-    assert len(found.nll) == split.tokens - found.first
+    assert len(found.nll) == split.tokens - (0 if end_of_line else 1)
 
 
 @pytest.mark.parametrize("streams", [1, 4])
@@ -110,17 +111,17 @@ def test_figures_by_hand(opened: Open, model_for: Build) -> None:
     total = float(found.nll.sum(dtype=np.float64))
     figures = found.summary()
     # 14 words, 5 line ends and 58 + 1 bytes (ü has two) per repetition of the text.
-    assert (figures["tokens"], figures["words"], figures["bytes"]) == (12 * 19, 12 * 19, 12 * 59)
-    assert figures["perplexity"] == pytest.approx(math.exp(total / (12 * 19)))
-    assert figures["word_perplexity"] == pytest.approx(math.exp(total / (12 * 19)))
-    assert figures["bits_per_byte"] == pytest.approx(total / math.log(2) / (12 * 59))
-    assert figures["nll"] == pytest.approx(total / (12 * 19))
+    assert (figures.tokens, figures.words, figures.bytes) == (12 * 19, 12 * 19, 12 * 59)
+    assert figures.perplexity == pytest.approx(math.exp(total / (12 * 19)))
+    assert figures.word_perplexity == pytest.approx(math.exp(total / (12 * 19)))
+    assert figures.bits_per_byte == pytest.approx(total / math.log(2) / (12 * 59))
+    assert figures.nll == pytest.approx(total / (12 * 19))
 
 
 def test_figures_without_line_ends(opened: Open, model_for: Build) -> None:
     dataset = opened(end_of_line=False)
     found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
-    assert found.summary()["tokens"] == found.summary()["words"] == 12 * 14 - 1
+    assert found.summary().tokens == found.summary().words == 12 * 14 - 1
 
 
 def test_definition_says_what_was_measured(opened: Open, model_for: Build) -> None:
@@ -207,12 +208,12 @@ def test_words_of_a_sub_word_model(opened: Open, model_for: Build, merges: int, 
     figures = found.summary()
     # Without <eos> the first token is not scored: all of "the" after 8 merges, its first piece after one.
     of_text = 12 * 19 if end_of_line else 12 * 14 - (merges == 8)
-    assert len(words) == figures["words"] == of_text
-    assert figures["tokens"] == split.tokens - found.first > figures["words"]
+    assert len(words) == figures.words == of_text
+    assert figures.tokens == split.tokens - (not end_of_line) > figures.words
     total = float(found.nll.sum(dtype=np.float64))
     assert words.sum() == pytest.approx(total)
-    assert figures["word_perplexity"] == pytest.approx(math.exp(total / len(words)))
-    assert figures["bits_per_byte"] == pytest.approx(total / math.log(2) / split.bytes)
+    assert figures.word_perplexity == pytest.approx(math.exp(total / len(words)))
+    assert figures.bits_per_byte == pytest.approx(total / math.log(2) / split.bytes)
     assert f"in {len(found.nll):,} pieces, where a word's probability is the product over" in found.definition
     assert f"over {len(words):,} words" in found.definition
 
@@ -238,7 +239,7 @@ def test_words_that_are_one_piece_each_score_as_words(opened: Open, model_for: B
     np.testing.assert_allclose(found.nll, expected.nll, atol=1e-5)
     np.testing.assert_array_equal(word_losses(found.nll, pieces.splits["test"], pieces.vocabulary), found.nll)
     for figure in ("perplexity", "word_perplexity", "tokens", "words"):
-        assert found.summary()[figure] == pytest.approx(expected.summary()[figure], rel=1e-6)
+        assert getattr(found.summary(), figure) == pytest.approx(getattr(expected.summary(), figure), rel=1e-6)
 
 
 def test_words_outside_the_vocabulary_are_read_as_spelled_and_scored_as_unknown(opened: Open, model_for: Build) -> None:
@@ -292,13 +293,29 @@ def test_another_way_to_score_says_so_and_warns(opened: Open, model_for: Build) 
     plain = score(model_for(len(vocabulary)), split, vocabulary)
     *lines, last = plain.definition.splitlines()
     for shift, warning in ((-0.1, ""), (0.1, ", which is better")):
-        found = score_otherwise(plain, plain.nll + np.float32(shift), "by guessing", split, vocabulary)
-        assert found.definition.splitlines()[:-1] == lines
+        mode = Cache(kind="cache", weight=0.1, theta=1.0, window=500, fill="partial", plain=math.exp(plain.mean))
+        found = replace(plain, nll=plain.nll + np.float32(shift), mode=mode)
+        assert found.definition.splitlines()[:-1] == [*lines, last]
         assert found.definition.splitlines()[-1] == (
-            f"computed in float32; by guessing; without it: perplexity {math.exp(plain.mean):,.2f}{warning}"
+            "continuous cache: weight 0.1, theta 1, over the last 500 positions, used from the start; "
+            f"without it: perplexity {math.exp(plain.mean):,.2f}{warning}"
         )
         assert found.mean == pytest.approx(plain.mean + shift)
     assert "independent" in last
+
+
+def test_a_score_says_which_words_are_unknown() -> None:
+    def text(*ids: int) -> Split:
+        return Split("test", np.array(ids, np.int32), words=len(ids), lines=1, bytes=9, unknown=ids.count(0))
+
+    vocabulary = Vocabulary(("<unk>", "a", "b"), (3, 2, 1))
+    first, again, other = (scored_text(each, each.ids, vocabulary) for each in (text(1, 0), text(2, 0), text(0, 1)))
+    assert first.unknown == again.unknown == other.unknown == 1
+    assert first.unknown_sha256 == again.unknown_sha256 != other.unknown_sha256
+    spelled = scored_text(text(1, 0), text(1, 0).ids, replace(vocabulary, counts=(9, 9, 9), spelled=("c",)))
+    assert spelled.vocabulary_sha256 == first.vocabulary_sha256, "the same tokens"
+    renamed = scored_text(text(1, 0), text(1, 0).ids, replace(vocabulary, words=("<unk>", "b", "a")))
+    assert renamed.vocabulary_sha256 != first.vocabulary_sha256
 
 
 def test_perplexities_are_short() -> None:

@@ -45,15 +45,15 @@ def test_zaremba_counts_whole_windows(opened: Open, model_for: Build) -> None:
     model, splits = model_for(len(dataset.vocabulary)), dataset.splits
     countings = protocol("zaremba", batch=4, steps=9)
     assert countings is not None
-    found = score_by_protocol(model, splits, countings)
+    found = score_by_protocol("paper", model, splits, countings)
     whole = [window for window in windows_of(model, splits["valid"].ids, 4, 9) if window.shape[1] == 9]
     total = sum(float(window.sum()) / 4 for window in whole)
-    assert found["valid"]["nll"] == pytest.approx(total / (9 * len(whole)), rel=1e-6)
+    assert found.valid.nll == pytest.approx(total / (9 * len(whole)), rel=1e-6)
     # 228 tokens: 57 in each of 4 streams, of which 54 of 56 targets fill six windows.
-    assert found["valid"]["tokens"] == 4 * 54
+    assert found.valid.tokens == 4 * 54
     steps = windows_of(model, splits["test"].ids, 1, 1)
-    assert len(steps) == found["test"]["tokens"] == 227
-    assert found["test"]["perplexity"] == pytest.approx(math.exp(sum(map(float, steps)) / 227), rel=1e-6)
+    assert len(steps) == found.test.tokens == 227
+    assert found.test.perplexity == pytest.approx(math.exp(sum(map(float, steps)) / 227), rel=1e-6)
 
 
 def test_awd_divides_by_rows_that_are_no_targets(opened: Open, model_for: Build) -> None:
@@ -61,13 +61,13 @@ def test_awd_divides_by_rows_that_are_no_targets(opened: Open, model_for: Build)
     model, splits = model_for(len(dataset.vocabulary)), dataset.splits
     countings = protocol("awd", batch=4, steps=9)
     assert countings is not None
-    found = score_by_protocol(model, splits, countings)
+    found = score_by_protocol("paper", model, splits, countings)
     for name, streams, rows in (("valid", 10, 22), ("test", 1, 228)):
         total = sum(
             len(window[0]) * float(window.mean()) for window in windows_of(model, splits[name].ids, streams, 70)
         )
-        assert found[name]["nll"] == pytest.approx(total / rows, rel=1e-6)
-        assert found[name]["tokens"] == streams * (rows - 1)
+        assert getattr(found, name).nll == pytest.approx(total / rows, rel=1e-6)
+        assert getattr(found, name).tokens == streams * (rows - 1)
 
 
 def test_means_by_hand() -> None:
@@ -139,4 +139,4 @@ def test_an_encoder_without_a_state_is_refused(opened: Open, transformer_for: Bu
     countings = protocol("awd", batch=4, steps=9)
     assert countings is not None
     with pytest.raises(SettingsError, match="carry a state and Transformer carries none"):
-        score_by_protocol(transformer_for(len(dataset.vocabulary)), dataset.splits, countings)
+        score_by_protocol("paper", transformer_for(len(dataset.vocabulary)), dataset.splits, countings)

@@ -105,7 +105,7 @@ UNDEFINED = {
 def test_an_undefined_figure_is_none(case: str) -> None:
     table, pairs = UNDEFINED[case]
     used = 0 if case in ("no pairs", "unknown words") else len(pairs)
-    assert judge(table, Benchmark("b", pairs)) == Judgement("b", None, None, None, used, len(pairs))
+    assert judge(table, Benchmark("b", pairs)) == Judgement(name="b", pairs=used, of=len(pairs))
 
 
 def test_equal_seeds_equal_intervals() -> None:

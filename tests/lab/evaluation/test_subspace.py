@@ -117,7 +117,7 @@ def test_a_direction_that_is_short_beside_others_is_still_one() -> None:
 def test_a_result_holds_the_distance_and_what_chance_would_give() -> None:
     found = between_ends(table(0), table(1))
 
-    assert found == {
+    assert found.record() == {
         "distance": subspace_distance(table(0), table(1)),
         "chance": chance_distance(WORDS, WIDTH),
         "words": WORDS,

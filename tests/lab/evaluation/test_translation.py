@@ -190,17 +190,17 @@ def test_figures_are_those_of_sacrebleu(opened: Callable[..., PairDataset], tmp_
     references = dataset.splits["test"].text("target")
     printed = command(tmp_path, evaluated.lines, references, "--tokenize", "none")
     figures = evaluated.figures
-    assert figures["bleu"] == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
-    assert figures["chrf"] == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
-    assert figures["bleu_signature"] == printed["BLEU"]["signature"]
-    assert figures["pairs"] == len(evaluated.lines) == 5
+    assert figures.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
+    assert figures.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
+    assert figures.bleu_signature == printed["BLEU"]["signature"]
+    assert figures.pairs == len(evaluated.lines) == 5
     assert evaluated.lines[1] == ""
     found = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
     assert evaluated.lines == [best.text for best, *_ in found]
-    assert figures["unfinished"] == sum(not best.finished for best, *_ in found)
-    assert figures["search"] == SEARCH.model_dump()
-    assert sum(band["pairs"] for band in figures["by_length"]) == 5
-    assert len(figures["by_length"]) > 1
+    assert figures.unfinished == sum(not best.finished for best, *_ in found)
+    assert figures.search == SEARCH.model_dump()
+    assert sum(band.pairs for band in figures.by_length) == 5
+    assert len(figures.by_length) > 1
     assert heard[-1] == ("translating the test text", 1.0)
     assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
 
@@ -215,7 +215,7 @@ def test_the_beginning_of_a_text(opened: Callable[..., PairDataset]) -> None:
     whole, part = (score_pairs(model, each.splits["valid"], dataset.vocabulary).nll for each in (dataset, shortened))
     assert part == pytest.approx(whole[: len(part)], rel=1e-5)
     figures = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).figures
-    assert figures["pairs"] == 2
+    assert figures.pairs == 2
 
 
 def test_words_and_bytes_of_a_beginning_are_counted(tmp_path: Path) -> None:
@@ -277,14 +277,14 @@ def test_examples_show_where_each_word_looked(opened: Callable[..., PairDataset]
     found = examples(model, dataset, "test", 3, SEARCH)
     assert len(found) == 3
     for example in found:
-        assert (example["source"], example["reference"]) in zip(
+        assert (example.source, example.reference) in zip(
             dataset.splits["test"].text("source"), dataset.splits["test"].text("target"), strict=True
         )
-        assert example["translation"] == translate(model, [example["source"]], dataset.words, SEARCH)[0][0].text
-        assert example["source_tokens"][-1] == "<eos>"
-        rows = example["attention"]
-        assert len(rows) == len(example["target_tokens"])
-        assert {len(row) for row in rows} == {len(example["source_tokens"])}
+        assert example.translation == translate(model, [example.source], dataset.words, SEARCH)[0][0].text
+        assert example.source_tokens[-1] == "<eos>"
+        rows = example.attention
+        assert len(rows) == len(example.target_tokens)
+        assert {len(row) for row in rows} == {len(example.source_tokens)}
         assert [sum(row) for row in rows] == pytest.approx([1.0] * len(rows), abs=0.02)
     assert len(examples(model, dataset, "test", 50, SEARCH)) == 4
 

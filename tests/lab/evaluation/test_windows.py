@@ -16,8 +16,8 @@ from reefknot.lab.evaluation import contexts as reading
 from reefknot.lab.evaluation import perplexity as scoring
 from reefknot.lab.evaluation.frequency import loss_by_frequency
 from reefknot.lab.evaluation.perplexity import one_stream, score
-from reefknot.lab.evaluation.ways import LONGEST
 from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batches, named
+from reefknot.lab.runs.modes import LONGEST
 from reefknot.lab.text.dataset import Dataset
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.contract import Encoder
@@ -163,7 +163,7 @@ def test_a_window_that_covers_the_text_scores_like_a_stream(opened: Open) -> Non
     for windows in (Sliding(0, split.tokens), Sliding(7, 10**6), Complete(split.tokens), Sliding(split.tokens, 50)):
         found = score(model, split, vocabulary, windows=windows)
         np.testing.assert_allclose(found.nll, stream.nll, rtol=1e-6)
-        assert (found.first, found.words, found.bytes) == (stream.first, stream.words, stream.bytes)
+        assert (len(found.nll), found.words, found.bytes) == (len(stream.nll), stream.words, stream.bytes)
 
 
 def test_more_context_is_more_context(opened: Open) -> None:
@@ -194,8 +194,8 @@ def test_sub_words_and_frequencies(opened: Open) -> None:
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     found = score(model_of(len(vocabulary)), split, vocabulary, windows=Complete(20))
     assert (found.words, len(found.nll)) == (12 * 19, split.tokens)
-    assert found.summary()["bits_per_byte"] == pytest.approx(found.nll.sum() / np.log(2) / split.bytes)
-    assert sum(band["tokens"] for band in loss_by_frequency(found, split, vocabulary)["previous"]) == split.tokens
+    assert found.summary().bits_per_byte == pytest.approx(found.nll.sum() / np.log(2) / split.bytes)
+    assert sum(band.tokens for band in loss_by_frequency(found, split, vocabulary).previous) == split.tokens
 
 
 def test_the_output_end_sees_scored_rows_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_definition_says_what_was_done(opened: Open, windows: Windows, line: str
     found = score(model_of(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=windows)
     assert f"\n{line}" in found.definition
     assert found.definition.endswith("computed in float32; independent of how windows are computed together")
-    assert found.summary()["windows"] == windows.name
+    assert found.summary().windows == windows.name
 
 
 def test_a_text_without_line_ends(opened: Open) -> None:
@@ -242,7 +242,7 @@ def test_a_text_without_line_ends(opened: Open) -> None:
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     model = model_of(len(vocabulary))
     found = score(model, split, vocabulary, windows=Sliding(4, 4))
-    assert (len(found.nll), found.first) == (split.tokens - 1, 1)
+    assert len(found.nll) == split.tokens - 1
     for windows in (Complete(10), Lines()):
         with pytest.raises(SettingsError, match="no line ends to cut it at"):
             score(model, split, vocabulary, windows=windows)

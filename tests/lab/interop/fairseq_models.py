@@ -1,6 +1,6 @@
-"""Small models of fairseq's layout: their files, and what fairseq computes with them, written down here from its maths.
+"""Small models in fairseq's layout: their files, and an independent implementation of what fairseq computes with them.
 
-Shapes: B sentences, T steps, D width, H heads.
+Shapes: B sentences, T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 DIM, HEADS, FFN, LAYERS = 16, 4, 24, 2
-CUTOFFS = (10, 18, 31)  # of 4 special ones and 27 words
+CUTOFFS = (10, 18, 31)  # ids at which the bands end: 4 special symbols and 27 words
 WORDS = [f"w{number}" for number in range(CUTOFFS[-1] - 4)]
 
 
@@ -26,7 +26,7 @@ class FairseqModel:
     tied: bool = True
     tied_projections: bool = True
     joined: bool = False
-    """Queries, keys and values in one tensor, as in older files."""
+    """Store queries, keys and values in one tensor, as older files do."""
     final_norm: bool = False
     seed: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -79,19 +79,19 @@ class FairseqModel:
         else:
             self.draw("adaptive_softmax.head.weight", CUTOFFS[0] + tails, DIM)
         for tail in range(tails):
-            width, size = DIM // 4 ** (tail + 1), CUTOFFS[tail + 1] - CUTOFFS[tail]
-            ours, theirs = f"adaptive_softmax.tail.{tail}", f"embed_tokens.embeddings.{tail + 1}"
+            dim, size = DIM // 4 ** (tail + 1), CUTOFFS[tail + 1] - CUTOFFS[tail]
+            output, source = f"adaptive_softmax.tail.{tail}", f"embed_tokens.embeddings.{tail + 1}"
             if self.tied and self.tied_projections:
-                self._share(f"{ours}.0.weight", f"{theirs}.1.weight")
+                self._share(f"{output}.0.weight", f"{source}.1.weight")
             else:
-                self.draw(f"{ours}.0.weight", width, DIM)
+                self.draw(f"{output}.0.weight", dim, DIM)
             if self.tied:
-                self._share(f"{ours}.2.weight", f"{theirs}.0.weight")
+                self._share(f"{output}.2.weight", f"{source}.0.weight")
             else:
-                self.draw(f"{ours}.2.weight", size, width)
+                self.draw(f"{output}.2.weight", size, dim)
 
-    def _share(self, name: str, other: str) -> None:
-        self.tensors[f"decoder.{name}"] = self.tensors[f"decoder.{other}"]
+    def _share(self, name: str, source: str) -> None:
+        self.tensors[f"decoder.{name}"] = self.tensors[f"decoder.{source}"]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class FairseqModel:
         }
 
     def save(self, folder: Path, **contents: Any) -> tuple[Path, Path]:
-        """The checkpoint and the dictionary, in a folder; contents are those of the checkpoint beside the model."""
+        """Write the checkpoint and the dictionary to a folder. `contents` are the other entries of the checkpoint."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = contents or {"args": Namespace(**self.arguments), "epoch": 3}
         torch.save({"model": self.tensors, **contents}, folder / "model.pt")
@@ -122,7 +122,7 @@ class FairseqModel:
     # -- what fairseq computes ---------------------------------------------------------------------------------------
 
     def log_probs(self, ids_BT: Tensor) -> Tensor:
-        """Log-probabilities of all words after each step, in float64."""
+        """Return the log-probabilities of all words after each step, in float64."""
         h_BTD = self._decode(ids_BT)
         words, tails = CUTOFFS[0], range(len(CUTOFFS) - 1)
         if self.tied:
@@ -131,13 +131,13 @@ class FairseqModel:
         else:
             head = h_BTD @ self["adaptive_softmax.head.weight"].T
         head = head.log_softmax(-1)
-        found = [head[..., :words]]
+        bands = [head[..., :words]]
         for tail in tails:
             matrix = self[f"adaptive_softmax.tail.{tail}.0.weight"]
             narrow = h_BTD @ (matrix if self.tied and self.tied_projections else matrix.T)
             within = (narrow @ self[f"adaptive_softmax.tail.{tail}.2.weight"].T).log_softmax(-1)
-            found.append(head[..., words + tail, None] + within)
-        return torch.cat(found, -1)
+            bands.append(head[..., words + tail, None] + within)
+        return torch.cat(bands, -1)
 
     def _decode(self, ids_BT: Tensor) -> Tensor:
         rows = []
@@ -146,7 +146,7 @@ class FairseqModel:
             vector = self[f"embed_tokens.embeddings.{band}.0.weight"][index - (0, *CUTOFFS)[band]]
             rows.append(self[f"embed_tokens.embeddings.{band}.1.weight"] @ vector)
         x_BTD = math.sqrt(DIM) * torch.stack(rows).view(*ids_BT.shape, DIM)
-        x_BTD = x_BTD + torch.tensor([self._position(place) for place in range(ids_BT.shape[1])], dtype=torch.float64)
+        x_BTD = x_BTD + torch.tensor([self._position(step) for step in range(ids_BT.shape[1])], dtype=torch.float64)
         for number in range(LAYERS):
             name = f"layers.{number}"
             x_BTD = x_BTD + self._attend(self._norm(x_BTD, f"{name}.self_attn_layer_norm"), f"{name}.self_attn")
@@ -154,9 +154,9 @@ class FairseqModel:
             x_BTD = x_BTD + self._layer(inner, f"{name}.fc2")
         return self._norm(x_BTD, "layer_norm") if self.final_norm else x_BTD
 
-    def _position(self, place: int) -> list[float]:
+    def _position(self, step: int) -> list[float]:
         half = DIM // 2
-        angles = [(place + 2) * math.exp(-number * math.log(10_000) / (half - 1)) for number in range(half)]
+        angles = [(step + 2) * math.exp(-number * math.log(10_000) / (half - 1)) for number in range(half)]
         return [*map(math.sin, angles), *map(math.cos, angles)]
 
     def _norm(self, x_BTD: Tensor, name: str) -> Tensor:
@@ -172,11 +172,11 @@ class FairseqModel:
             parts = (x_BTD @ self[f"{name}.in_proj_weight"].T + self[f"{name}.in_proj_bias"]).chunk(3, -1)
         else:
             parts = tuple(self._layer(x_BTD, f"{name}.{part}_proj") for part in "qkv")
-        steps, width = x_BTD.shape[1], DIM // HEADS
+        steps, head_dim = x_BTD.shape[1], DIM // HEADS
         heads = []
         for head in range(HEADS):
-            q, k, v = (part[..., head * width : (head + 1) * width] for part in parts)
-            scores = (q * width**-0.5) @ k.transpose(1, 2)
+            q, k, v = (part[..., head * head_dim : (head + 1) * head_dim] for part in parts)
+            scores = (q * head_dim**-0.5) @ k.transpose(1, 2)
             future = torch.ones(steps, steps, dtype=torch.bool).triu(1)
             heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v)
         return self._layer(torch.cat(heads, -1), f"{name}.out_proj")

@@ -1,4 +1,4 @@
-"""Import of fairseq's models: the same probabilities of the same words, and every wrong file told in a sentence."""
+"""Import of fairseq's models: the probabilities are fairseq's, and unusable files raise clear errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Vocabulary
 
-IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # of every band, and the first and last of each
+IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # the first and last id of every band are among them
 
 
 def imported(model: FairseqModel, folder: Path, **contents: Any) -> Path:
@@ -46,12 +46,12 @@ def test_log_probabilities_are_fairseqs(
 
 
 @pytest.mark.parametrize("tied_projections", [True, False])
-def test_what_is_shared_is_stored_and_counted_once(tied_projections: bool, tmp_path: Path) -> None:
+def test_shared_parameters_are_stored_and_counted_once(tied_projections: bool, tmp_path: Path) -> None:
     theirs = FairseqModel(tied_projections=tied_projections)
     buffers = ("version", "_float_tensor")
-    own = {t.data_ptr(): t.numel() for name, t in theirs.tensors.items() if not name.endswith(buffers)}
+    sizes = {t.data_ptr(): t.numel() for name, t in theirs.tensors.items() if not name.endswith(buffers)}
     model = open_run(imported(theirs, tmp_path)).model
-    assert sum(model.parameter_counts().values()) == sum(own.values())
+    assert sum(model.parameter_counts().values()) == sum(sizes.values())
 
 
 def test_every_word_keeps_its_vector(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_every_word_keeps_its_vector(tmp_path: Path) -> None:
         torch.testing.assert_close(tables[band].weight[index - (0, *CUTOFFS)[band]], row.float())
 
 
-def test_settings_are_those_of_the_options(tmp_path: Path) -> None:
+def test_options_become_settings(tmp_path: Path) -> None:
     settings = open_run(imported(FairseqModel(), tmp_path)).experiment.model_dump()
     encoder, output = settings["encoder"], settings["output"]
     assert (encoder["layers"], encoder["heads"]) == (LAYERS, 4)
@@ -79,7 +79,7 @@ def test_settings_are_those_of_the_options(tmp_path: Path) -> None:
     assert settings["training"]["steps"] == 6
 
 
-def test_options_left_out_have_fairseqs_values(tmp_path: Path) -> None:
+def test_missing_options_have_fairseqs_defaults(tmp_path: Path) -> None:
     bare = Namespace(decoder_attention_heads=4)
     settings = open_run(imported(FairseqModel(), tmp_path, args=bare)).experiment.model_dump()
     assert settings["training"]["steps"] == 1024
@@ -87,7 +87,7 @@ def test_options_left_out_have_fairseqs_values(tmp_path: Path) -> None:
     assert settings["output"]["tail_dropout"] == 0.0
 
 
-def test_a_model_of_sentences_is_scored_by_lines(tmp_path: Path) -> None:
+def test_a_model_trained_on_sentences_is_scored_by_lines(tmp_path: Path) -> None:
     model = FairseqModel()
     arguments = Namespace(**model.arguments | {"sample_break_mode": "eos", "no_scale_embedding": True})
     settings = open_run(imported(model, tmp_path, args=arguments)).experiment.model_dump()
@@ -96,7 +96,7 @@ def test_a_model_of_sentences_is_scored_by_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", [dict, lambda **options: Namespace(**options)])
-def test_options_of_later_files(section: Any, tmp_path: Path) -> None:
+def test_options_in_newer_files_are_read(section: Any, tmp_path: Path) -> None:
     model = FairseqModel()
     options = {**model.arguments, "activation_dropout": 0.25}
     length = options.pop("tokens_per_sample")
@@ -106,8 +106,8 @@ def test_options_of_later_files(section: Any, tmp_path: Path) -> None:
     assert settings["training"]["steps"] == 6
 
 
-def test_old_and_half_files_are_read(tmp_path: Path) -> None:
-    """The format that torch wrote before 1.6, in which the published checkpoints are, and numbers of 16 bits."""
+def test_old_and_half_precision_files_are_read(tmp_path: Path) -> None:
+    """The published checkpoints have the format of torch before 1.6. Some files have float16 tensors."""
     theirs = FairseqModel(joined=True)
     theirs.tensors = {name: tensor.half() for name, tensor in theirs.tensors.items()}
     checkpoint, dictionary = theirs.save(tmp_path)
@@ -119,8 +119,8 @@ def test_old_and_half_files_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs.log_probs(IDS), rtol=1e-10, atol=1e-10)
 
 
-def test_meters_of_the_training_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Early checkpoints hold them as objects of fairseq's own."""
+def test_meters_of_the_training_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Early checkpoints contain them as objects of fairseq's classes."""
     module = ModuleType("fairseq.meters")
     module.AverageMeter = type("AverageMeter", (), {"__module__": "fairseq.meters"})  # type: ignore[attr-defined]
     meter = module.AverageMeter()
@@ -133,7 +133,7 @@ def test_meters_of_the_training_are_passed_over(tmp_path: Path, monkeypatch: pyt
     assert import_checkpoint(*files, tmp_path / "run").imported
 
 
-def test_again_is_the_same_and_another_is_refused(tmp_path: Path) -> None:
+def test_repeating_an_import_changes_nothing_and_another_model_is_rejected(tmp_path: Path) -> None:
     files = FairseqModel().save(tmp_path / "one")
     import_checkpoint(*files, tmp_path / "run")
     before = (tmp_path / "run" / "best" / "MANIFEST.json").read_bytes()
@@ -150,7 +150,7 @@ def texts(folder: Path) -> Path:
     return folder
 
 
-def test_a_text_is_read_with_the_words_of_the_dictionary(tmp_path: Path) -> None:
+def test_a_text_is_encoded_with_the_dictionary(tmp_path: Path) -> None:
     files = FairseqModel().save(tmp_path / "files")
     corpus = CorpusSettings(name=str(texts(tmp_path / "text")))
     run = import_checkpoint(*files, tmp_path / "run", corpus=corpus)
@@ -158,21 +158,21 @@ def test_a_text_is_read_with_the_words_of_the_dictionary(tmp_path: Path) -> None
     assert dataset.splits["test"].ids.tolist() == [7, 4, 3, 30, 2, 2, 5, 2]
     assert dataset.vocabulary == Vocabulary.load(run.vocabulary_path)
     (tmp_path / "text" / "test.txt").write_text("w3\n", encoding="utf-8")
-    with pytest.raises(DataError, match="its text has changed"):
+    with pytest.raises(DataError, match="has changed"):
         open_texts(run, None)
 
 
-def test_without_a_text_there_is_none_to_score(tmp_path: Path) -> None:
+def test_a_model_imported_without_a_text_has_none_to_score(tmp_path: Path) -> None:
     run = RunFolder.open(imported(FairseqModel(), tmp_path))
     with pytest.raises(DataError, match=r"imported without a text; import it again with --corpus NAME"):
         open_texts(run, None)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- rejected files ----------------------------------------------------------------------------------------------------
 
 
 class Malicious:
-    """Makes a file when it is unpickled in earnest."""
+    """Creates a file if it is unpickled without restrictions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -184,7 +184,7 @@ class Malicious:
 def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     model = FairseqModel()
-    with pytest.raises(DataError, match=r"model\.pt asks for (posix|os)\.system, .* only tensors, numbers"):
+    with pytest.raises(DataError, match=r"model\.pt contains (posix|os)\.system, .* only tensors"):
         imported(model, tmp_path, args=Namespace(**model.arguments), extra_state=Malicious(mark))
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Malicious(mark)))
     with pytest.raises(DataError, match=r"plain\.pkl"):
@@ -194,21 +194,21 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 torn", bytes(range(256)), b"\x80\x02}."])
-def test_a_file_that_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_rejected(content: bytes, tmp_path: Path) -> None:
     _, dictionary = FairseqModel().save(tmp_path)
     (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(DataError, match=r"model\.pt: no checkpoint of (torch|fairseq)"):
+    with pytest.raises(DataError, match=r"model\.pt: not a checkpoint of (torch|fairseq)"):
         import_checkpoint(tmp_path / "model.pt", dictionary, tmp_path / "run")
 
 
-def test_a_torn_checkpoint(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
     whole = checkpoint.read_bytes()
     for size in (100, len(whole) // 2, len(whole) - 10):
         checkpoint.write_bytes(whole[:size])
-        with pytest.raises(DataError, match="no checkpoint of torch, or a damaged one"):
+        with pytest.raises(DataError, match="not a checkpoint of torch, or damaged"):
             import_checkpoint(checkpoint, dictionary, tmp_path / "run")
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="file not found"):
         import_checkpoint(tmp_path / "gone.pt", dictionary, tmp_path / "run")
 
 
@@ -216,18 +216,18 @@ def test_a_torn_checkpoint(tmp_path: Path) -> None:
     ("contents", "message"),
     [
         ({"args": None}, "neither 'args' nor a 'cfg'"),
-        ({"model": [1]}, "no 'model' with tensors by name"),
-        ({"args": Namespace(dropout=0.1)}, "option decoder_attention_heads does not fit: Field required"),
-        ({"args": Namespace(decoder_attention_heads=4, dropout="x")}, "option dropout does not fit"),
+        ({"model": [1]}, "no 'model' with named tensors"),
+        ({"args": Namespace(dropout=0.1)}, "invalid option decoder_attention_heads: Field required"),
+        ({"args": Namespace(decoder_attention_heads=4, dropout="x")}, "invalid option dropout"),
         ({"args": Namespace(decoder_attention_heads=4, activation_fn="gelu")}, r"activation_fn = gelu; only .* relu"),
-        ({"args": Namespace(decoder_attention_heads=4, add_bos_token=True)}, "another architecture: add_bos_token"),
+        ({"args": Namespace(decoder_attention_heads=4, add_bos_token=True)}, "unsupported architecture: add_bos_token"),
         (
             {"cfg": {"model": {"decoder_attention_heads": 4, "decoder_normalize_before": False}}},
-            "another architecture: decoder_normalize_before = False; only models with True",
+            "unsupported architecture: decoder_normalize_before = False; only models with True",
         ),
     ],
 )
-def test_contents_that_do_not_fit(contents: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_contents_are_rejected(contents: dict[str, Any], message: str, tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
     torch.save({"model": FairseqModel().tensors, **contents}, checkpoint)
     with pytest.raises(DataError, match=message):
@@ -246,20 +246,25 @@ def changed(**tensors: torch.Tensor | None) -> FairseqModel:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"decoder.embed_tokens.embeddings.0.0.weight": None}, "another architecture: only language models with adap"),
-        ({"decoder.adaptive_softmax.version": None}, "from a fairseq of 2018"),
+        (
+            {"decoder.embed_tokens.embeddings.0.0.weight": None},
+            "unsupported architecture: only language models with adaptive input",
+        ),
+        ({"decoder.adaptive_softmax.version": None}, "written by a fairseq of 2018"),
         (
             {"decoder.embed_positions.weight": torch.zeros(9, DIM)},
-            r"no place here for decoder\.embed_positions",
+            r"no parameters for decoder\.embed_positions",
         ),
         ({"decoder.layers.1.fc2.bias": None}, r"tensor decoder\.layers\.1\.fc2\.bias is missing"),
-        ({"decoder.layers.0.fc2.bias": torch.zeros(3)}, r"fc2\.bias is \(3,\), where \(16,\) fits"),
-        ({"decoder.layers.0.fc1.weight": torch.zeros(3)}, r"fc1\.weight is no matrix"),
-        ({"decoder.adaptive_softmax.tail.1.2.weight": torch.zeros(13, 1)}, "the ends share .* not the same at both"),
-        ({"decoder.embed_tokens.embeddings.1.0.weight": torch.zeros(8, 7)}, r"widths \(16, 7, 1\): no whole factor"),
+        ({"decoder.layers.0.fc2.bias": torch.zeros(3)}, r"fc2\.bias is \(3,\), not \(16,\)"),
+        ({"decoder.layers.0.fc1.weight": torch.zeros(3)}, r"fc1\.weight is not a matrix"),
+        ({"decoder.adaptive_softmax.tail.1.2.weight": torch.zeros(13, 1)}, "the ends share .* its values differ"),
+        ({"decoder.embed_tokens.embeddings.1.0.weight": torch.zeros(8, 7)}, r"dimensions of the bands, \(16, 7, 1\)"),
     ],
 )
-def test_another_architecture(tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path) -> None:
+def test_an_unsupported_architecture_is_rejected(
+    tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=message):
         imported(changed(**tensors), tmp_path)
     assert not (tmp_path / "run").exists()
@@ -268,17 +273,17 @@ def test_another_architecture(tensors: dict[str, torch.Tensor | None], message: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"a 3\nb 2\n", r"has 6 words, the special ones included, but .* has vectors for 31"),
-        (b"a 3\nb\n", "line 2: no dictionary: a word and its count expected, 'b' found"),
-        (b"a 3\nb -2\n", "line 2: no dictionary"),
-        (b"a 3\na 2\n", "line 2: the word 'a' stands in it twice"),
-        (b"<eos> 3\n", "line 1: the word '<eos>' stands in it twice, or is one of ours"),
+        (b"a 3\nb 2\n", r"has 6 words including special symbols, but .* has 31 vectors"),
+        (b"a 3\nb\n", "line 2: not a dictionary: expected a word and its count, got 'b'"),
+        (b"a 3\nb -2\n", "line 2: not a dictionary"),
+        (b"a 3\na 2\n", "line 2: the word 'a' is repeated"),
+        (b"<eos> 3\n", "line 1: the word '<eos>' is repeated or a special symbol"),
         (b"\xff 3\n", "byte 0 is not valid UTF-8"),
-        (b"", "line 1: no dictionary"),
+        (b"", "line 1: not a dictionary"),
         (None, "is missing"),
     ],
 )
-def test_another_dictionary(text: bytes | None, message: str, tmp_path: Path) -> None:
+def test_an_unusable_dictionary_is_rejected(text: bytes | None, message: str, tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
     dictionary.unlink()
     if text is not None:

@@ -60,15 +60,15 @@ def test_a_record_stands_in_the_papers_with_its_picture(tmp_path: Path, monkeypa
     old = tmp_path / "docs" / "figures" / "old.svg"
     old.write_text("<svg/>")
     picture = tmp_path / "docs" / "figures" / "inan2017-2.svg"
-    assert update(tmp_path, [], [shown()], check=True) == [tmp_path / "PAPERS.md", picture, old]
+    assert update(tmp_path, {}, [shown()], check=True) == [tmp_path / "PAPERS.md", picture, old]
     assert old.exists()
-    update(tmp_path, [], [shown()])
+    update(tmp_path, {}, [shown()])
     assert picture.read_text() == "<svg/>"
     assert not old.exists()
     assert "## Figure 2\n\nWhat it shows.\n\n![Figure 2](docs/figures/inan2017-2.svg)" in (
         tmp_path / "PAPERS.md"
     ).read_text(encoding="utf-8")
-    assert update(tmp_path, [], [shown()], check=True) == []
+    assert update(tmp_path, {}, [shown()], check=True) == []
 
 
 def test_what_is_told_of_a_record() -> None:

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from made_results import result, write_run, write_runs
+from made_results import change, result, write_run, write_runs
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.reports.results import collect
 from reefknot.lab.reports.rows import Steps, TableRow, join, times_first
 from reefknot.lab.reports.table import to_markdown
+from reefknot.lab.runs.changes import Change
 
-OWN: frozenset[str] = frozenset()
+OWN: frozenset[Change] = frozenset()
 """No setting but the recipe's own."""
 
 
@@ -92,9 +93,9 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
     performance.mkdir()
     own, fast = ([{"row": "Small", "epoch_seconds": each} for each in times] for times in ((40.0, 8.0), (44.0, 4.0)))
     write(performance, recipe="a/b", rows=own)
-    precision = 'training.precision: "float32" -> "bfloat16"'
+    precision, fewer = change("training.precision", "float32", "bfloat16"), change("training.epochs", 60, 25)
     overrides = ["training.precision='bfloat16'", "training.epochs=1"]
-    told = {"Small": [precision, "training.epochs: 60 -> 1"]}
+    told = {"Small": ['training.precision: "float32" -> "bfloat16"', "training.epochs: 60 -> 1"]}  # as they once were
     write(performance, "fast", recipe="a/b", rows=fast, overrides=overrides, changed=told)
     write(performance, "untold", recipe="a/b", rows=fast, overrides=["training.batch=8"])
     measured = measured_steps(performance)
@@ -103,9 +104,9 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
     for seed, (changed, expected) in enumerate(
         [
             ((), Steps(8.0, 5.0)),
-            (("training.epochs: 60 -> 25",), Steps(8.0, 5.0)),
-            (("training.epochs: 60 -> 25", precision), Steps(4.0, 11.0)),
-            ((precision, "training.batch: 20 -> 8"), None),
+            ((fewer,), Steps(8.0, 5.0)),
+            ((fewer, precision), Steps(4.0, 11.0)),
+            ((precision, change("training.batch", 20, 8)), None),
         ]
     ):
         folder = runs / str(seed)

@@ -18,6 +18,7 @@ from reefknot.lab.recipes.recipe import Recipe, load_recipe
 from reefknot.lab.reports.results import collect
 from reefknot.lab.reports.rows import join
 from reefknot.lab.reports.table import from_recipe
+from reefknot.lab.runs.scores import PERPLEXITY
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
 FIGURES = Path(__file__).parent / "baevski2019.csv"
@@ -226,7 +227,7 @@ def test_a_row_trains_and_its_context_is_scored(tmp_path: Path) -> None:
     ):
         assert CliRunner().invoke(app, command).exit_code == 0
     rows = join(from_recipe(recipe("enwiki").rows, "baevski2019/enwiki"), collect([runs]))
-    shown = {row.name: row.perplexity("test") for row in rows if row.ran}
+    shown = {row.name: row.figure(PERPLEXITY, "test") for row in rows if row.ran}
     assert set(shown) == {"ADP-T", "ADP-T, context 480"}
     # One window holds the text, so this is more context than blocks of twelve tokens have.
     assert shown["ADP-T"] != shown["ADP-T, context 480"]

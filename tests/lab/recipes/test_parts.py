@@ -8,6 +8,7 @@ import pytest
 
 from reefknot.errors import SettingsError
 from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.runs.changes import Change
 
 PARTS = {
     "inan2017/figure2": "inan2017/table1",
@@ -55,4 +56,4 @@ def test_a_part_takes_overrides_and_chooses_rows() -> None:
         "VD-LSTM+RE large",
         "VD-LSTM+REAL large",
     ]
-    assert part.changed["VD-LSTM large"] == ["training.epochs: 100 -> 2"]
+    assert part.changed["VD-LSTM large"] == [Change(key="training.epochs", old=100, new=2)]

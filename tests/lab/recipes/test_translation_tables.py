@@ -17,6 +17,7 @@ from reefknot.lab.recipes.recipe import Recipe, load_recipe
 from reefknot.lab.reports.results import collect
 from reefknot.lab.reports.rows import join
 from reefknot.lab.reports.table import from_recipe
+from reefknot.lab.runs.scores import BLEU, CHRF
 from reefknot.lab.text.vocabulary import Sides
 
 FIGURES = Path(__file__).parent / "translation.csv"
@@ -166,8 +167,8 @@ def test_a_row_trains_and_has_its_bleu(tmp_path: Path) -> None:
     rows = join(from_recipe(recipe.rows, recipe.name), collect([run]))
     (row,) = [row for row in rows if row.ran]
     assert row.name == "TWWT + DRILL"
-    assert row.bleu("test") is not None
-    assert row.chrf("valid") is not None
+    assert row.figure(BLEU, "test") is not None
+    assert row.figure(CHRF, "valid") is not None
     assert row.translated("test")[0].bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:none")
     assert row.records[0].translation is not None
     assert len(row.records[0].translation.examples) == 3

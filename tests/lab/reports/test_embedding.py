@@ -122,7 +122,7 @@ def test_labels_keep_off_each_other_and_inside() -> None:
 
 
 def test_neighbours_that_only_one_end_has_are_marked(tmp_path: Path) -> None:
-    near = {"input": {"cat": [["dog", 0.9], ["cow", 0.8]]}, "labels": {"cat": [["dog", 0.7], ["car", 0.6]]}}
+    near = {"input": {"cat": [["dog", 0.9], ["cow", 0.8]]}, "output": {"cat": [["dog", 0.7], ["car", 0.6]]}}
     (found,) = learned(tmp_path, neighbors=near | {"tied": False})
     assert found.near_ends == ("input vectors", "output vectors")
     ((word, ends),) = found.near
@@ -134,7 +134,7 @@ def test_neighbours_that_only_one_end_has_are_marked(tmp_path: Path) -> None:
 
 
 def test_pieces_of_words_are_shown_as_people_read_them(tmp_path: Path) -> None:
-    near = {"input": {"cat</w>": [["cat", 0.9]]}, "labels": {"cat</w>": [["cats</w>", 0.7]]}, "tied": False}
+    near = {"input": {"cat</w>": [["cat", 0.9]]}, "output": {"cat</w>": [["cats</w>", 0.7]]}, "tied": False}
     pieces = ["cat</w>", "cat", *WORDS[2:]]
     changes = {"neighbors": near, "embedding": shown(input=picture()) | {"words": pieces}}
     for merges, (whole, begun, others) in ((None, ("cat</w>", "cat", "cats</w>")), (9, ("cat", "cat…", "cats"))):
@@ -157,7 +157,7 @@ def test_pieces_of_words_are_shown_as_people_read_them(tmp_path: Path) -> None:
     ],
 )
 def test_the_source_of_a_translator_is_an_end_too(tmp_path: Path, ties: str, tied: bool, note: str) -> None:
-    near = {"input": {"cat": [["dog", 0.9]]}, "labels": {"cat": [["dog", 0.9]]}, "tied": tied}
+    near = {"input": {"cat": [["dog", 0.9]]}, "output": {"cat": [["dog", 0.9]]}, "tied": tied}
     (found,) = learned(tmp_path, tied=ties, neighbors=near)
     assert found.note == note
 
@@ -182,7 +182,7 @@ def test_records_from_before_are_shown_as_before(tmp_path: Path) -> None:
 
 
 def test_a_run_of_skip_gram_has_its_loss_and_no_perplexity(tmp_path: Path) -> None:
-    kept = ("format", "recipe", "row", "seed", "corpus", "parameters", "training", "neighbors")
+    kept = ("format", "task", "recipe", "row", "seed", "corpus", "parameters", "training", "neighbors")
     record = {key: value for key, value in result("Small", 0).items() if key in kept}
     lines = [{"kind": "train", "step": n, "epoch": n, "loss": 4 - n / 2, "tokens": 200_000 * n} for n in (1, 2, 3)]
     for row, found in (("Small", record | {"similarity": {"tied": judged(MEN=-0.31)}}), ("Small + WT", None)):

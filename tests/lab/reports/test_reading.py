@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from made_results import ROWS, in_pieces, result, scored, write_evaluation, write_run
+from made_results import ROWS, change, in_pieces, result, scored, write_evaluation, write_run
 from reefknot.lab.reports.reading import read
 from reefknot.lab.reports.results import collect, load
 from reefknot.lab.reports.rows import TableRow, join
@@ -86,7 +86,7 @@ def test_another_order_than_the_papers_is_said_where_seeds_show_it(tmp_path: Pat
 
 def test_rows_with_other_settings_are_not_held_against_the_paper(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
-        write_run(tmp_path, row, 0, result(row, 0, changed=["corpus.tokens: null -> 20000"]))
+        write_run(tmp_path, row, 0, result(row, 0, changed=[change("corpus.tokens", None, 20000)]))
     assert "paper" not in reading(tmp_path)
 
 

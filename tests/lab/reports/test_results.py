@@ -11,9 +11,9 @@ import pytest
 
 from made_results import result, write_run
 from reefknot.errors import DataError
-from reefknot.lab.reports.records import Band
 from reefknot.lab.reports.results import ADDED, Spread, collect, differing, distinguishing, flatten, load
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import Band
 from reefknot.lab.tasks import check_experiment
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -79,15 +79,16 @@ def test_a_record_may_stand_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("result.json", '{"format": 1, "rec', "result.json"),
+        ("result.json", '{"format": 2, "rec', "result.json"),
         ("result.json", "[]", "result.json"),
-        ("result.json", '{"format": 2}', "format"),
+        ("result.json", '{"format": 3}', "format 3 is not known here"),
+        ("result.json", '{"format": 2}', r"\(task: Field required\)"),
         ("result.json", '{"format": 1, "recipe": "\\ud800"}', "result.json"),
         ("config.json", "{", "config.json"),
         ("config.json", "[1]", "config.json"),
         ("config.json", '{"settings": 3}', "settings"),
         ("metrics.jsonl", '{"kind": "valid"}\n', "metrics.jsonl, line 1"),
-        ("evaluations/dynamic.json", '{"format": 2, "kind": "dynamic"}', "evaluations/dynamic.json"),
+        ("evaluations/dynamic.json", '{"format": 3, "kind": "dynamic"}', "evaluations/dynamic.json"),
         ("metrics.jsonl", '\n\n{"kind": "valid", "step": 1, "epoch": 1, "nll": NaN}\n', "line 3"),
     ],
 )

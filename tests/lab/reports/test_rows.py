@@ -13,6 +13,7 @@ from made_results import in_pieces, result, scored, write_evaluation, write_run
 from reefknot.lab.reports.results import Spread, collect
 from reefknot.lab.reports.rows import TableRow, comparable, group, join, mark, name_recipes
 from reefknot.lab.reports.table import build, to_markdown
+from reefknot.lab.runs.scores import PERPLEXITY
 
 
 def test_seeds_of_a_row_belong_together(runs: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) 
 
 def test_streams_that_are_long_enough_are_only_remarked_on(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
-    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams="20 contiguous streams")))
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams=20)))
     rows = join([], collect([tmp_path]))
     assert build(rows).best == {1}
     assert mark(rows)[1] == ("† scored in 20 contiguous streams here, in one stream in Small",)
@@ -159,7 +160,7 @@ def test_a_row_may_be_anothers_model_scored_in_another_way(tmp_path: Path) -> No
     rows = join(listed, results)
     static, adapting, remembering = rows
     assert join(rows, results) == rows
-    assert adapting.perplexity("test") == Spread(91.0, pytest.approx(2**0.5), 2)
+    assert adapting.figure(PERPLEXITY, "test") == Spread(91.0, pytest.approx(2**0.5), 2)
     assert adapting.difference("test") == 91.0 / 80.0 - 1
     assert (adapting.size, adapting.results, adapting.state) == (static.size, (), "")
     assert (remembering.state, remembering.models) == ("not run", ())
@@ -184,25 +185,11 @@ def test_models_with_other_settings_are_other_rows_here_too(tmp_path: Path) -> N
     assert names[1].startswith("Small, adapting (training.epochs=3")
 
 
-def test_pieces_are_counted_in_a_saved_evaluation_too(tmp_path: Path) -> None:
-    figures = scored(10.0, pieces=2)
-    run = write_run(tmp_path, "Small", 0, result("Small", 0, test=figures, valid=figures))
-    write_evaluation(run, "mc", test=9.0)
-    path = run / "evaluations" / "mc.json"
-    path.write_text(path.read_text().replace("82430", str(figures["tokens"])))
-    _, row = join([], collect([tmp_path]))
-    assert row.perplexity("test") == Spread(pytest.approx(81.0), None, 1)
-
-
 def test_windows_are_compared_with_each_other_and_remarked_on(tmp_path: Path) -> None:
-    blocks = "blocks of 512 tokens, each computed afresh; <eos> stands"
-    run = write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0) | {"definition": f"context: {blocks}"}))
-    write_evaluation(run, "context-2560-stride-512", test=110.0)
-    path = run / "evaluations" / "context-2560-stride-512.json"
-    record = json.loads(path.read_text())
-    windows = "windows of 3,072 tokens of which the last 512 are scored, each computed afresh, the first"
-    record["test"] |= {"definition": f"context: {windows}", "tokens": scored(120.0)["tokens"]}
-    path.write_text(json.dumps(record))
+    blocks = scored(120.0) | {"windows": "context-0-stride-512"}
+    write_evaluation(
+        write_run(tmp_path, "Small", 0, result("Small", 0, test=blocks)), "context-2560-stride-512", test=110.0
+    )
     rows = join([], collect([tmp_path]))
     assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
     assert build(rows).best == {1}

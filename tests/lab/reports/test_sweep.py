@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from made_results import result, score, scored, write_evaluation, write_run
+from made_results import change, result, scored, write_evaluation, write_run
 from reefknot.lab.reports.page import render
 from reefknot.lab.reports.reading import read
 from reefknot.lab.reports.rows import join
@@ -16,8 +16,8 @@ def trial(root: Path, name: str, perplexities: list[float], **changes: object) -
     runs = []
     for seed, perplexity in enumerate(perplexities):
         protocol = {"name": "awd", "valid": {"perplexity": perplexity}, "test": {"perplexity": 4321.0}}
-        record = result("Small", seed, valid=score(perplexity), test=score(1234.0), protocol=protocol)
-        changed = ["training.epochs: 20 -> 13", f"training.clip: 5 -> {name}"]
+        record = result("Small", seed, valid=scored(perplexity), test=scored(1234.0), protocol=protocol)
+        changed = [change("training.epochs", 20, 13), change("training.clip", 5, name)]
         runs.append(write_run(root / name, "Small", seed, record | {"changed": changed} | changes))
     return Trial(name, {"training.clip": name}, tuple(runs))
 

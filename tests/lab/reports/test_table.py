@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from made_results import ROWS, result, score, write_evaluation, write_run
+from made_results import ROWS, change, result, scored, write_evaluation, write_run
 from reefknot.lab.recipes.file import Row
 from reefknot.lab.reports.cells import number
 from reefknot.lab.reports.results import collect, load
@@ -121,7 +121,7 @@ def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Pat
 
 def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
     paper = {"train": 40.0, "test": 114.5}
-    write_run(tmp_path, "Small", 0, result("Small", 0, train=score(38.0), paper=paper))
+    write_run(tmp_path, "Small", 0, result("Small", 0, train=scored(38.0), paper=paper))
     row = cells(build(join([], collect([tmp_path]))), "Small")
     assert (row["training train"], row["training paper"], row["training diff"]) == ("38.0", "40.0", "−5.0 %")
     unscored = join([], [load(write_run(tmp_path / "other", "Small", 0, result("Small", 0, paper=paper)))])
@@ -129,7 +129,7 @@ def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
 
 
 def test_epochs_say_what_the_recipe_asks_for(tmp_path: Path) -> None:
-    changed = ["training.epochs: 1000 -> 13", "training.batch: 20 -> 40"]
+    changed = [change("training.epochs", 1000, 13), change("training.batch", 20, 40)]
     write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
     for seed, epochs in enumerate((13, 9)):
         folder = write_run(tmp_path, "Small + WT", seed, result("Small + WT", seed))
@@ -162,7 +162,7 @@ def test_runs_of_so_many_updates(tmp_path: Path) -> None:
 
 def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
-        write_run(tmp_path, row, 0, result(row, 0, changed=["training.epochs: 20 -> 13"]))
+        write_run(tmp_path, row, 0, result(row, 0, changed=[change("training.epochs", 20, 13)]))
     notes = build(join(recipe_rows(), collect([tmp_path]))).notes
     assert notes == ("Every row: not the recipe's settings (training.epochs: 20 -> 13)",)
 
@@ -173,7 +173,8 @@ def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
     for row, epoch in (("Small", None), ("Small + WT", 10)):
         training = result(row, 0)["training"] | {"averaged_from_epoch": epoch}
         run = write_run(tmp_path, row, 0, result(row, 0, training=training), training=averaging)
-        write_evaluation(run, "dynamic", 90.0, search={"edges": ["lambda"] if epoch else [], "points": []})
+        search = {"text": "the valid text", "best": {"lambda": 0.1}, "edges": ["lambda"] if epoch else []}
+        write_evaluation(run, "dynamic", 90.0, search=search)
     notes = build(join([], collect([tmp_path]))).notes
     assert "Small: averaging had not begun when training ended" in notes
     assert "Small + WT: the best epoch was before averaging began" in notes
@@ -185,7 +186,7 @@ def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
 
 
 def test_other_settings_than_the_recipes_have_no_difference_to_the_paper(tmp_path: Path) -> None:
-    changed = ["corpus.tokens: null -> 20000", *(f"encoder.setting{n}: 1 -> 2" for n in range(10))]
+    changed = [change("corpus.tokens", None, 20000), *(change(f"encoder.setting{n}", 1, 2) for n in range(10))]
     write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
     table = build(join(recipe_rows(), collect([tmp_path])))
     row = cells(table, "Small")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from made_results import metrics, result
+from made_results import change, metrics, result, scored
 from reefknot.lab.papers import page as papers
 from reefknot.lab.reports import plots, translations
 from reefknot.lab.reports.page import render
@@ -20,6 +20,7 @@ from reefknot.lab.reports.results import collect, load
 from reefknot.lab.reports.rows import TableRow, join
 from reefknot.lab.reports.sweep import Trial, rank, summary
 from reefknot.lab.reports.table import build, to_markdown
+from reefknot.lab.runs.scores import BLEU
 
 TABLES = {"Baseline": ("source", "words", "classes"), "Decoder WT": ("source", "words"), "TWWT": ("words",)}
 SIZES = {"Baseline": 13_315_980, "Decoder WT": 10_724_236, "TWWT": 8_132_492}
@@ -63,7 +64,14 @@ def write_translator(root: Path, row: str, bleu: float, seed: int = 0, **changes
         "examples": [example(f"ein hund {row.lower()}")],
     }
     size = {"total": SIZES[row], "parts": {}, "expected": None}
-    about = {"recipe": "pappas2019/multi30k", "row": row, "parameters": size, "paper": {}, "translation": told}
+    about = {
+        "recipe": "pappas2019/multi30k",
+        "row": row,
+        "parameters": size,
+        "paper": {},
+        "translation": told,
+        "task": "translation",
+    }
     (folder / "result.json").write_text(json.dumps(result("Small", seed) | about | changes))
     tables = TABLES[row]
     settings = {
@@ -152,7 +160,7 @@ def test_a_paper_s_table_that_was_not_run() -> None:
 
 
 def test_changed_settings_have_no_difference_to_the_paper(tmp_path: Path) -> None:
-    write_translator(tmp_path, "TWWT", 39.0, changed=["training.epochs: 50 -> 1"])
+    write_translator(tmp_path, "TWWT", 39.0, changed=[change("training.epochs", 50, 1)])
     rows = join(listed("TWWT", TWWT={"bleu_test": 38.1}), collect([tmp_path]))
     assert ("test BLEU", "diff") not in cells(rows, "TWWT")
 
@@ -160,8 +168,7 @@ def test_changed_settings_have_no_difference_to_the_paper(tmp_path: Path) -> Non
 def test_perplexities_of_other_words_leave_bleu_comparable(tmp_path: Path) -> None:
     """A vocabulary for each side reads other words as <unk>: the footnote is about perplexity alone."""
     for row, bleu, words in (("Baseline", 38.0, 9), ("Decoder WT", 38.2, 9), ("TWWT", 39.0, 12)):
-        text = f"context: 1,000 pairs, each computed afresh\nunknown words: {words} here, scored as the token <unk>"
-        score = result("Small", 0)["test"] | {"definition": text}
+        score = scored(116.7, unknown=words) | {"pairs": 1_000}
         write_translator(tmp_path, row, bleu, test=score, valid=score)
     table = build(join([], collect([tmp_path])))
     assert [table.names[n].split()[0] for n in table.best] == ["TWWT"]
@@ -294,7 +301,7 @@ def test_a_sweep_is_judged_by_the_validation_s_bleu(tmp_path: Path) -> None:
     folders = [write_translator(tmp_path, row, bleu) for row, bleu in (("Baseline", 38.0), ("TWWT", 39.0))]
     ranked = rank([Trial(folder.parent.name, {}, (folder,)) for folder in folders])
     assert [trial.name for trial, _ in ranked] == ["twwt", "baseline"]
-    assert [row.bleu("test") for _, row in ranked] == [None, None]
+    assert [row.figure(BLEU, "test") for _, row in ranked] == [None, None]
     assert build([row for _, row in ranked]).decides == "valid BLEU"
     assert summary(ranked, tmp_path)[0]["bleu_valid"]["mean"] == 39.5
     assert translations.side_by_side([row for _, row in ranked]) == []

@@ -16,11 +16,19 @@ import pytest
 import torch
 from hypothesis import given
 
+from made_results import result
 from reefknot.errors import DataError, ResourceError, SettingsError
+from reefknot.lab.runs.changes import differences
 from reefknot.lab.runs.checkpoints import Checkpoints
-from reefknot.lab.runs.folder import Metrics, RunFolder, config_hash, differences
+from reefknot.lab.runs.folder import Metrics, RunFolder, config_hash
+from reefknot.lab.runs.result import RunResult, SavedEvaluation
 
-CONFIG = {"recipe": "demo", "settings": {"seed": 0, "training": {"rate": 1.0, "sizes": [1, 2]}}}
+RESULT = RunResult.model_validate(result("Small", 0))
+CONFIG = {
+    "recipe": "demo",
+    "task": "language_model",
+    "settings": {"seed": 0, "training": {"rate": 1.0, "sizes": [1, 2]}},
+}
 
 
 def test_start_then_resume(tmp_path: Path) -> None:
@@ -32,10 +40,10 @@ def test_start_then_resume(tmp_path: Path) -> None:
         run.write_environment({"torch": "2"})
     reordered = dict(reversed(CONFIG.items()))
     with RunFolder.open_for_training(path, reordered) as run:
-        run.write_result({"perplexity": 1.5})
+        run.write_result(RESULT)
     reading = RunFolder.open(path)
     assert reading.config == CONFIG
-    assert reading.result == {"perplexity": 1.5}
+    assert reading.result == RESULT
     assert reading.environment == {"torch": "2"}
     assert isinstance(reading.checkpoints, Checkpoints)
     assert reading.checkpoints.run == path
@@ -47,8 +55,9 @@ def test_evaluations_lie_beside_the_result(tmp_path: Path) -> None:
         assert run.evaluation("mc") is None
         (tmp_path / "evaluations").mkdir()
         (tmp_path / "evaluations" / "mc.json.tmp-999999999").write_text("torn")
-        assert run.write_evaluation("mc", {"format": 1}) == tmp_path / "evaluations" / "mc.json"
-        assert run.evaluation("mc") == {"format": 1}
+        saved = SavedEvaluation(format=2, kind="mc", settings={"passes": 3})
+        assert run.write_evaluation(saved) == tmp_path / "evaluations" / "mc.json"
+        assert run.evaluation("mc") == saved
         assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["mc.json"]
 
 
@@ -69,11 +78,14 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
 
 
 def test_a_run_may_go_on_with_other_parts_of_an_update_until_it_is_finished(tmp_path: Path) -> None:
-    one, four = ({"recipe": "demo", "settings": {"training": {"accumulate": parts}}} for parts in (1, 4))
+    one, four = (
+        {"recipe": "demo", "task": "language_model", "settings": {"training": {"accumulate": parts}}}
+        for parts in (1, 4)
+    )
     RunFolder.open_for_training(tmp_path, one).close()
     with RunFolder.open_for_training(tmp_path, four) as run:
         assert run.config == one
-        run.write_result({})
+        run.write_result(RESULT)
     with pytest.raises(SettingsError, match=r"settings\.training\.accumulate: 1 -> 4"):
         RunFolder.open_for_training(tmp_path, four)
 

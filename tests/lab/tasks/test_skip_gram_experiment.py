@@ -82,7 +82,7 @@ def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
     assert result["paper_similarity"]["output"] == {"SimLex-999": 0.29, "MEN": 0.61}
     assert not result["neighbors"]["tied"]
     assert set(result["embedding"]) >= {"input", "output"}
-    assert set(result["neighbors"]["input"]) == set(result["neighbors"]["labels"])
+    assert set(result["neighbors"]["input"]) == set(result["neighbors"]["output"])
     for end in ("input", "output"):
         (judged,) = result["similarity"][end]
         assert (judged["name"], judged["pairs"], judged["of"]) == ("SimLex-999", 60, 999)
@@ -105,7 +105,7 @@ def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
     for row, ends in (("untied", {"input", "output"}), ("tied", {"tied"})):
         result, _ = train(recipe, row, tmp_path / row)
         found = result["neighbors"]
-        for end in ("input", "labels"):
+        for end in ("input", "output"):
             assert {word: {near for near, _ in each} for word, each in found[end].items()} == {
                 word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
             }
@@ -123,7 +123,10 @@ def test_a_vocabulary_that_is_too_small_leaves_no_folder(recipe: Path, tmp_path:
     out, small = tmp_path / "run", ("vocabulary.max_size=3", "vocabulary.min_count=1")
     outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *small)
     assert outcome.code == 3
-    assert "the vocabulary has 1; lower vocabulary.min_count, or use a larger vocabulary.max_size" in outcome.err
+    assert (
+        "the vocabulary has 1 besides <unk> and <eos>; lower vocabulary.min_count, or use a larger vocabulary.max_size"
+        in outcome.err
+    )
     assert not out.exists()
 
 

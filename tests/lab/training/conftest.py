@@ -41,12 +41,13 @@ def heard() -> Heard:
 
 @pytest.fixture
 def train(tiny_recipe: Callable[..., Path], heard: Heard) -> Train:
-    """Trains a row of the tiny recipe in this process and returns its result."""
+    """Trains a row of the tiny recipe in this process and returns what result.json holds."""
     recipe = tiny_recipe()
 
     def run(out: Path, *overrides: str, row: str = "tied", track: bool = False) -> Any:
         loaded = load_recipe(str(recipe), overrides)
-        return experiments.train(loaded, loaded.row(row), out, world=World(), display=heard, track=track)
+        result = experiments.train(loaded, loaded.row(row), out, world=World(), display=heard, track=track)
+        return result and result.record()
 
     return run
 

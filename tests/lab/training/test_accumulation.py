@@ -40,7 +40,7 @@ def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, to
         loaded = load_recipe(recipe, fixed)
         result = experiments.train(loaded, loaded.row("tied"), out, world=World(), display=Silent())
         assert result is not None
-        assert result["training"]["tokens"] == 2 * 32 * 11  # windows of 5, 5 and 1
+        assert result.training.tokens == 2 * 32 * 11  # windows of 5, 5 and 1
         return load_file(max((out / "checkpoints").iterdir()) / "model.safetensors")
 
     return train

@@ -204,7 +204,7 @@ def test_a_stop_in_mid_average(
     wild = (*wild, "training.keep=100", *change)
     steps = train(tmp_path / "unbroken", *wild)["training"]["steps"]
     unbroken = outcome(tmp_path / "unbroken")
-    start = RunFolder.open(tmp_path / "unbroken").result["training"]["averaged_from_epoch"]  # type: ignore[index]
+    start = RunFolder.open(tmp_path / "unbroken").result.training.averaged_from_epoch  # type: ignore[union-attr]
     assert start is not None
     assert start <= 4
     out = tmp_path / "stopped"

@@ -133,6 +133,6 @@ def test_two_processes_draw_the_same_windows_and_average_alike(
     loaded = load_recipe(str(recipe), (*SETTINGS, *change))
     alone = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
     assert alone is not None
-    assert alone["training"]["averaged_from_epoch"] == 4
+    assert alone.training.averaged_from_epoch == 4
     subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=120)
     assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))

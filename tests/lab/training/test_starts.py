@@ -52,7 +52,8 @@ def staged(tiny_recipe: Callable[..., Path]) -> Callable[..., str]:
 
 
 def train(recipe: Recipe, row: str, out: Path | None = None, start: Path | None = None) -> Any:
-    return experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent(), start=start)
+    result = experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent(), start=start)
+    return result and result.record()
 
 
 def test_a_second_stage_begins_with_the_best_weights_of_the_first(

@@ -94,7 +94,8 @@ def recipe(tmp_path: Path) -> Path:
 def train(recipe: Path, heard: Any) -> Callable[..., Any]:
     def run(out: Path, row: str, *overrides: str, device: str = "cpu") -> Any:
         loaded, world = load_recipe(str(recipe), overrides, row), World(device=torch.device(device))
-        return experiments.train(loaded, loaded.row(row), out, world=world, display=heard)
+        result = experiments.train(loaded, loaded.row(row), out, world=world, display=heard)
+        return result and result.record()
 
     return run
 

@@ -1,1 +1,1 @@
-"""Our output ends beside everyone else's: time over floor, memory over what must exist, gradient error."""
+"""Everything that `reefknot bench` and `reefknot advise` measure."""

@@ -192,22 +192,22 @@ def _char_cnn(dim: int) -> dict[str, Any]:
     return {"kind": "char_cnn", "dim": dim, "filters": filters}
 
 
-def count(row: Row, found: LanguageModelExperiment, tokens: int) -> Row:
+def count(row: Row, settings: LanguageModelExperiment, tokens: int) -> Row:
     """Return the row with its numbers of parameters, counted without allocating the model."""
     with torch.device("meta"):
-        model = build_model(found, tokens)
+        model = build_model(settings, tokens)
     counts = model.parameter_counts()
     return replace(row, ends_parameters=counts["input"] + counts["output"], parameters=sum(counts.values()))
 
 
-def measure(row: Row, found: LanguageModelExperiment, dataset: Dataset, device: str, seconds: float) -> Row:
+def measure(row: Row, settings: LanguageModelExperiment, dataset: Dataset, device: str, seconds: float) -> Row:
     """Return the row with its speed over some training steps, and the peak memory of this process so far."""
     train = dataset.splits["train"]
     # The remainder would make a smaller update than the others.
-    end = train.tokens - train.tokens % (found.training.batch * found.training.steps)
+    end = train.tokens - train.tokens % (settings.training.batch * settings.training.steps)
     ids, inputs = train.ids[:end], train.inputs[:end]
     text = Text(ids, train.tokens, dataset.summary, dataset.name, inputs, dataset.vocabulary.eos)
-    job = Job(row.end, found.training, partial(build_model, found, dataset.vocabulary), text)
+    job = Job(row.end, settings.training, partial(build_model, settings, dataset.vocabulary), text)
     try:
         workload = Workload(job, CAPTURED if device == "cuda" else EAGER, device)
         (milliseconds,) = work_times(device, [(workload.run, lambda: None)], seconds)

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from reefknot.kernels.skip_gram import Impl, numba_available, train_stretch
 from reefknot.kernels.skip_gram_draws import learned
 from reefknot.lab.bench.measure import Absent, ratio, reason, version
-from reefknot.lab.evaluation.similarity import Benchmark, Judgement, judge
+from reefknot.lab.evaluation.similarity import Benchmark, judge
+from reefknot.lab.runs.result import Judgement
 from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.training.skip_gram import SkipGramTraining

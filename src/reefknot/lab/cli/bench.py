@@ -253,7 +253,7 @@ def _bench_steps(
     machine = facts() | {"matrix_flops": rates}
     # As of encoders, the record of a run which is stopped tells what it did not come to.
     left = missing | {row.name: "not reached" for row in chosen if row.name not in missing}
-    changed = {row.name: loaded.changed[row.name] for row in chosen}
+    changed = {row.name: [change.record() for change in loaded.changed[row.name]] for row in chosen}
     report.begin(machine, told, recipe=loaded.name, overrides=list(overrides), changed=changed, not_measured=left)
     for line in dict.fromkeys(job.text.description for job in jobs):
         report.line(line)

@@ -87,7 +87,6 @@ def _compare_losses(
     from reefknot.lab.evaluation.frequency import Pair
     from reefknot.lab.tasks.language_model import open_texts
 
-    _check_contexts(systems, split)
     of, (scores_a, *scores_b) = _pair(systems, split, data)
     if of == "word" and (bands or by == "documents"):
         advice = "leave out --bands" if bands else "use --by blocks"
@@ -136,52 +135,54 @@ def _shared_task(systems: list[System]) -> str:
     return next(iter(tasks))
 
 
-def _check_contexts(systems: list[System], split: str) -> None:
-    """Other streams are refused. Whether other windows help is a fair question, but not one to ask unawares."""
-    from reefknot.errors import SettingsError
-    from reefknot.lab.evaluation.fairness import other_streams, other_windows
-
-    first, *others = [run for system in systems for run in system.runs]
-    for run in others:
-        if reason := other_streams(first, run):
-            raise SettingsError(f"{first.path} and {run.path}: no fair comparison: {reason}")
-    for run in others:
-        if told := other_windows(first, run, split):
-            typer.echo(f"note: {first.path} and {run.path}: {told}", err=True)
-            return
-
-
 def _pair(systems: list[System], split: str, data: Path | None) -> tuple[str, list[list[Any]]]:
     """Whether tokens or words are compared, and their losses: for each system one array per run.
 
     Runs with other tokens are compared by words, where the same words were scored as themselves.
     """
-    from reefknot.errors import SettingsError
-    from reefknot.lab.evaluation.fairness import same_tokens, why_unfair
     from reefknot.lab.evaluation.perplexity import word_losses
     from reefknot.lab.tasks.language_model import open_texts
 
-    scores = [_scores(system, split) for system in systems]
+    losses = [_losses(system, split) for system in systems]
     runs = [run for system in systems for run in system.runs]
-    if len({run.config.get("corpus") for run in runs}) == 1:
-        return "token", scores
-    opened = {run.path: open_texts(run, data) for run in runs}
-    first = opened[runs[0].path]
-    for path, texts in opened.items():
-        if reason := why_unfair(first, texts, split):
-            raise SettingsError(f"{runs[0].path} and {path}: no fair comparison: {reason}")
-    if all(same_tokens(first, texts, split) for texts in opened.values()):
-        return "token", scores
+    if _refuse_unpaired(runs, split, data):
+        return "token", losses
+
+    def by_word(nll: Any, run: RunFolder) -> Any:
+        texts = open_texts(run, data)
+        return word_losses(nll, texts.splits[split], texts.vocabulary)
+
     return "word", [
-        [
-            word_losses(nll, opened[run.path].splits[split], opened[run.path].vocabulary)
-            for nll, run in zip(losses, system.runs, strict=True)
-        ]
-        for losses, system in zip(scores, systems, strict=True)
+        [by_word(nll, run) for nll, run in zip(of_runs, system.runs, strict=True)]
+        for of_runs, system in zip(losses, systems, strict=True)
     ]
 
 
-def _scores(system: System, split: str) -> list[Any]:
+def _refuse_unpaired(runs: list[RunFolder], split: str, data: Path | None) -> bool:
+    """Refuse runs whose losses cannot be paired with those of the first one. Returns whether all have its tokens.
+
+    Whether other windows help is a fair question, so they are only noted, and once.
+    """
+    from reefknot.errors import SettingsError
+    from reefknot.lab.evaluation.pairing import pair
+    from reefknot.lab.runs.comparability import in_comparison
+    from reefknot.lab.tasks.language_model import open_texts
+
+    first, *others = runs
+    pairings = {run.path: pair(first, run, split, lambda run: open_texts(run, data)) for run in others}
+    notes = []
+    for path, pairing in pairings.items():
+        if found := pairing.difference:
+            told, reason = f"{first.path} and {path}", in_comparison(found, split)
+            if found.prevents:
+                raise SettingsError(f"{told}: no fair comparison: {reason}")
+            notes.append(f"note: {told}: {reason}")
+    if notes:
+        typer.echo(notes[0], err=True)
+    return all(pairing.same_tokens for pairing in pairings.values())
+
+
+def _losses(system: System, split: str) -> list[Any]:
     """The losses of every token, one array per run."""
     from reefknot.errors import SettingsError
 
@@ -215,7 +216,7 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
     from dataclasses import asdict
 
     from reefknot.lab.evaluation.frequency import compare_by_previous, compare_by_target, compare_on_symbols
-    from reefknot.lab.evaluation.units import seen
+    from reefknot.lab.runs.units import seen
 
     text, words = texts.splits[split], texts.vocabulary
     targets, previous = compare_by_target(pair, text, words), compare_by_previous(pair, text, words)

@@ -96,12 +96,15 @@ def _note_other_searches(systems: Sequence[System], split: str) -> None:
 
 def _search(run: RunFolder, split: str) -> dict[str, Any]:
     """How a finished run searched for its translations."""
-    found: dict[str, Any] = ((run.result or {}).get("translation") or {}).get(split, {}).get("search", {})
-    return found
+    result = run.result
+    translated = result.translated(split) if result else None
+    return translated.search if translated else {}
 
 
 def _parameters(system: System) -> int:
-    return int((system.runs[0].result or {})["parameters"]["total"])
+    result = system.runs[0].result
+    assert result is not None  # systems are finished runs
+    return result.parameters.total
 
 
 def _lines(found: BleuComparison, size_a: int, size_b: int) -> list[str]:

@@ -4,7 +4,7 @@ drops as it reads. Runs of translation are evaluated by `evaluate_translation.py
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -140,7 +140,7 @@ Told = tuple[dict[str, Any], list[str]]
 
 def _tell(run: str, way: _Way, told: Sequence[Told], as_json: bool) -> None:
     """The figures of each text, after what was tried."""
-    searched = {} if way.grid is None else {"search": way.grid.record()}
+    searched = {} if way.grid is None else {"search": way.grid.summary().record()}
     found = [{"run": run, **figures, **searched} for figures, _ in told]
     tried = [] if way.grid is None else [way.grid.table()]
     lines = [*tried, *(line for _, said in told for line in said)]
@@ -150,13 +150,14 @@ def _tell(run: str, way: _Way, told: Sequence[Told], as_json: bool) -> None:
 def _figures(scoring: _Scoring, split: str, text: Split, score: Score) -> Told:
     """The figures of a text, what they mean, and what belongs to them."""
     from reefknot.lab.evaluation.search import tails_opened
-    from reefknot.lab.evaluation.units import shown
+    from reefknot.lab.runs.units import shown
 
-    figures = {"split": split, **score.summary()}
+    summary = score.summary()
+    figures = {"split": split, **summary.record()}
     lines = [
-        f"{split} perplexity {shown(figures['perplexity'])}  word perplexity {shown(figures['word_perplexity'])}  "
-        f"bits per byte {figures['bits_per_byte']:.4f}",
-        score.definition,
+        f"{split} perplexity {shown(summary.perplexity)}  word perplexity {shown(summary.per_word)}  "
+        f"bits per byte {summary.bits_per_byte:.4f}",
+        summary.definition,
     ]
     tokens, whole = text.tokens, scoring.dataset.splits[split].tokens
     if tokens < whole:
@@ -164,7 +165,7 @@ def _figures(scoring: _Scoring, split: str, text: Split, score: Score) -> Told:
         lines.append(f"limit: the first {tokens:,} of {whole:,} tokens only; bytes are in proportion")
     opened = tails_opened(scoring.trained.model, text, scoring.trained.vocabulary, scoring.windows)
     if opened is not None:
-        figures["tails_opened"] = asdict(opened)
+        figures["tails_opened"] = opened.record()
         lines.append(str(opened))
     return figures, lines
 
@@ -174,7 +175,7 @@ def _as_the_paper_counts(
 ) -> Told:
     """The figure as a paper's program counts it, where the run's settings or the user name one."""
     from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
-    from reefknot.lab.evaluation.units import shown
+    from reefknot.lab.runs.units import shown
 
     settings = trained.experiment
     name = asked or settings.evaluation.protocol
@@ -182,11 +183,12 @@ def _as_the_paper_counts(
     if split not in countings:
         return {}, []
     counted = {split: countings[split]}
-    found = score_by_protocol(trained.model, dataset.splits, counted, settings.training.precision)
-    figure = shown(found[split]["perplexity"])
-    return {"protocol": {"name": name, **found}}, [
-        f"counted as {name}: {split} perplexity {figure}",
-        found["definition"],
+    found = score_by_protocol(name, trained.model, dataset.splits, counted, settings.training.precision)
+    figure = found.valid if split == "valid" else found.test
+    assert figure is not None
+    return {"protocol": found.record()}, [
+        f"counted as {name}: {split} perplexity {shown(figure.perplexity)}",
+        found.definition,
     ]
 
 
@@ -197,17 +199,18 @@ def _add(told: Told, more: Told) -> None:
 
 def _as_training_recorded(scoring: _Scoring, split: str, streams: int) -> Told:
     """The figure in result.json, where it is another one because the text was cut in another way."""
-    from reefknot.lab.evaluation.units import shown
+    from reefknot.lab.runs.modes import windows_in_full
+    from reefknot.lab.runs.units import shown
 
-    settings, result = scoring.trained.experiment, scoring.trained.run.result or {}
-    windows = settings.windows
-    then = 1 if windows else settings.training.batch if split == "train" else settings.evaluation.streams
-    if split not in result or (_named(windows), then) == (_named(scoring.windows), streams):
+    result, windows = scoring.trained.run.result, scoring.windows.name if scoring.windows else None
+    recorded = result.score(split) if result else None
+    if recorded is None or (recorded.windows, recorded.streams) == (windows, streams):
         return {}, []
-    recorded = {"perplexity": result[split]["perplexity"], "streams": then, **_named(windows)}
+    then = recorded.streams
     parts = "1 stream" if then == 1 else f"{then} streams, each of which begins without context"
-    how = windows.describe() if windows else parts
-    return {"recorded": recorded}, [f"training recorded {shown(recorded['perplexity'])}, in {how}"]
+    how = windows_in_full(recorded.windows) if recorded.windows else parts
+    figures = recorded.model_dump(include={"perplexity", "streams", "windows"})
+    return {"recorded": figures}, [f"training recorded {shown(recorded.perplexity)}, in {how}"]
 
 
 def _check(

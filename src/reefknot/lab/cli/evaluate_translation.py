@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.evaluation.perplexity import Score
     from reefknot.lab.evaluation.translation import Evaluated
+    from reefknot.lab.runs.result import LengthBand
     from reefknot.lab.tasks.translation import TrainedTranslator
     from reefknot.lab.text.pair_dataset import PairDataset
 
@@ -51,8 +52,8 @@ def evaluate_translator(
         from reefknot.lab.evaluation.saved import save as keep
 
         scores = {name: score for name, (_, score) in found.items()}
-        figures = {name: evaluated.figures for name, (evaluated, _) in found.items()}
-        typer.echo(keep(trained.run, _kind(search), search.model_dump(), None, scores, figures), err=True)
+        translated = {name: evaluated.figures for name, (evaluated, _) in found.items()}
+        typer.echo(keep(trained.run, _kind(search), search.model_dump(), None, scores, translated), err=True)
     told = [_figures(str(run), name, *each) for name, each in found.items()]
     lines = [line for name, each in found.items() for line in _lines(name, *each, whole=dataset.splits[name].pairs)]
     emit(told[0] if len(told) == 1 else told, "\n".join(lines), as_json)
@@ -93,31 +94,31 @@ def _kind(search: SearchSettings) -> str:
 
 
 def _figures(run: str, split: str, evaluated: Evaluated, score: Score) -> dict[str, Any]:
-    return {"run": run, "split": split, **evaluated.figures, **score.summary()}
+    return {"run": run, "split": split, **evaluated.figures.record(), **score.summary().record()}
 
 
 def _lines(split: str, evaluated: Evaluated, score: Score, whole: int) -> list[str]:
     """The figures and what each of them means."""
-    from reefknot.lab.evaluation.units import shown
+    from reefknot.lab.runs.units import shown
 
     figures, summary = evaluated.figures, score.summary()
-    search, number = figures["search"], figures["pairs"]
+    search, number = figures.search, figures.pairs
     lines = [
-        f"{split} BLEU {figures['bleu']:.2f}  chrF {figures['chrf']:.2f}  perplexity {shown(summary['perplexity'])}  "
-        f"word perplexity {shown(summary['word_perplexity'])}",
-        f"BLEU|{figures['bleu_signature']}",
-        f"chrF2|{figures['chrf_signature']}",
-        f"brevity penalty {figures['brevity_penalty']:.3f}, length ratio {figures['length_ratio']:.3f}; "
+        f"{split} BLEU {figures.bleu:.2f}  chrF {figures.chrf:.2f}  perplexity {shown(summary.perplexity)}  "
+        f"word perplexity {shown(summary.per_word)}",
+        f"BLEU|{figures.bleu_signature}",
+        f"chrF2|{figures.chrf_signature}",
+        f"brevity penalty {figures.brevity_penalty:.3f}, length ratio {figures.length_ratio:.3f}; "
         f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
-        f"{figures['unfinished']:,} of {number:,} translations reached the longest length",
-        score.definition,
+        f"{figures.unfinished:,} of {number:,} translations reached the longest length",
+        summary.definition,
     ]
-    bands = ", ".join(f"{_band(each)}: {each['bleu']:.1f} ({each['pairs']:,})" for each in figures["by_length"])
+    bands = ", ".join(f"{_band(each)}: {each.bleu:.1f} ({each.pairs:,})" for each in figures.by_length)
     lines.insert(4, f"BLEU by source tokens (pairs): {bands}")
     if number < whole:
         lines.append(f"limit: the first {number:,} of {whole:,} pairs only")
     return lines
 
 
-def _band(band: dict[str, Any]) -> str:
-    return f"over {band['from'] - 1}" if band["to"] is None else f"{band['from']}-{band['to']}"
+def _band(band: LengthBand) -> str:
+    return f"over {band.low - 1}" if band.high is None else f"{band.low}-{band.high}"

@@ -11,12 +11,12 @@ import typer
 from reefknot.lab.cli.options import AsJson, VectorSource, emit, is_run, open_tables, open_trained
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.neighbors import Neighbors
+    from reefknot.lab.runs.result import NearestWords
     from reefknot.vectors.word_vectors import WordVectors
 
-    Found: TypeAlias = tuple[dict[str, WordVectors], dict[str, Neighbors]]
+    Found: TypeAlias = tuple[dict[str, WordVectors], dict[str, NearestWords]]
 
-Near = list[tuple[str, float]]
+Near = Sequence[tuple[str, float]]
 EXAMPLES = """\b
 Examples:
   reefknot neighbors runs/demo/untied/seed0 file string
@@ -83,14 +83,14 @@ def _of_model(run: Path, words: list[str], k: int) -> Found:
     from reefknot.errors import DataError
     from reefknot.lab.evaluation.neighbors import nearest
     from reefknot.storage.lines import words_in
-    from reefknot.vectors.lookup import not_known
+    from reefknot.vectors.lookup import unknown_words_error
 
     words = words_in(" ".join(words), "the words")
     trained = open_trained(run).knowing(words)
     vocabulary = trained.vocabulary
     unknown = [word for word in words if not vocabulary.reads(word)]
     if unknown:
-        raise not_known(unknown, vocabulary.words, str(run))
+        raise unknown_words_error(unknown, vocabulary.words, str(run))
     spelled = [word for word in words if word not in vocabulary]
     if spelled:
         typer.echo(f"not in the vocabulary, so with neighbours at the input only: {', '.join(spelled)}", err=True)

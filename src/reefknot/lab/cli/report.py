@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from reefknot.lab.cli.options import AsJson, Data, emit
 if TYPE_CHECKING:
     from reefknot.lab.reports.results import Result
     from reefknot.lab.reports.rows import TableRow
+    from reefknot.lab.runs.stored import Stored
 
 EXAMPLES = """\b
 Examples:
@@ -94,7 +95,7 @@ def _showing(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
     return found
 
 
-def _look(result: Result, words: Sequence[str]) -> Mapping[str, Any]:
+def _look(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
     """Neighbours and a picture of the words, by the weights of a run."""
     from reefknot.lab.tasks import open_run
     from reefknot.lab.tasks.word_vectors import look_at_words

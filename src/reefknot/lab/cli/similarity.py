@@ -15,7 +15,8 @@ from reefknot.lab.cli.options import AsJson, Data, emit, given, open_tables
 if TYPE_CHECKING:
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.pairwise_similarity import PairwiseCorrelation
-    from reefknot.lab.evaluation.similarity import Benchmark, Judgement
+    from reefknot.lab.evaluation.similarity import Benchmark
+    from reefknot.lab.runs.result import Judgement
     from reefknot.vectors.word_vectors import WordVectors
 
 EXAMPLES = """\b
@@ -114,7 +115,7 @@ def _judge(tables: list[tuple[Path, str, WordVectors]], benchmarks: list[Benchma
                 "source": str(source),
                 "table": name,
                 "words": len(vectors),
-                "judgements": [asdict(each) for each in judgements],
+                "judgements": [each.record() for each in judgements],
             }
         )
         lines.append(f"{source}, {name}: {len(vectors):,} words")

@@ -119,6 +119,7 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.sweep import figures, rank, summary
     from reefknot.lab.reports.table import print_table
+    from reefknot.lab.runs.scores import PERPLEXITY
     from reefknot.storage.files import write_json
 
     ranked = rank(trials)
@@ -129,7 +130,7 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     print_table(rows, Console(), leave_out=("tokens/s", "memory", *(["parameters"] if same_size else [])))
     told: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
     best = ranked[0][0].row()
-    if test and (found := best.perplexity("test")):
+    if test and (found := best.figure(PERPLEXITY, "test")):
         typer.echo(f"test perplexity of the best ({best.name}): {spread(found)}")
         told["test_of_the_best"] = figures(found)
     write_json(root / "sweep.json", told)

@@ -86,14 +86,15 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
 def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
     """What the rows of a recipe are trained on, each text once, under its first row; sub-words always joint."""
     from reefknot.errors import SettingsError
+    from reefknot.lab.recipes.catalogue import RecipeNotFound
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.text.corpora import parallel_corpora
 
     try:
         recipe = load_recipe(name, (), row)
-    except SettingsError as error:
-        hint = f"; the corpora of pairs are {', '.join(parallel_corpora())}, or a folder"
-        raise SettingsError(f"{error}{hint if str(error).startswith('no recipe') else ''}") from error
+    except RecipeNotFound as error:
+        hint = f"the corpora of pairs are {', '.join(parallel_corpora())}, or a folder"
+        raise SettingsError(f"{error}; {hint}") from error
     if language is not None:
         raise SettingsError("--source and --target are for a corpus; a recipe names its languages itself")
     texts: Texts = {}

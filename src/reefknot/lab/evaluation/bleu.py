@@ -8,7 +8,7 @@ say how they were counted and by which version.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Settings
+from reefknot.lab.runs.result import LengthBand, Translated
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -41,29 +42,29 @@ class Metrics(NamedTuple):
     bleu: BLEU
     chrf: CHRF
 
-    def figures(self, lines: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    def figures(self, lines: Sequence[str], references: Sequence[str]) -> Translated:
         """Both of a text, each with its signature."""
         bleu, chrf = self.bleu.corpus_score(lines, [references]), self.chrf.corpus_score(lines, [references])
-        return {
-            "bleu": bleu.score,
-            "chrf": chrf.score,
-            "bleu_signature": str(self.bleu.get_signature()),
-            "chrf_signature": str(self.chrf.get_signature()),
-            "brevity_penalty": bleu.bp,
-            "length_ratio": bleu.ratio,
-        }
+        return Translated(
+            bleu=bleu.score,
+            chrf=chrf.score,
+            bleu_signature=str(self.bleu.get_signature()),
+            chrf_signature=str(self.chrf.get_signature()),
+            brevity_penalty=bleu.bp,
+            length_ratio=bleu.ratio,
+        )
 
     def by_length(
         self, lines: Sequence[str], references: Sequence[str], lengths: NDArray[np.int64]
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[LengthBand, ...]:
         """BLEU of the lines whose source has so many tokens, band by band; bands without any are left out."""
         found = []
         for low, high in zip((0, *(each + 1 for each in BANDS)), (*BANDS, None), strict=True):
             inside = np.flatnonzero((lengths >= low) & (lengths <= (high or np.inf))).tolist()
             if inside:
                 score = self.bleu.corpus_score([lines[i] for i in inside], [[references[i] for i in inside]])
-                found.append({"from": low, "to": high, "pairs": len(inside), "bleu": score.score})
-        return found
+                found.append(LengthBand(low=low, high=high, pairs=len(inside), bleu=score.score))
+        return tuple(found)
 
 
 def open_metrics(settings: BleuSettings) -> Metrics:

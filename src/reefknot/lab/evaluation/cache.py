@@ -26,16 +26,10 @@ from reefknot.kernels.scores import at_least_float32
 from reefknot.lab.config.settings import Count, NonNegative, Probability, Settings
 from reefknot.lab.evaluation.contexts import contexts
 from reefknot.lab.evaluation.grid import Grid, Point, Progress, further, search, unheard
-from reefknot.lab.evaluation.perplexity import (
-    Score,
-    autocast,
-    invariance,
-    one_stream,
-    score,
-    score_otherwise,
-    scored_rows,
-)
+from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score, scored_rows
 from reefknot.lab.evaluation.windows import Windows
+from reefknot.lab.runs.scores import Cache
+from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
@@ -142,12 +136,8 @@ def cache_score(
     nll_T = -_mix(reading.log_probs, from_cache_T, settings)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(f"the model and its cache give the {split.name} text a probability that is not a number")
-    since = "from the start" if settings.fill == "partial" else "only once there are more than so many"
-    how = (
-        f"{invariance(windows)}\ncontinuous cache: weight {settings.weight:.4g}, theta {settings.theta:.4g}, over "
-        f"the last {settings.window:,} positions, used {since}"
-    )
-    return score_otherwise(plain, nll_T.float().cpu().numpy(), how, split, vocabulary, precision=precision)
+    mode = Cache(kind="cache", **settings.model_dump(), plain=perplexity(plain.mean))
+    return replace(plain, nll=nll_T.float().cpu().numpy(), mode=mode)
 
 
 def search_cache(

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -38,7 +38,9 @@ from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
 from reefknot.lab.evaluation.grid import Grid, Point, Progress, search, unheard
-from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score, score_otherwise
+from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score
+from reefknot.lab.runs.scores import Dynamic
+from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -172,12 +174,17 @@ def dynamic_score(
             "use a smaller eta or a greater epsilon"
         )
     rates = settings.rates()
-    how = (
-        f"dynamic evaluation: every {settings.segment} tokens are scored, then learned from, so this figure depends on "
-        f"the cut; eta {rates.eta:.4g}, lambda {rates.decay:.4g}, epsilon {rates.epsilon:.4g} on the scale "
-        f"{rates.scale!r}; statistics of {statistics.batches:,} gradients of the training text without dropout"
+    mode = Dynamic(
+        kind="dynamic",
+        scale=rates.scale,
+        eta=rates.eta,
+        decay=rates.decay,
+        epsilon=rates.epsilon,
+        segment=settings.segment,
+        gradients=statistics.batches,
+        plain=perplexity(plain.mean),
     )
-    return score_otherwise(plain, nll_T.float().cpu().numpy(), how, split, vocabulary, precision=precision)
+    return replace(plain, nll=nll_T.float().cpu().numpy(), mode=mode)
 
 
 def search_rates(

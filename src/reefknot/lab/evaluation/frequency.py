@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from reefknot.lab.evaluation.comparison import FEWEST_UNITS, compare, draw
 from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.runs.result import Band, Frequency
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 
@@ -26,7 +27,6 @@ EDGES = (0, 10, 100, 1_000, 10_000)
 FIGURE_3 = (0, 1, 50, 100, 250, 500, 1_000, 2_500, 5_000)
 """Those of Pappas & Henderson, and a band of its own for what training has not seen."""
 
-Band = dict[str, Any]
 Losses = NDArray[np.floating[Any]]
 
 
@@ -88,25 +88,25 @@ class Pair:
         return int(self.boundaries[-1])
 
 
-def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> dict[str, list[Band]]:
+def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Frequency:
     """Mean loss per band of training counts, by the target and by the token before it."""
     counts = np.asarray(vocabulary.counts)
     band_of_type = _band(counts, EDGES)
 
-    def bands(ids_N: NDArray[np.int64]) -> list[Band]:
-        return [
-            {
-                "low": low,
-                "high": high,
-                "tokens": int(inside_N.sum()),
-                "types": int((band_of_type == index).sum()),
-                "nll": _mean(score.nll[inside_N]),
-            }
+    def bands(ids_N: NDArray[np.int64]) -> tuple[Band, ...]:
+        return tuple(
+            Band(
+                low=low,
+                high=high,
+                tokens=int(inside_N.sum()),
+                types=int((band_of_type == index).sum()),
+                nll=_mean(score.nll[inside_N]),
+            )
             for index, low, high, inside_N in _occupied(counts[ids_N], EDGES)
-        ]
+        )
 
     targets_N, previous_N = _sides(len(score.nll), split, vocabulary)
-    return {"target": bands(targets_N), "previous": bands(previous_N)}
+    return Frequency(target=bands(targets_N), previous=bands(previous_N))
 
 
 def compare_by_target(

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.evaluation.units import perplexity, shown
+from reefknot.lab.runs.result import Search
+from reefknot.lab.runs.units import perplexity, shown
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 
@@ -58,11 +58,12 @@ class Grid:
                 found.append(name)
         return found
 
-    def record(self) -> dict[str, Any]:
-        """What --json prints; a loss that was not a number is null."""
+    def summary(self) -> Search:
+        """Return what a saved evaluation keeps; a loss that was not a number is None."""
         tried = [{**point, "nll": nll if math.isfinite(nll) else None} for point, nll in self.points]
-        note = {"note": self.note} if self.note else {}
-        return {"text": self.text, "best": self.best, "edges": self.edges, **note, "points": tried}
+        return Search(
+            text=self.text, best=self.best, edges=tuple(self.edges), note=self.note or None, points=tuple(tried)
+        )
 
     def table(self) -> str:
         """Perplexities, the last setting from left to right, the others from top to bottom. * marks the best, - what
@@ -180,4 +181,5 @@ def beginning(split: Split, tokens: int | None, vocabulary: Vocabulary) -> Split
         words=round(split.words * share),
         lines=round(split.lines * share),
         bytes=max(1, round(split.bytes * share)),
+        sha256=None,
     )

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
@@ -27,11 +27,11 @@ from reefknot.lab.evaluation.perplexity import (
     log_probs,
     one_stream,
     score,
-    score_otherwise,
     window_log_probs,
 )
-from reefknot.lab.evaluation.units import perplexity, shown
 from reefknot.lab.evaluation.windows import Spans, Windows
+from reefknot.lab.runs.scores import MonteCarlo, TextScore
+from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
@@ -43,11 +43,11 @@ _ROUNDING = 1e-3  # by which a loss in training mode may differ where nothing is
 class MonteCarloScore(Score):
     """A score by the mean probability of several passes, and what each pass gives alone."""
 
-    passes: tuple[float, ...]
+    passes: tuple[float, ...] = field(default=(), kw_only=True)
     """Perplexity of each."""
 
-    def summary(self) -> dict[str, Any]:
-        return super().summary() | {"passes": list(self.passes), "passes_deviation": self.deviation}
+    def summary(self) -> TextScore:
+        return super().summary().replace(passes=self.passes, passes_deviation=self.deviation)
 
     @property
     def deviation(self) -> float | None:
@@ -80,7 +80,6 @@ def monte_carlo_score(
     if not 0 <= seed < 2**63:
         raise SettingsError(f"Monte-Carlo dropout: seed = {seed}: must be at least 0 and less than 2**63")
     plain = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
-    told: dict[str, str] = {"precision": precision, "without": "dropout"}
     device = next(model.parameters()).device
     x_1T, y_1T = one_stream(split, vocabulary)
     cut = window if isinstance(window, int) else window.cut(y_1T[0], vocabulary.eos)
@@ -92,20 +91,13 @@ def monte_carlo_score(
             # Asking the device for the mean keeps the host from running a whole text ahead.
             alone.append(perplexity(-float(logp_T.mean())))
             if number == 0 and np.allclose(logp_T.cpu().numpy(), -plain.nll, rtol=_ROUNDING, atol=_ROUNDING):
-                how = "Monte-Carlo dropout: this model drops nothing, so one pass was made, and nothing has changed"
-                return _with_passes(score_otherwise(plain, plain.nll, how, split, vocabulary, **told), alone)
+                return _in_mode(plain, plain.nll, alone, steps, seed, drops=False)
             together_T = torch.logaddexp(together_T, logp_T)
             progress("passes with dropout", (number + 1) / passes)
     nll = (math.log(passes) - together_T).float().cpu().numpy()
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"with dropout the model gives the {split.name} text a probability that is not a number")
-    masks = f"{steps:,} tokens" if steps else "window"
-    how = (
-        f"Monte-Carlo dropout: mean probability of {passes:,} pass{'es' * (passes > 1)}, masks drawn for every {masks} "
-        f"(seed {seed}), so this figure depends on both; a pass alone: perplexity {shown(min(alone))} to "
-        f"{shown(max(alone))}"
-    )
-    return _with_passes(score_otherwise(plain, nll, how, split, vocabulary, **told), alone)
+    return _in_mode(plain, nll, alone, steps, seed)
 
 
 def _pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, cut: int | Spans) -> Tensor:
@@ -115,9 +107,21 @@ def _pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, cut: int | Spans) ->
     return torch.cat(list(log_probs(model, x_1T, y_1T, cut)), dim=1)[0].double()
 
 
-def _with_passes(found: Score, alone: Sequence[float]) -> MonteCarloScore:
-    counted = (found.nll, found.first, found.words, found.bytes, found.definition)
-    return MonteCarloScore(*counted, tuple(alone), windows=found.windows)
+def _in_mode(
+    plain: Score, nll: NDArray[np.float32], alone: Sequence[float], window: int | None, seed: int, *, drops: bool = True
+) -> MonteCarloScore:
+    """The score by the mean of passes, from the plain one."""
+    mode = MonteCarlo(
+        kind="mc",
+        passes=len(alone),
+        window=window,
+        seed=seed,
+        drops=drops,
+        lowest=min(alone),
+        highest=max(alone),
+        plain=perplexity(plain.mean),
+    )
+    return MonteCarloScore(**vars(plain) | {"nll": nll, "mode": mode}, passes=tuple(alone))
 
 
 @contextmanager

@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reefknot.lab.runs.result import NearestWords
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.inputs.symbols import END_OF_WORD
 from reefknot.vectors.word_vectors import WordVectors
 
-Neighbors = dict[str, list[tuple[str, float]]]
-
 
 @torch.no_grad()
-def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> Neighbors:
+def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> NearestWords:
     """For each word, the k other words of the vocabulary with the largest cosine, best first.
 
     Vectors of an input end that go on after those of the vocabulary are those of `Vocabulary.spelled`: such words have
@@ -29,19 +28,19 @@ def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int
     return _named(words, vocabulary.words, *near)
 
 
-def nearest_words(vectors: WordVectors, words: list[str], k: int) -> Neighbors:
+def nearest_words(vectors: WordVectors, words: list[str], k: int) -> NearestWords:
     """The same for word vectors, by the words as they have them."""
     ids_W = torch.tensor([vectors.id_of(word) for word in words], dtype=torch.long)
     return _named(words, vectors.words, *nearest_ids(torch.from_numpy(vectors.unit_VD), ids_W, len(vectors), k))
 
 
-def _named(words: list[str], known: tuple[str, ...], values_WK: Tensor, near_WK: Tensor) -> Neighbors:
+def _named(words: list[str], known: tuple[str, ...], values_WK: Tensor, near_WK: Tensor) -> NearestWords:
     return {
-        word: [
+        word: tuple(
             (known[index], round(cosine, 4))
             for index, cosine in zip(row.tolist(), cosines.tolist(), strict=True)
             if cosine > -torch.inf
-        ]
+        )
         for word, row, cosines in zip(words, near_WK, values_WK, strict=True)
     }
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, define
+from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, scored_text
 from reefknot.lab.text.pair_dataset import Lines, PairSplit
 from reefknot.lab.text.samples import pack_windows, row_offsets
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -45,10 +45,8 @@ def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, 
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
     words = split.words + split.pairs  # each line ends with <eos>
-    cut = f"{split.pairs:,} pairs, each computed afresh: a target's tokens after its whole source and those before them"
-    same = "independent of which pairs are computed together"
-    definition = define(split, vocabulary, scored=split.tokens, words=words, cut=cut, precision=precision, how=same)
-    return Score(nll, 0, words, split.bytes, definition)
+    text = scored_text(split, split.target.ids, vocabulary)
+    return Score(nll, words, split.bytes, text, precision, pairs=split.pairs)
 
 
 def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64]]:

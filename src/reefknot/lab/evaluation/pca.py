@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.neighbors import examples, nearest_words
+from reefknot.lab.runs.result import Embedding, Picture
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -63,8 +63,8 @@ def principal_components(vectors_WD: ArrayLike, count: int = 2) -> Components:
 
 def embedding(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Where some words lie in the plane of each end's first two principal components, for result.json.
+) -> Embedding:
+    """Where some words lie in the plane of each end's first two principal components.
 
     `vectors` are those of the ends by name. They are taken at length 1, so that distances in a picture are those by
     which neighbours are found. Drawn are `words`, or the examples of the vocabulary, each with neighbours of its own;
@@ -74,7 +74,7 @@ def embedding(
     group_of = _groups(list(vectors.values()), middles)
     drawn = sorted(group_of, key=group_of.__getitem__)
     pictures = {name: _picture(each.select(drawn)) for name, each in vectors.items()}
-    return {"words": drawn, "groups": [group_of[word] for word in drawn], **pictures}
+    return Embedding(words=tuple(drawn), groups=tuple(group_of[word] for word in drawn), **pictures)
 
 
 def _groups(ends: Sequence[WordVectors], middles: list[str]) -> dict[str, int]:
@@ -91,7 +91,10 @@ def _groups(ends: Sequence[WordVectors], middles: list[str]) -> dict[str, int]:
     return group_of
 
 
-def _picture(vectors: WordVectors) -> dict[str, Any]:
+def _picture(vectors: WordVectors) -> Picture:
     """Rounded to what can be seen, so that records stay small; adding 0 turns -0 into 0."""
     found = principal_components(vectors.unit_VD)
-    return {"xy": (found.places.round(3) + 0.0).tolist(), "explained": (found.explained.round(4) + 0.0).tolist()}
+    return Picture(
+        xy=tuple(map(tuple, (found.places.round(3) + 0.0).tolist())),
+        explained=tuple((found.explained.round(4) + 0.0).tolist()),
+    )

@@ -8,9 +8,10 @@ Shapes: B streams, T steps of each or tokens of the text, N tokens at once.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from reefknot.errors import DataError, NonFiniteError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.contexts import check_carries, contexts
-from reefknot.lab.evaluation.units import perplexity, shown
 from reefknot.lab.evaluation.windows import Spans, Windows
+from reefknot.lab.runs.scores import Mode, ScoredText, TextScore
+from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.pair_dataset import PairSplit
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -40,36 +42,47 @@ class Score:
 
     nll: NDArray[np.float32]
     """One per scored token."""
-    first: int
-    """The first token of the text that was scored: 0, or 1 where nothing could stand before it."""
     words: int
     """Words and line ends that the scored tokens make; without sub-words, as many as there are of those."""
     bytes: int
-    definition: str
+    text: ScoredText
+    precision: str
     streams: int = field(default=1, kw_only=True)
     """Parts that the text was read in, side by side."""
     windows: Windows | None = field(default=None, kw_only=True)
     """What was computed afresh; None: nothing but the streams."""
+    pairs: int | None = field(default=None, kw_only=True)
+    """Pairs that were each computed afresh, if the text is one of pairs."""
+    mode: Mode | None = field(default=None, kw_only=True)
+    """What the model did while it read; None: nothing else."""
 
     @property
     def mean(self) -> float:
         return float(self.nll.mean(dtype=np.float64))
 
-    def summary(self) -> dict[str, Any]:
-        """What result.json keeps."""
+    @property
+    def definition(self) -> str:
+        """What the perplexity means, for people."""
+        return self.summary().definition
+
+    def summary(self) -> TextScore:
+        """Return what result.json keeps."""
         total = float(self.nll.sum(dtype=np.float64))
-        return {
-            "perplexity": perplexity(self.mean),
-            "word_perplexity": perplexity(total / self.words),
-            "bits_per_byte": total / math.log(2) / self.bytes,
-            "nll": self.mean,
-            "tokens": len(self.nll),
-            "words": self.words,
-            "bytes": self.bytes,
-            "streams": self.streams,
-            **({"windows": self.windows.name} if self.windows else {}),
-            "definition": self.definition,
-        }
+        return TextScore(
+            perplexity=perplexity(self.mean),
+            word_perplexity=perplexity(total / self.words),
+            bits_per_byte=total / math.log(2) / self.bytes,
+            nll=self.mean,
+            tokens=len(self.nll),
+            words=self.words,
+            bytes=self.bytes,
+            streams=self.streams,
+            windows=self.windows.name if self.windows else None,
+            pairs=self.pairs,
+            precision=self.precision,
+            text=self.text,
+            mode=self.mode,
+        )
 
 
 @torch.no_grad()
@@ -103,30 +116,25 @@ def score(
         nll = nll_BT[(y_BT != IGNORE).numpy()]
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
-    first = split.tokens - len(nll)
     words = int(ends_of_words(vocabulary)[y_1T[0].numpy()].sum())
-    cut: dict[str, Any] = {"streams": streams, "windows": windows}
-    definition = define(split, vocabulary, scored=len(nll), words=words, precision=precision, **cut)
-    return Score(nll, first, words, split.bytes, definition, **cut)
+    text = scored_text(split, split.ids, vocabulary)
+    return Score(nll, words, split.bytes, text, precision, streams=streams, windows=windows)
 
 
-def score_otherwise(
-    plain: Score,
-    nll: NDArray[np.float32],
-    how: str,
-    split: Split,
-    vocabulary: Vocabulary,
-    *,
-    precision: str = "float32",
-    without: str = "it",
-) -> Score:
-    """The score of a text by another way than `plain`, which `how` describes; says so if it is worse. Its windows are
-    the same, or the one stream."""
-    worse = ", which is better" if plain.mean < float(nll.mean(dtype=np.float64)) else ""
-    how = f"{how}; without {without}: perplexity {shown(perplexity(plain.mean))}{worse}"
-    counted: dict[str, Any] = {"scored": len(nll), "words": plain.words, "windows": plain.windows}
-    definition = define(split, vocabulary, precision=precision, how=how, **counted)
-    return replace(plain, nll=nll, definition=definition)
+def scored_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: Vocabulary) -> ScoredText:
+    """Return which text was scored, and how its words became tokens, which are `ids`."""
+    unknown_words = np.logical_or.reduceat(ids == vocabulary.unk, _starts_of_words(ids, vocabulary))
+    positions = np.flatnonzero(unknown_words).astype("<i8")
+    return ScoredText(
+        split=split.name,
+        tokens=split.tokens,
+        sha256=split.sha256,
+        line_ends=vocabulary.eos is not None,
+        unknown=split.unknown,
+        unknown_sha256=hashlib.sha256(positions.tobytes()).hexdigest(),
+        tokenisation="words" if vocabulary.bpe is None else "pieces",
+        vocabulary_sha256=vocabulary.tokens_sha256,
+    )
 
 
 def one_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
@@ -206,64 +214,23 @@ def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDAr
     Where the first token was not scored, the first word has the loss of its other pieces, if it has any.
     """
     targets = np.asarray(split.ids[split.tokens - len(nll) :])
-    ends = ends_of_words(vocabulary)[targets]
-    starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
-    losses: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), starts)
+    losses: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), _starts_of_words(targets, vocabulary))
     return losses
+
+
+def _starts_of_words(ids: NDArray[Any], vocabulary: Vocabulary) -> NDArray[np.int64]:
+    """Return the places of the tokens that begin a word or are a line end."""
+    ends = ends_of_words(vocabulary)[ids]
+    return np.flatnonzero(np.concatenate([[True], ends[:-1]]))
 
 
 def ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """For each token of the vocabulary, whether a word ends with it."""
+    if vocabulary.bpe is None:
+        return np.ones(len(vocabulary), dtype=np.bool_)
     return np.fromiter(map(vocabulary.ends_word, vocabulary.words), dtype=np.bool_, count=len(vocabulary))
 
 
 def _fold(ids_T: Tensor, streams: int, filler: int) -> Tensor:
     """Contiguous parts as rows, in order; lengths differ by one at most and the short ones are filled up."""
     return pad_sequence(list(ids_T.tensor_split(streams)), batch_first=True, padding_value=filler)
-
-
-def define(
-    split: Split | PairSplit,
-    vocabulary: Vocabulary,
-    *,
-    scored: int,
-    words: int,
-    streams: int = 1,
-    windows: Windows | None = None,
-    cut: str | None = None,
-    precision: str = "float32",
-    how: str | None = None,
-) -> str:
-    """What a perplexity of this text means. `cut` says what is computed afresh if it is neither streams nor windows;
-    `how` is the rest of the last line, for other ways to score."""
-    if vocabulary.eos is None:
-        start = "the first token, which has nothing before it, is not scored"
-        line_ends, words_are = "line ends are no tokens", "words"
-    else:
-        start = "<eos> stands before the first token and no token is left out"
-        line_ends, words_are = "every line ends with the token <eos>, which is scored", "words and line ends"
-    if vocabulary.bpe:
-        words_are += f" in {scored:,} pieces, where a word's probability is the product over its pieces"
-    if windows is not None:
-        cut = windows.describe()
-    elif cut is None:
-        parts = "one stream" if streams == 1 else f"{streams} contiguous streams, each"
-        cut = f"{parts} from an empty state that is carried to its end"
-    unknown = "none in this text" if not split.unknown else f"{split.unknown:,} here, scored as the token <unk>"
-    return "\n".join(
-        [
-            "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
-            f"tokens: {scored:,} scored once each, of {split.tokens:,} in the {split.name} text",
-            f"context: {cut}; {start}",
-            f"unknown words: {unknown}; end of line: {line_ends}",
-            f"word perplexity: the same total over {words:,} {words_are}; "
-            f"bits per byte: over {split.bytes:,} bytes of UTF-8 text, unknown words included",
-            f"computed in {precision}; {how or invariance(windows)}",
-        ]
-    )
-
-
-def invariance(windows: Windows | None) -> str:
-    """What a figure does not depend on."""
-    cut = "the text is cut into windows" if windows is None else "windows are computed together"
-    return f"independent of how {cut}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from torch import Tensor
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.evaluation.perplexity import losses
-from reefknot.lab.evaluation.units import perplexity
+from reefknot.lab.runs.result import Counted, Protocol
+from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -100,24 +101,28 @@ def protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] 
 
 
 def score_by_protocol(
-    model: LanguageModel, splits: Mapping[str, Split], countings: Mapping[str, Counting], precision: str = "float32"
-) -> dict[str, Any]:
-    """The figures of each text and the definition that holds for them: what result.json keeps."""
+    name: str,
+    model: LanguageModel,
+    splits: Mapping[str, Split],
+    countings: Mapping[str, Counting],
+    precision: str = "float32",
+) -> Protocol:
+    """Return the figures of each text and the definition that holds for them."""
     if not model.encoder.carries:
         raise SettingsError(
             f"papers' programs that read a text through carry a state and {type(model.encoder).__name__} carries none; "
             'count by the protocol "definition"'
         )
-    figures: dict[str, Any] = {}
-    for name, counting in countings.items():
-        split = splits[name]
+    figures: dict[str, Counted] = {}
+    for split_name, counting in countings.items():
+        split = splits[split_name]
         x_BT, y_BT = counting.cut(split)
         nll_BT = losses(model, x_BT, y_BT, precision=precision)
         mean = counting.mean(nll_BT)
-        figures[name] = {"perplexity": perplexity(mean), "nll": mean, "tokens": nll_BT.size}
+        figures[split_name] = Counted(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
     lines = [
         "perplexity = exp(total negative log-likelihood / divisor), natural logarithm, temperature 1, per token",
-        *(counting.describe(splits[name]) for name, counting in countings.items()),
+        *(counting.describe(splits[split_name]) for split_name, counting in countings.items()),
         f"computed in {precision}, without dropout",
     ]
-    return {"definition": ".\n".join(lines), **figures}
+    return Protocol(name=name, definition=".\n".join(lines), **figures)

@@ -1,14 +1,6 @@
-"""RUN/evaluations/KIND.json: what a finished run gives when it is scored by dynamic evaluation, with a cache, by
-Monte-Carlo dropout, or in other windows (KIND is their name then, such as context-2560-stride-512), or what a
-translator gives with another search (such as beam-10-length-penalty-0.6). The plain figures are in result.json.
-
-    format, kind
-    settings                                 what was used, whether given, searched for or by default
-    search                                   what was tried on the validation text, if it was
-    valid, test                              perplexity, nll, tokens, definition of each, where it was scored; of a
-                                             translator also what its translations are worth
-    command, commit, dirty, source_sha256    of the command that wrote the file
-"""
+"""RUN/evaluations/NAME.json: a finished run scored by dynamic evaluation, with a cache or by Monte-Carlo dropout, in
+other windows (NAME is theirs, such as context-2560-stride-512), or a translator with another search (such as
+beam-10-length-penalty-0.6). The plain figures are in result.json. `runs/result.py` defines what the file holds."""
 
 from __future__ import annotations
 
@@ -17,12 +9,10 @@ from typing import Any
 
 from reefknot.lab.evaluation.grid import Grid
 from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.runs.changes import differences
 from reefknot.lab.runs.environment import capture
-from reefknot.lab.runs.folder import RunFolder, differences
-
-EVALUATION_FORMAT = 1
-SPLITS = ("valid", "test")
-"""The texts whose figures are kept."""
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import FORMAT, SPLITS, SavedEvaluation, Translated, Translations
 
 
 def save(
@@ -31,35 +21,49 @@ def save(
     settings: dict[str, Any],
     grid: Grid | None,
     scores: Mapping[str, Score],
-    figures: Mapping[str, dict[str, Any]] | None = None,
+    translated: Mapping[str, Translated] | None = None,
 ) -> str:
-    """Write the scores down, beside that of the other text where the same code has scored it with the same settings.
-    `figures` are more of each text.
+    """Save scores, next to the score of the other split if the same code has saved that with the same settings.
 
-    Returns a sentence: where they are, and what has become of figures that were there.
+    Returns a sentence: where they are saved, and what became of earlier figures.
     """
     environment = capture()
-    new: dict[str, Any] = {
-        "format": EVALUATION_FORMAT,
-        "kind": kind,
-        "settings": settings,
-        "search": grid.record() if grid else None,
-        **{split: _figures(score) | (figures or {}).get(split, {}) for split, score in scores.items()},
-        **{key: environment[key] for key in ("command", "commit", "dirty", "source_sha256")},
-    }
+    summaries = {split: score.summary() for split, score in scores.items()}
+    new = SavedEvaluation(
+        format=FORMAT,
+        kind=kind,
+        settings=settings,
+        search=grid.summary() if grid else None,
+        valid=summaries.get("valid"),
+        test=summaries.get("test"),
+        translation=Translations(**translated) if translated else None,
+        command=environment["command"],
+        commit=environment["commit"],
+        dirty=environment["dirty"],
+        source_sha256=environment["source_sha256"],
+    )
     told, old = "", run.evaluation(kind)
     if old is not None:
-        same = ("format", "settings", "source_sha256")
-        changed = differences(*({key: each.get(key) for key in same} for each in (old, new)))
-        kept = [split for split in SPLITS if split in old and split not in new]
+        kept = [split for split in SPLITS if old.score(split) and not new.score(split)]
+        changed = differences(_origin(old), _origin(new))
         if changed:
-            told = f", in place of another evaluation ({'; '.join(changed)})"
+            told = f", in place of another evaluation ({'; '.join(map(str, changed))})"
         elif kept:
-            new |= {split: old[split] for split in kept} | {"search": new["search"] or old.get("search")}
+            new = _joined(old, new, kept[0])
             told = f", beside the {kept[0]} figure that was there"
-    return f"saved to {run.write_evaluation(kind, new)}{told}"
+    return f"saved to {run.write_evaluation(new)}{told}"
 
 
-def _figures(score: Score) -> dict[str, Any]:
-    told = score.summary()
-    return {key: told[key] for key in ("perplexity", "nll", "tokens", "definition")}
+def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
+    """What must be the same for figures of two splits to stand in one file."""
+    return {"settings": evaluation.settings, "source_sha256": evaluation.source_sha256}
+
+
+def _joined(old: SavedEvaluation, new: SavedEvaluation, split: str) -> SavedEvaluation:
+    """The new evaluation with the figures of a split that only the old one has."""
+    translated = {name: found for name in SPLITS if (found := new.translated(name) or old.translated(name))}
+    return new.replace(
+        **{split: old.score(split)},
+        search=new.search or old.search,
+        translation=Translations(**translated) if translated else None,
+    )

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from reefknot.lab.evaluation.contexts import contexts, inside
 from reefknot.lab.evaluation.windows import Windows
+from reefknot.lab.runs.result import TailsOpened
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 if TYPE_CHECKING:
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
-
-
-@dataclass(frozen=True)
-class TailsOpened:
-    """The share of the tails that an exact search for the k best words opened, over the first tokens of a text."""
-
-    k: int
-    tokens: int
-    share: float
-
-    def __str__(self) -> str:
-        return f"the {self.k} best next words: {self.share:.1%} of the tails opened (first {self.tokens:,} tokens)"
 
 
 @torch.no_grad()
@@ -50,7 +38,6 @@ def tails_opened(
     spans = None if windows is None else windows.cut(y_T, vocabulary.eos)
     with evaluating(model):
         read = contexts(model, x_T, spans)
-        found = cast("AdaptiveSoftmax", output).search(
-            torch.cat([each.output for each in read]), min(k, output.vocab_size)
-        )
-    return TailsOpened(found.ids.shape[1], len(x_T), found.opened)
+        hidden_ND = torch.cat([each.output for each in read])
+        found = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
+    return TailsOpened(k=found.ids.shape[1], tokens=len(x_T), share=found.opened)

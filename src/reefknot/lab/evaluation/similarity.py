@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from reefknot.errors import CorpusNotFound, DataError, shortened
 from reefknot.lab.evaluation.spearman import spearman, spearman_interval
+from reefknot.lab.runs.result import Judgement
 from reefknot.storage.lines import read_plain
 from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
@@ -66,22 +67,6 @@ class Benchmark:
 
     name: str
     pairs: tuple[tuple[str, str, float], ...]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """How word vectors do on a benchmark: Spearman's rho and its 95 % interval, over `pairs` of the `of` pairs.
-
-    All three are None where rho is undefined: fewer than 3 pairs, or all scores or all cosines are equal. The interval
-    alone is None of fewer than 10 pairs, and where rho is 1 or -1.
-    """
-
-    name: str
-    rho: float | None
-    low: float | None
-    high: float | None
-    pairs: int
-    of: int
 
 
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
@@ -146,7 +131,7 @@ def judge(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, 
     cosines_N = pair_cosines(vectors.vectors_VD, ids_N2[:, 0], ids_N2[:, 1])
     rho = spearman(cosines_N, scores_N)
     low, high = spearman_interval(cosines_N, scores_N, resamples=resamples, seed=seed) or (None, None)
-    return Judgement(benchmark.name, rho, low, high, len(known), len(benchmark.pairs))
+    return Judgement(name=benchmark.name, rho=rho, low=low, high=high, pairs=len(known), of=len(benchmark.pairs))
 
 
 def pair_cosines(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> NDArray[np.float64]:

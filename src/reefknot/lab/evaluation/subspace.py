@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import ArgumentError
+from reefknot.lab.runs.result import Subspace
 
 Array = NDArray[np.floating[Any]]
 
@@ -44,11 +45,11 @@ def chance_distance(words: int, dim: int) -> float:
     return float(np.sqrt(max(1.0 - dim / words, 0.0)))
 
 
-def between_ends(input_VD: Array, output_VD: Array) -> dict[str, Any]:
-    """The distance between the ends of a model, with what it would be by chance: plain JSON for a result."""
+def between_ends(input_VD: Array, output_VD: Array) -> Subspace:
+    """The distance between the ends of a model, with what it would be by chance."""
     words, dim = input_VD.shape
     distance = subspace_distance(input_VD, output_VD)
-    return {"distance": distance, "chance": chance_distance(words, dim), "words": words, "dim": dim}
+    return Subspace(distance=distance, chance=chance_distance(words, dim), words=words, dim=dim)
 
 
 def _basis(table_VD: Array) -> Array:

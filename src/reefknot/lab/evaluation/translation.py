@@ -25,6 +25,7 @@ from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
 from reefknot.lab.evaluation.grid import Progress, unheard
 from reefknot.lab.evaluation.perplexity import autocast
+from reefknot.lab.runs.result import Example, Translated
 from reefknot.lab.text.pair_dataset import SIDES, Lines, PairDataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.nn.models.translator import PAD, Translator
@@ -184,8 +185,7 @@ def rerank(
 class Evaluated:
     """Translations of a text and what they are worth."""
 
-    figures: dict[str, Any]
-    """What result.json keeps."""
+    figures: Translated
     lines: list[str]
 
 
@@ -211,16 +211,13 @@ def evaluate_translations(
     how: dict[str, Any] = {"precision": precision, "say": say, "progress": tell}
     found = [best for best, *_ in translate(model, sources, dataset.words, search, **how)]
     lines = [each.text for each in found]
-    return Evaluated(
-        {
-            **metrics.figures(lines, references),
-            "pairs": len(lines),
-            "unfinished": sum(not each.finished for each in found),
-            "search": search.model_dump(),
-            "by_length": metrics.by_length(lines, references, pairs.source.lengths - 1),
-        },
-        lines,
+    figures = metrics.figures(lines, references).replace(
+        pairs=len(lines),
+        unfinished=sum(not each.finished for each in found),
+        search=search.model_dump(),
+        by_length=metrics.by_length(lines, references, pairs.source.lengths - 1),
     )
+    return Evaluated(figures, lines)
 
 
 def beginning(dataset: PairDataset, split: str, number: int | None) -> PairDataset:
@@ -260,7 +257,7 @@ def examples(
     search: SearchSettings,
     *,
     precision: str = "float32",
-) -> list[dict[str, Any]]:
+) -> list[Example]:
     """Pairs from all over a text with their translations, and where each token of those looked in the source."""
     pairs = dataset.splits[split]
     source, target = dataset.words.vocabularies
@@ -279,14 +276,14 @@ def examples(
             x_1T = torch.tensor([[end_of_line(target), *written[:-1]]], device=device)
             a_TS = model.attention(x_1T, model.read(source_1S))[0].float()
             found.append(
-                {
-                    "source": sources[index],
-                    "reference": references[index],
-                    "translation": " ".join(target.decode(best.ids)),
-                    "source_tokens": [source.words[each] for each in ids],
-                    "target_tokens": [target.words[each] for each in written],
-                    "attention": [[round(weight, 3) for weight in row] for row in a_TS.tolist()],
-                }
+                Example(
+                    source=sources[index],
+                    reference=references[index],
+                    translation=" ".join(target.decode(best.ids)),
+                    source_tokens=tuple(source.words[each] for each in ids),
+                    target_tokens=tuple(target.words[each] for each in written),
+                    attention=tuple(tuple(round(weight, 3) for weight in row) for row in a_TS.tolist()),
+                )
             )
     return found
 

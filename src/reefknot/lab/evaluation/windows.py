@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import SettingsError, shortened
-from reefknot.lab.evaluation.ways import LONGEST, WINDOWS
+from reefknot.lab.runs.modes import LONGEST, window_sizes
 from reefknot.nn.bounds import Ge, Le
 
 Ints = NDArray[np.int64]
@@ -67,10 +67,6 @@ class Windows:
         """The windows of a text of these targets, in which every token is scored once."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """What is computed afresh, in words."""
-        raise NotImplementedError
-
 
 class Sliding(Windows):
     """Windows that score the next `stride` tokens and read up to `context` tokens before them.
@@ -99,14 +95,6 @@ class Sliding(Windows):
         scored_W = np.arange(0, len(y_T), self.stride)
         return Spans(np.maximum(scored_W - self.context, 0), scored_W, np.minimum(scored_W + self.stride, len(y_T)))
 
-    def describe(self) -> str:
-        if not self.context:
-            return f"blocks of {self.stride:,} tokens, each computed afresh"
-        return (
-            f"windows of {self.context + self.stride:,} tokens of which the last {self.stride:,} are scored, each "
-            "computed afresh, the first ones with less before them"
-        )
-
 
 class Complete(Windows):
     """Blocks of as many whole lines as fit. A longer line has blocks of its own.
@@ -134,12 +122,6 @@ class Complete(Windows):
             begin = end
         return _between([*edges, len(y_T)] if edges[-1] < len(y_T) else edges)
 
-    def describe(self) -> str:
-        return (
-            f"blocks of whole lines of at most {self.length:,} tokens, each computed afresh; a longer line is alone, "
-            "cut into pieces"
-        )
-
 
 class Lines(Windows):
     """Every line by itself, with nothing but <eos> before it."""
@@ -151,17 +133,15 @@ class Lines(Windows):
     def cut(self, y_T: Tensor, eos: int | None) -> Spans:
         return _between([0, *_line_ends(y_T, eos).tolist()])
 
-    def describe(self) -> str:
-        return "single lines, each computed afresh"
-
 
 def named(name: str) -> Windows:
     """The windows of this name, as `Windows.name` gives it."""
-    found = WINDOWS.fullmatch(name)
-    if found is None:
+    sizes = window_sizes(name)
+    if sizes is None:
         raise SettingsError(f"no windows are called {shortened(name, 60)!r}: context-C-stride-S, complete-L or lines")
-    context, stride, length = (int(each) if each else 0 for each in found.groups())
-    return Sliding(context, stride) if stride else Complete(length) if length else Lines()
+    if sizes.stride:
+        return Sliding(sizes.context, sizes.stride)
+    return Complete(sizes.length) if sizes.length else Lines()
 
 
 def _line_ends(y_T: Tensor, eos: int | None) -> Ints:

@@ -1,1 +1,1 @@
-"""Models that other programs have trained, brought into run folders."""
+"""Import models that other programs have trained as run folders."""

@@ -1,9 +1,9 @@
-"""Adaptive-input language models that fairseq has trained (Baevski & Auli 2019), as run folders.
+"""Import adaptive-input language models that fairseq has trained (Baevski & Auli 2019) as run folders.
 
     reefknot import model.pt --dictionary dict.txt --out RUN
 
-The published ones are adaptive_lm_wiki103.v2 and adaptive_lm_gbw_huge. Ids stay fairseq's, because its bands are ranges
-of them; so every word keeps its vector.
+The published models are adaptive_lm_wiki103.v2 and adaptive_lm_gbw_huge. A word keeps its id in fairseq's dictionary,
+because the bands are ranges of ids.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.storage.progress import Say, silent
 
-Place = tuple[str, Sequence[Tensor]]
-"""The name of a tensor, and the parameters that its rows go to, one after the other."""
+Assignment = tuple[str, Sequence[Tensor]]
+"""The name of a tensor in the checkpoint, and the parameters of the model that its rows are copied to in order."""
 
 _UNUSED = {
     VERSION,
@@ -42,7 +42,7 @@ _UNUSED = {
     "decoder.embed_tokens._float_tensor",
     f"{HEAD}._float_tensor",
 }
-"""Marks of the program, and sines, which are computed."""
+"""Version marks, and sinusoidal positions, which are computed here."""
 
 
 def import_checkpoint(
@@ -54,22 +54,28 @@ def import_checkpoint(
     data: Path | None = None,
     say: Say = silent,
 ) -> RunFolder:
-    """Make a run folder of a checkpoint; with a corpus, one that can be evaluated on it.
+    """Create a run folder from a checkpoint of fairseq. Repeating an import changes nothing, or completes it.
 
-    The same command again changes nothing, or goes on where it was stopped.
+    Args:
+        checkpoint: the file model.pt.
+        dictionary: the file dict.txt that the model was trained with.
+        out: the run folder to create.
+        corpus: a text that the run can be evaluated on. Without it, the run has no text.
+        data: the folder of the corpora.
+        say: called with progress and a summary.
     """
-    found, vocabulary = read_checkpoint(checkpoint), read_dictionary(dictionary)
-    layout, options = Layout.of(found), Options.of(found)
+    source, vocabulary = read_checkpoint(checkpoint), read_dictionary(dictionary)
+    layout, options = Layout.from_checkpoint(source), Options.from_checkpoint(source)
     rows = sum(layout.words.sizes)
     if len(vocabulary) != rows:
         raise DataError(
-            f"{dictionary} has {len(vocabulary):,} words, the special ones included, but {checkpoint} has vectors for "
-            f"{rows:,}: it is the dictionary of another model"
+            f"{dictionary} has {len(vocabulary):,} words including special symbols, but {checkpoint} has {rows:,} "
+            "vectors; pass the dictionary that the model was trained with"
         )
     settings = layout.settings(options, corpus or CorpusSettings(name="none"), checkpoint)
     experiment = check_experiment(settings, str(checkpoint))
     model = build_model(experiment, vocabulary)
-    fill(model, found)
+    copy_weights(source, model)
     fingerprint = None
     if corpus is not None:
         fingerprint = open_dataset(corpus, experiment.vocabulary, data=data, say=say, words=vocabulary).fingerprint
@@ -96,39 +102,41 @@ def _sha256(path: Path) -> str:
 
 
 @torch.no_grad()
-def fill(model: LanguageModel, checkpoint: FairseqCheckpoint) -> None:
-    """Give the parameters of a model, which has the layout of the checkpoint, the numbers in it."""
-    filled: set[int] = set()
-    left = checkpoint.tensors.keys() - _UNUSED
-    for name, parameters in _places(model, checkpoint):
+def copy_weights(checkpoint: FairseqCheckpoint, model: LanguageModel) -> None:
+    """Copy the tensors of a checkpoint to the parameters of a model with the same layout."""
+    copied: set[int] = set()
+    remaining = checkpoint.tensors.keys() - _UNUSED
+    for name, parameters in _assignments(model, checkpoint):
         tensor = checkpoint.get(name)
         shape = (sum(map(len, parameters)), *parameters[0].shape[1:])
         if tensor.shape != shape:
-            raise DataError(f"{checkpoint.path}: the tensor {name} is {tuple(tensor.shape)}, where {shape} fits")
-        parts = torch.split(tensor, [len(each) for each in parameters])
+            raise DataError(f"{checkpoint.path}: the shape of the tensor {name} is {tuple(tensor.shape)}, not {shape}")
+        parts = torch.split(tensor, [len(parameter) for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
-            where = parameter.data_ptr()
-            if where in filled and not torch.equal(parameter, part.to(parameter.dtype)):
-                raise DataError(f"{checkpoint.path}: the ends share {name}, but it is not the same at both")
+            address = parameter.data_ptr()
+            if address in copied and not torch.equal(parameter, part.to(parameter.dtype)):
+                raise DataError(f"{checkpoint.path}: the ends share {name}, but its values differ between them")
             parameter.copy_(part)
-            filled.add(where)
-        left.discard(name)
-    if left:
-        names, more = ", ".join(sorted(left)[:3]), f" and {len(left) - 3} more" if len(left) > 3 else ""
-        raise DataError(f"{checkpoint.path}: another architecture: there is no place here for {names}{more}")
+            copied.add(address)
+        remaining.discard(name)
+    if remaining:
+        names, more = ", ".join(sorted(remaining)[:3]), f" and {len(remaining) - 3} more" if len(remaining) > 3 else ""
+        raise DataError(
+            f"{checkpoint.path}: unsupported architecture: the model here has no parameters for {names}{more}"
+        )
 
 
-def _places(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Place]:
-    """Where every tensor goes. What the ends share has two names, and comes twice."""
+def _assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
+    """Yield which tensor goes to which parameters. A parameter that the ends share has two names and comes twice."""
     source, output = cast(AdaptiveLookup, model.input), cast(AdaptiveSoftmax, model.output)
     encoder = cast(Transformer, model.encoder)
     for band, table in enumerate(source.tables()):
         yield f"{WORDS}.{band}.0.weight", [table.weight]
         yield f"{WORDS}.{band}.1.weight", [source.projections.bands[band]]
     for number, block in enumerate(encoder.blocks):
-        yield from _block_places(cast(Block, block), f"{LAYERS}.{number}", checkpoint)
+        yield from _block_assignments(cast(Block, block), f"{LAYERS}.{number}", checkpoint)
     if encoder.final_norm is not None:
-        yield from ((f"{LAST_NORM}.{name}", [each]) for name, each in encoder.final_norm.named_parameters())
+        yield from ((f"{LAST_NORM}.{name}", [parameter]) for name, parameter in encoder.final_norm.named_parameters())
     head, *tails = output.tables()
     clusters = cast(Tensor, output.clusters)
     if model.tied:
@@ -136,15 +144,16 @@ def _places(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Pla
         yield f"{HEAD}.class_proj.weight", [clusters]
     else:
         yield f"{HEAD}.weight", [head.weight, clusters]
-    own = output.projections is not source.projections
+    shared = output.projections is source.projections
     for number, table in enumerate(tails):
-        # A projection of its own is a layer that maps down; ours maps up, as that of the input does.
-        matrix = output.projections.bands[number].T if own else source.projections.bands[number + 1]
+        # A separate projection maps from the hidden state to the band in fairseq, but from the band to the hidden state
+        # here, as a projection of the input does.
+        matrix = source.projections.bands[number + 1] if shared else output.projections.bands[number].T
         yield f"{TAIL}.{number}.0.weight", [matrix]
         yield f"{TAIL}.{number}.2.weight", [table.weight]
 
 
-def _block_places(block: Block, name: str, checkpoint: FairseqCheckpoint) -> Iterator[Place]:
+def _block_assignments(block: Block, name: str, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
     layers = {
         "self_attn_layer_norm": block.attention_norm,
         "self_attn.out_proj": block.attention_out,
@@ -152,14 +161,16 @@ def _block_places(block: Block, name: str, checkpoint: FairseqCheckpoint) -> Ite
         "fc1": block.ffn_in,
         "fc2": block.ffn_out,
     }
-    for theirs, layer in layers.items():
-        yield from ((f"{name}.{theirs}.{kind}", [each]) for kind, each in layer.named_parameters())
-    for kind, each in block.attention_in.named_parameters():
-        joined = f"{name}.self_attn.in_proj_{kind}"  # queries, keys and values: one layer in older files, else three
+    for layer_name, layer in layers.items():
+        yield from ((f"{name}.{layer_name}.{kind}", [parameter]) for kind, parameter in layer.named_parameters())
+    for kind, parameter in block.attention_in.named_parameters():
+        joined = (
+            f"{name}.self_attn.in_proj_{kind}"  # older files have one layer for queries, keys and values, not three
+        )
         if joined in checkpoint.tensors:
-            yield joined, [each]
+            yield joined, [parameter]
         else:
             yield from (
                 (f"{name}.self_attn.{part}_proj.{kind}", [rows])
-                for part, rows in zip("qkv", each.chunk(3), strict=True)
+                for part, rows in zip("qkv", parameter.chunk(3), strict=True)
             )

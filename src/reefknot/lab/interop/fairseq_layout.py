@@ -1,7 +1,7 @@
-"""What a checkpoint of fairseq shows of its language model, and the experiment that describes the same model here.
+"""Derive the settings of an experiment from a fairseq checkpoint, so that both describe the same language model.
 
-The tensors show most: bands and widths, blocks, what is tied, a last norm. Heads, rates of dropout and the scale of the
-vectors are told by the options alone.
+Names and shapes of the tensors give most settings: bands and their dimensions, blocks, tying, the final norm. The
+number of heads, dropout rates and the scale of the input vectors come from the options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RATE = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 class Options(BaseModel):
-    """What only the options of a checkpoint tell. Those left out have the value that fairseq gives them."""
+    """Options of a checkpoint that its tensors do not show. The defaults are fairseq's."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -41,11 +41,11 @@ class Options(BaseModel):
     attention_dropout: float = _RATE
     activation_dropout: float = _RATE
     relu_dropout: float = _RATE
-    """What activation_dropout was called before."""
+    """The former name of activation_dropout."""
     adaptive_softmax_dropout: float = _RATE
     activation_fn: str = "relu"
     decoder_normalize_before: bool = True
-    """False: the norms stand after the residuals. The tensors are the same."""
+    """False: norms come after the residual connections. The tensors do not show this."""
     no_scale_embedding: bool = False
     no_token_positional_embeddings: bool = False
     add_bos_token: bool = False
@@ -53,52 +53,56 @@ class Options(BaseModel):
     sample_break_mode: str | None = None
 
     @classmethod
-    def of(cls, checkpoint: FairseqCheckpoint) -> Options:
-        """The options of a checkpoint, unless they are those of a model that we do not have."""
+    def from_checkpoint(cls, checkpoint: FairseqCheckpoint) -> Options:
+        """Return the options of a checkpoint. Unsupported architectures raise a DataError."""
         try:
-            found = cls.model_validate(checkpoint.arguments)
+            options = cls.model_validate(checkpoint.arguments)
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            name = ".".join(map(str, fault["loc"]))
-            raise DataError(f"{checkpoint.path}: its option {name} does not fit: {fault['msg']}") from None
-        needed = {
+            problem = error.errors(include_url=False)[0]
+            name = ".".join(map(str, problem["loc"]))
+            raise DataError(f"{checkpoint.path}: invalid option {name}: {problem['msg']}") from None
+        required = {
             "activation_fn": "relu",
             "decoder_normalize_before": True,
             "no_token_positional_embeddings": False,
             "add_bos_token": False,
         }
-        for name, value in needed.items():
-            if getattr(found, name) != value:
+        for name, value in required.items():
+            if getattr(options, name) != value:
                 raise DataError(
-                    f"{checkpoint.path}: another architecture: {name} = {getattr(found, name)}; only models with "
+                    f"{checkpoint.path}: unsupported architecture: {name} = {getattr(options, name)}; only models with "
                     f"{value} can be imported"
                 )
-        return found
+        return options
 
 
 @dataclass(frozen=True)
 class Bands:
-    """How many words the bands of a table have, and how wide their vectors are."""
+    """The number of words and the dimension of every band of a table."""
 
     sizes: tuple[int, ...]
-    widths: tuple[int, ...]
+    dims: tuple[int, ...]
 
     @classmethod
-    def of(cls, shapes: list[tuple[int, int]]) -> Bands:
+    def from_shapes(cls, shapes: list[tuple[int, int]]) -> Bands:
+        """Return the bands of a table from the shapes of their matrices."""
         return cls(*zip(*shapes, strict=True))
 
-    def settings(self, where: Path) -> dict[str, Any]:
-        """Those of a banded table: each band is narrower than the one before by one whole factor."""
-        dim, second = (*self.widths, self.widths[0])[:2]
+    def settings(self, path: Path) -> dict[str, Any]:
+        """Return the settings of a banded table. They need one integer factor from each dimension to the next."""
+        dim, second = (*self.dims, self.dims[0])[:2]
         factor = dim // max(second, 1)
-        if self.widths != tuple(dim // max(factor, 1) ** band for band in range(len(self.widths))):
-            raise DataError(f"{where}: bands of the widths {self.widths}: no whole factor leads from one to the next")
+        if self.dims != tuple(dim // max(factor, 1) ** band for band in range(len(self.dims))):
+            raise DataError(
+                f"{path}: unsupported architecture: the dimensions of the bands, {self.dims}, do not fall by one "
+                "integer factor"
+            )
         return {"kind": "banded", "dim": dim, "sizes": list(self.sizes[:-1]), "factor": factor}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the tensors show of a model."""
+    """The architecture of a model as its tensors show it."""
 
     dim: int
     layers: int
@@ -106,32 +110,35 @@ class Layout:
     final_norm: bool
     words: Bands
     classes: Bands | None
-    """Of the output's own table; None: it has that of the input."""
+    """The bands of the output's table, or None if the ends share a table."""
     tied_projections: bool
 
     @classmethod
-    def of(cls, checkpoint: FairseqCheckpoint) -> Layout:
-        """Read off names and shapes. A matrix that both ends use is in the file twice."""
-        tensors, where = checkpoint.tensors, checkpoint.path
+    def from_checkpoint(cls, checkpoint: FairseqCheckpoint) -> Layout:
+        """Read the layout from the names and shapes of the tensors. The file stores a shared matrix twice."""
+        tensors, path = checkpoint.tensors, checkpoint.path
         if f"{WORDS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
             raise DataError(
-                f"{where}: another architecture: only language models with adaptive input and adaptive softmax can be "
-                "imported (transformer_lm with --adaptive-input and --adaptive-softmax-cutoff)"
+                f"{path}: unsupported architecture: only language models with adaptive input and adaptive softmax can "
+                "be imported (transformer_lm with --adaptive-input and --adaptive-softmax-cutoff)"
             )
         if VERSION not in tensors:
-            raise DataError(f"{where}: from a fairseq of 2018, whose clusters took the place of words; use a later one")
+            raise DataError(
+                f"{path}: written by a fairseq of 2018, in which clusters replaced words of the head; use a checkpoint "
+                "of a later version"
+            )
         words = _shapes(checkpoint, f"{WORDS}.{{}}.0.weight")
         tails = _shapes(checkpoint, f"{TAIL}.{{}}.2.weight")
         tied = f"{HEAD}.word_proj.weight" in tensors
         heads = [] if tied else [_shape(checkpoint, f"{HEAD}.weight")]
-        classes = [*((rows - len(tails), width) for rows, width in heads), *tails]
+        classes = [*((rows - len(tails), dim) for rows, dim in heads), *tails]
         return cls(
             dim=_shape(checkpoint, f"{WORDS}.0.1.weight")[0],
             layers=len(_shapes(checkpoint, f"{LAYERS}.{{}}.fc1.weight")),
             ffn_dim=_shape(checkpoint, f"{LAYERS}.0.fc1.weight")[0],
             final_norm=f"{LAST_NORM}.weight" in tensors,
-            words=Bands.of(words),
-            classes=None if tied else Bands.of(classes),
+            words=Bands.from_shapes(words),
+            classes=None if tied else Bands.from_shapes(classes),
             tied_projections=tied
             and all(
                 _equal(tensors, f"{TAIL}.{number}.0.weight", f"{WORDS}.{number + 1}.1.weight")
@@ -139,13 +146,16 @@ class Layout:
             ),
         )
 
-    def settings(self, options: Options, corpus: CorpusSettings, where: Path) -> dict[str, Any]:
-        """The experiment. What it says of training is what evaluation reads of it, the length of a window."""
-        tables = {"words": self.words.settings(where)}
+    def settings(self, options: Options, corpus: CorpusSettings, path: Path) -> dict[str, Any]:
+        """Return the settings of the experiment; `path` stands for the checkpoint in messages.
+
+        The settings of training are placeholders, except for the window length `steps`, which evaluation uses.
+        """
+        tables = {"words": self.words.settings(path)}
         projections: dict[str, Any] = {"bands": {"kind": "bands", "table": "words", "dim": self.dim}}
         classifier, tails = "words", "bands"
         if self.classes:
-            classifier, tables["classes"] = "classes", self.classes.settings(where)
+            classifier, tables["classes"] = "classes", self.classes.settings(path)
         if not self.tied_projections:
             tails, projections["tails"] = (
                 "tails",
@@ -194,14 +204,14 @@ def _shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:
     match tuple(checkpoint.get(name).shape):
         case (rows, columns):
             return rows, columns
-    raise DataError(f"{checkpoint.path}: the tensor {name} is no matrix")
+    raise DataError(f"{checkpoint.path}: the tensor {name} is not a matrix")
 
 
 def _shapes(checkpoint: FairseqCheckpoint, name: str) -> list[tuple[int, int]]:
-    """Shapes of the matrices of that name, in which {} stands for a number from 0."""
+    """Return the shapes of the matrices whose name has the numbers from 0 on in place of {}."""
     end = next(number for number in count() if name.format(number) not in checkpoint.tensors)
     return [_shape(checkpoint, name.format(number)) for number in range(end)]
 
 
-def _equal(tensors: Mapping[str, Tensor], one: str, other: str) -> bool:
-    return one in tensors and other in tensors and torch.equal(tensors[one], tensors[other])
+def _equal(tensors: Mapping[str, Tensor], first: str, second: str) -> bool:
+    return first in tensors and second in tensors and torch.equal(tensors[first], tensors[second])

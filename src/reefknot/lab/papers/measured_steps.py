@@ -13,15 +13,18 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_figures import refuse_untraceable
-from reefknot.lab.reports.records import Record
 from reefknot.lab.reports.rows import Steps, TableRow
+from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.result import RunResult
+from reefknot.lab.runs.stored import parse
+from reefknot.lab.runs.upgrade import upgrade_changes
 from reefknot.storage.files import read_json
 
-Circumstances = tuple[str, frozenset[str]]
-"""A device, and the settings that were not the recipe's, as records tell them."""
+Circumstances = tuple[str, frozenset[Change]]
+"""A device, and the settings that were not the recipe's."""
 Measured = Mapping[tuple[str, str, Circumstances], Steps]
-_LENGTH = ("training.epochs:", "training.updates:")
-"""No setting of a step."""
+_LENGTH = ("training.epochs", "training.updates")
+"""Settings that do not change a step."""
 
 
 def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> list[TableRow]:
@@ -43,12 +46,12 @@ def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> lis
     return found
 
 
-def _circumstances(record: Record) -> Circumstances:
+def _circumstances(record: RunResult) -> Circumstances:
     return record.training.device, _of_a_step(record.changed)
 
 
-def _of_a_step(changed: Iterable[str]) -> frozenset[str]:
-    return frozenset(text for text in changed if not text.startswith(_LENGTH))
+def _of_a_step(changed: Iterable[Change]) -> frozenset[Change]:
+    return frozenset(change for change in changed if change.key not in _LENGTH)
 
 
 def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
@@ -69,7 +72,8 @@ def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
             seconds.setdefault(row["row"], []).append(row["epoch_seconds"])
         for name, (plain, *others) in seconds.items():
             if plain and (measured := [each for each in others if each]):
-                circumstances = record["machine"]["device"], _of_a_step((changed or {}).get(name, ()))
+                changes = [parse(Change, each, path) for each in upgrade_changes((changed or {}).get(name, ()))]
+                circumstances = record["machine"]["device"], _of_a_step(changes)
                 ours, key = min(measured), (record["recipe"], name, circumstances)
                 steps = Steps(ours, plain / ours)
                 found[key] = min(steps, found.get(key, steps), key=lambda each: each.times_plain)

@@ -19,17 +19,19 @@ from statistics import fmean
 from typing import Any
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.ways import in_words
 from reefknot.lab.papers.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.recipes.file import RecipeFile
 from reefknot.lab.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
-from reefknot.lab.reports.records import Evaluation, Record
 from reefknot.lab.reports.results import Result, collect
 from reefknot.lab.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
 from reefknot.lab.reports.table import from_recipe, to_markdown
+from reefknot.lab.runs.definition import context
 from reefknot.lab.runs.folder import folder_name
+from reefknot.lab.runs.modes import in_words
+from reefknot.lab.runs.result import RunResult, SavedEvaluation
+from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 from reefknot.storage.files import write_text
 
 
@@ -229,7 +231,7 @@ def _refuse_untraceable(result: Result) -> None:
         _refuse_unsigned(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
 
 
-def _refuse_unsigned(made: Record | Evaluation, path: Path, wanted: Sequence[str]) -> None:
+def _refuse_unsigned(made: RunResult | SavedEvaluation, path: Path, wanted: Sequence[str]) -> None:
     """What does not say which code and command made it."""
     missing = [key for key in wanted if not getattr(made, key)]
     if missing:
@@ -280,13 +282,14 @@ def _place(figure: Shown | None) -> str:
 
 def _figures(row: TableRow) -> tuple[str, str]:
     """Ours and the paper's: BLEU of a translator, rho where vectors are judged, perplexity of any other."""
-    if row.bleu("test") or "bleu_test" in row.paper:
+    bleu = row.figure(BLEU, "test")
+    if bleu or "bleu_test" in row.paper:
         papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
-        return f"BLEU {points(row.bleu('test'))}" if row.bleu("test") else row.state, papers
+        return f"BLEU {points(bleu)}" if bleu else row.state, papers
     if row.paper_similarity or judged_by_similarity([row]):
         ours, theirs = mean_rho(row), papers_mean_rho(row)
         return f"rho {ours}" if ours else row.state, f"rho {theirs}" * bool(theirs)
-    ours = (spread(row.perplexity("test")) or row.state) + (" per word" if row.per_word else "")
+    ours = (spread(row.figure(PERPLEXITY, "test")) or row.state) + (" per word" if row.per_word else "")
     return ours, number(row.paper["test"]) if "test" in row.paper else ""
 
 
@@ -305,11 +308,11 @@ def _timed(table: RecipeTable) -> bool:
     return judged_by_time(table.rows) and any(row.steps for row in table.rows)
 
 
-def _records(table: RecipeTable) -> list[Record]:
+def _records(table: RecipeTable) -> list[RunResult]:
     return [record for row in table.rows for record in row.records]
 
 
-def _origin(table: RecipeTable, records: Sequence[Record]) -> str:
+def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     """Machine, code and commands: what somebody needs to get the same figures."""
     results = [result for row in table.rows for result in row.results]
     environments = [result.environment for result in results]
@@ -329,14 +332,14 @@ def _origin(table: RecipeTable, records: Sequence[Record]) -> str:
     }
     told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
-    scored = [line for record in records if record.test for line in record.test.definition.splitlines()]
-    context = next((line for line in scored if line.startswith("context: ")), "")
+    scored = [record.test for record in records if record.test]
+    how = next(filter(None, map(context, scored)), "")
     ways = dict.fromkeys((row.by, each.command) for row in table.rows if row.by for each in row.evaluations)
     evaluated = "".join(f", and `{scoring}` scores them by {in_words(by)}" for by, scoring in ways if scoring)
     counted = dict.fromkeys(
         each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
     )
-    context += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
+    how += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
     by_updates = any(result.by_updates for result in results)
     moment, pace = (
         ("update", "tokens/s is") if by_updates else ("epoch", "s/epoch is that of the fastest run's median epoch,")
@@ -345,7 +348,7 @@ def _origin(table: RecipeTable, records: Sequence[Record]) -> str:
     weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
     return (
         f"{'; '.join(told)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
-        f"over seeds; {pace} training alone, whatever else ran on the device{f'; {context}' * bool(context)}.\n\n"
+        f"over seeds; {pace} training alone, whatever else ran on the device{f'; {how}' * bool(how)}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
 

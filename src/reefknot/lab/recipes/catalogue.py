@@ -13,6 +13,10 @@ from reefknot.errors import SettingsError
 FOLDER = Path(__file__).parent
 
 
+class RecipeNotFound(SettingsError):
+    """The name is neither that of a shipped recipe nor a file."""
+
+
 def shipped() -> dict[str, str]:
     """Name and title of every shipped recipe."""
     paths = sorted(FOLDER.rglob("*.toml"))
@@ -37,7 +41,7 @@ def find_recipe(name: str) -> tuple[Path, str]:
         )
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"shipped are: {', '.join(sorted(known))}"
-    raise SettingsError(f"no recipe {name[:200]!r}: neither a shipped one nor a file; {hint}")
+    raise RecipeNotFound(f"no recipe {name[:200]!r}: neither a shipped one nor a file; {hint}")
 
 
 def _name(path: Path) -> str:

@@ -36,9 +36,9 @@ from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
 from reefknot.lab.evaluation.similarity import BENCHMARKS
-from reefknot.lab.evaluation.ways import known
 from reefknot.lab.recipes.catalogue import find_recipe
 from reefknot.lab.runs.folder import folder_name
+from reefknot.lab.runs.modes import known
 from reefknot.lab.text.corpus import SPLITS
 
 if TYPE_CHECKING:

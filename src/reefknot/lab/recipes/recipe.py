@@ -27,7 +27,7 @@ from reefknot.lab.config.settings import Mistake, complaint, not_too_deep
 from reefknot.lab.recipes.catalogue import find_recipe
 from reefknot.lab.recipes.file import RecipeFile, read_file, setting
 from reefknot.lab.recipes.file import Row as Row
-from reefknot.lab.runs.folder import differences
+from reefknot.lab.runs.changes import Change, differences
 from reefknot.lab.tasks import build_model, load_task, validate_experiment
 from reefknot.lab.tasks.contract import Experiment
 
@@ -35,7 +35,7 @@ MODEL = ("corpus", "vocabulary", "tables", "projections", "source", "input", "en
 """Sections of an experiment that decide how many parameters there are."""
 ROWS_LISTED = 6
 """Rows that a sentence names; of more, it says where they are listed."""
-WITHOUT_EFFECT = ("training.seed:", "training.log_every:", "training.save_every:", "training.keep:")
+WITHOUT_EFFECT = ("training.seed", "training.log_every", "training.save_every", "training.keep")
 """Settings that make no experiment another one."""
 
 
@@ -53,7 +53,7 @@ class Recipe:
     experiments: Mapping[str, Experiment]
     """One per row that can be trained."""
     overrides: tuple[str, ...]
-    changed: Mapping[str, list[str]]
+    changed: Mapping[str, list[Change]]
     """What the overrides changed in each row, but for settings without effect on its figures."""
 
     def build(self, row: Row, words: Any) -> Any:
@@ -101,7 +101,7 @@ def load_recipe(
         rows = _fitting(parsed.rows, row, name, trained=alone)
         rows = rows if alone else _with_needed(parsed, rows, changes)
     experiments: dict[str, Experiment] = {}
-    changed: dict[str, list[str]] = {}
+    changed: dict[str, list[Change]] = {}
     mistakes: list[Mistake] = []
     for number, each in enumerate(rows):
         if not each.trained:
@@ -116,7 +116,7 @@ def load_recipe(
                 continue
             experiments[each.name] = found
             changed[each.name] = _changes(plain, wanted, found) if changes else []
-        if any(text.startswith(MODEL) for text in changed[each.name]):
+        if any(change.section in MODEL for change in changed[each.name]):
             # The paper's number may not hold any more.
             rows[number] = each.model_copy(update={"parameters": None})
     if mistakes:
@@ -163,14 +163,14 @@ def _misfits(one: Experiment, other: Experiment) -> list[str]:
     return sorted([*odd, *(first.keys() ^ second.keys())])
 
 
-def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[str]:
+def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[Change]:
     """What overrides have changed: of the experiment, or, where there is none without them, of what the recipe says."""
     before = validate_experiment(plain, "")
     if not isinstance(before, list):
         found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     else:
         found = differences(_as_json(plain), _as_json(wanted))
-    return [text for text in found if not text.startswith(WITHOUT_EFFECT)]
+    return [change for change in found if change.key not in WITHOUT_EFFECT]
 
 
 def _as_json(raw: Any) -> Any:

@@ -8,9 +8,9 @@ from statistics import fmean
 from reefknot.lab.evaluation.similarity import PRESS
 from reefknot.lab.reports.results import Spread
 from reefknot.lab.reports.rows import TableRow
-from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, Metric
 
-BLEU = {"valid": "valid BLEU", "test": "test BLEU"}
+BLEU_TITLES = {"valid": "valid BLEU", "test": "test BLEU"}
 """Groups of columns of translations, and the titles of ours in them, by split."""
 AS_PAPER = "as paper counts"
 ALONE, TIMES_PLAIN = "s/epoch alone", "x plain torch"
@@ -44,6 +44,11 @@ def points(value: Spread | None) -> str:
 def papers_points(value: float) -> str:
     """A paper's BLEU, with one digit where it has no more."""
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
+
+
+def shown(metric: Metric, value: Spread | None) -> str:
+    """A figure to the digits that papers print, or by which systems differ."""
+    return spread(value) if metric == PERPLEXITY else points(value)
 
 
 def _paper_bleu(split: str) -> Callable[[TableRow], str]:
@@ -83,9 +88,9 @@ def papers_mean_rho(row: TableRow) -> str:
 
 def _valid(row: TableRow) -> str:
     if row.state != "unfinished":
-        return spread(row.perplexity("valid"))
+        return spread(row.figure(PERPLEXITY, "valid"))
     last = Spread.of(metric.perplexity for result in row.results if (metric := result.last("valid")))
-    per = " per piece" if any(map(cuts_words, row.results)) else ""
+    per = " per piece" if any(result.cuts_words for result in row.results) else ""
     return f"so far {number(last.mean)}{per}" if last else ""
 
 
@@ -146,21 +151,21 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("size", "parameters", lambda row: f"{row.size:,}" if row.size else ""),
     ("pace", "s/epoch", lambda row: _duration(row.pace) if row.pace else ""),
     ("pace", "paper", lambda row: f"{row.paper['seconds']:g}" if "seconds" in row.paper else ""),
-    (BLEU["valid"], BLEU["valid"], lambda row: points(row.bleu("valid"))),
-    (BLEU["valid"], "paper", _paper_bleu("valid")),
-    (BLEU["valid"], "diff", _points_apart("valid")),
-    (BLEU["test"], BLEU["test"], lambda row: points(row.bleu("test"))),
-    (BLEU["test"], "paper", _paper_bleu("test")),
-    (BLEU["test"], "diff", _points_apart("test")),
-    (BLEU["test"], "chrF", lambda row: points(row.chrf("test"))),
-    ("training", "train", lambda row: spread(row.perplexity("train"))),
+    (BLEU_TITLES["valid"], BLEU_TITLES["valid"], lambda row: points(row.figure(BLEU, "valid"))),
+    (BLEU_TITLES["valid"], "paper", _paper_bleu("valid")),
+    (BLEU_TITLES["valid"], "diff", _points_apart("valid")),
+    (BLEU_TITLES["test"], BLEU_TITLES["test"], lambda row: points(row.figure(BLEU, "test"))),
+    (BLEU_TITLES["test"], "paper", _paper_bleu("test")),
+    (BLEU_TITLES["test"], "diff", _points_apart("test")),
+    (BLEU_TITLES["test"], "chrF", lambda row: points(row.figure(CHRF, "test"))),
+    ("training", "train", lambda row: spread(row.figure(PERPLEXITY, "train"))),
     ("training", "paper", _paper("train")),
     ("training", "diff", _difference("train")),
     ("validation", "valid", _valid),
     ("validation", AS_PAPER, lambda row: spread(row.by_protocol("valid"))),
     ("validation", "paper", _paper("valid")),
     ("validation", "diff", _difference("valid")),
-    ("test", "test", lambda row: spread(row.perplexity("test"))),
+    ("test", "test", lambda row: spread(row.figure(PERPLEXITY, "test"))),
     ("test", AS_PAPER, lambda row: spread(row.by_protocol("test"))),
     ("test", "paper", _paper("test")),
     ("test", "diff", _difference("test")),

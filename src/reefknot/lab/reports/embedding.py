@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from reefknot.lab.reports.drawing import Plot, style_of, svg
-from reefknot.lab.reports.records import Embedding, Judgement, Neighbors, Record
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import TableRow
-from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.runs.result import Embedding, Judgement, NearestWords, Neighbors, RunResult
+from reefknot.lab.runs.stored import Stored
 from reefknot.lab.text.bpe import readable
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ _TRANSLATOR = {
 
 
 @dataclass(frozen=True)
-class Near:
+class Neighbor:
     """A neighbour at one end; `only` if it is none at the other."""
 
     word: str
@@ -71,7 +71,7 @@ class Learned:
     judged_ends: tuple[str, ...]
     judged: tuple[Judged, ...]
     near_ends: tuple[str, ...]
-    near: tuple[tuple[str, tuple[tuple[Near, ...], ...]], ...]
+    near: tuple[tuple[str, tuple[tuple[Neighbor, ...], ...]], ...]
     """A word, and its neighbours at each end."""
 
 
@@ -80,7 +80,7 @@ def learned(rows: Sequence[TableRow]) -> list[Learned]:
     found = []
     for n, row in enumerate(rows):
         if (shown := shown_of(row)) and shown.record:
-            show = readable if cuts_words(shown) else str
+            show = readable if shown.cuts_words else str
             found.append(_learned(f"ends-{n}", row.name, shown.record, show))
     return found
 
@@ -90,26 +90,21 @@ def shown_of(row: TableRow) -> Result | None:
     return next((result for result in row.results if result.record and _has_any(result.record)), None)
 
 
-def _has_any(record: Record) -> bool:
+def _has_any(record: RunResult) -> bool:
     near = record.neighbors
-    return bool(near.input or near.labels or record.similarity or record.embedding.words)
+    return bool(near.input or near.output or record.similarity or record.embedding.words)
 
 
-def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Any]]) -> TableRow:
+def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Stored]]) -> TableRow:
     """A row that shows neighbours and a picture of other words than its record has: `look` gives both for a run."""
     shown = shown_of(row)
     if shown is None or shown.record is None:
         return row
-    found = look(shown)
-    looked = {
-        "neighbors": Neighbors.model_validate(found["neighbors"]),
-        "embedding": Embedding.model_validate(found["embedding"]),
-    }
-    other = replace(shown, record=shown.record.model_copy(update=looked))
+    other = replace(shown, record=shown.record.replace(**look(shown)))
     return replace(row, results=tuple(other if result is shown else result for result in row.results))
 
 
-def _learned(name: str, row: str, record: Record, show: Callable[[str], str]) -> Learned:
+def _learned(name: str, row: str, record: RunResult, show: Callable[[str], str]) -> Learned:
     """`show` gives a token as people read it."""
     near = _ends(record.neighbors)
     words = tuple(map(show, record.embedding.words))
@@ -119,7 +114,7 @@ def _learned(name: str, row: str, record: Record, show: Callable[[str], str]) ->
         row,
         record.seed,
         _TRANSLATOR.get(record.tied or "", "one table for both ends" if tied else "two tables"),
-        tuple(_pictures(name, record.embedding.model_copy(update={"words": words}))),
+        tuple(_pictures(name, record.embedding.replace(words=words))),
         tuple(_ENDS.get(end, end) for end in judged),
         tuple(_judged(judged)),
         tuple(near),
@@ -127,22 +122,22 @@ def _learned(name: str, row: str, record: Record, show: Callable[[str], str]) ->
     )
 
 
-def _ends(near: Neighbors) -> dict[str, dict[str, tuple[tuple[str, float], ...]]]:
+def _ends(near: Neighbors) -> dict[str, NearestWords]:
     """Neighbours by end; one end where both give the same."""
-    if near.tied and near.input == near.labels:
+    if near.tied and near.input == near.output:
         return {_ENDS["tied"]: near.input}
-    ends = {_ENDS["input"]: near.input, _ENDS["output"]: near.labels}
+    ends = {_ENDS["input"]: near.input, _ENDS["output"]: near.output}
     return {end: words for end, words in ends.items() if words}
 
 
 def _side_by_side(
-    ends: dict[str, dict[str, tuple[tuple[str, float], ...]]], show: Callable[[str], str]
-) -> list[tuple[str, tuple[tuple[Near, ...], ...]]]:
+    ends: dict[str, NearestWords], show: Callable[[str], str]
+) -> list[tuple[str, tuple[tuple[Neighbor, ...], ...]]]:
     found = []
     for word in dict.fromkeys(word for end in ends.values() for word in end):
         lists = [end.get(word, ()) for end in ends.values()]
         shared = set.intersection(*({other for other, _ in each} for each in lists))
-        marked = (tuple(Near(show(other), cosine, other not in shared) for other, cosine in each) for each in lists)
+        marked = (tuple(Neighbor(show(other), cosine, other not in shared) for other, cosine in each) for each in lists)
         found.append((show(word), tuple(marked)))
     return found
 

@@ -16,10 +16,11 @@ from reefknot.lab.evaluation.similarity import PRESS
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import number
 from reefknot.lab.reports.reading import read
-from reefknot.lab.reports.records import Evaluation, Record, Score
 from reefknot.lab.reports.results import Result, differing, flatten
 from reefknot.lab.reports.rows import TableRow, join, judged_by_time, mark
 from reefknot.lab.reports.table import build
+from reefknot.lab.runs.result import RunResult, SavedEvaluation
+from reefknot.lab.runs.scores import TextScore
 from reefknot.storage.files import write_text
 
 _HEADINGS = {
@@ -155,21 +156,21 @@ def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, 
     return [(name, value) for name, value in facts if value]
 
 
-def _corpus(record: Record) -> str:
+def _corpus(record: RunResult) -> str:
     mark = record.corpus.fingerprint[:12]
     return f"{record.corpus.name} ({mark})" if mark else record.corpus.name
 
 
-def _code(record: Record) -> str:
+def _code(record: RunResult) -> str:
     return (record.commit or "")[:12] + (" with uncommitted changes" if record.dirty else "")
 
 
-def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Score]]:
+def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
     """Row, seed and score of each finished run, and of each evaluation of one; of the validation text where the test
     is withheld."""
     found = []
     for row in rows:
-        made: list[tuple[int, Record | Evaluation]] = [(each.seed, each) for each in row.records]
+        made: list[tuple[int, RunResult | SavedEvaluation]] = [(each.seed, each) for each in row.records]
         made += zip((result.seed for result in row.models), row.evaluations, strict=True)
         found += [(row.name, seed, score) for seed, each in made if (score := each.test or each.valid)]
     return found
@@ -181,7 +182,7 @@ def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
     papers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         scores = row.scores("test") or row.scores("valid")
-        for text in _unique(score.definition for score in scores if score.definition):
+        for text in _unique(score.definition for score in scores):
             ours.setdefault(text, []).append(row.name)
         for protocol in _unique((each.name, each.definition) for record in row.records if (each := record.protocol)):
             papers.setdefault(protocol, []).append(row.name)

@@ -14,12 +14,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from reefknot.lab.evaluation.units import perplexity
 from reefknot.lab.reports.drawing import POINT, Plot, left_out, legend, style_of, svg
-from reefknot.lab.reports.records import Band, Metric
 from reefknot.lab.reports.results import Result, flatten
-from reefknot.lab.reports.rows import TableRow, comparable, judged_by_bleu, rivals
-from reefknot.lab.reports.scoring import cuts_words, pieces_in_validation
+from reefknot.lab.reports.rows import TableRow, comparable, judged_by, rivals
+from reefknot.lab.runs.result import Band, MetricsLine
+from reefknot.lab.runs.scores import BLEU
+from reefknot.lab.runs.units import perplexity
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
@@ -131,15 +131,15 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
 def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     """Parameters against test perplexity, or BLEU where that is what rows are judged by, when there are two rows to
     compare."""
-    by_bleu = judged_by_bleu(rows)
-    measure, better, other = (
-        (TableRow.bleu, "higher", "their text or their way of counting is another")
-        if by_bleu
-        else (TableRow.perplexity, "lower", "they were scored in another way or on another text")
-    )
-    what = "test BLEU" if by_bleu else "test perplexity"
-    scored = [row for row in rows if measure(row, "test") and row.size]
-    drawn = max(rivals(scored, "test"), key=len, default=[]) if by_bleu else comparable(scored)
+    metric = judged_by(rows)
+    what = f"test {metric.name}"
+    scored = [row for row in rows if row.figure(metric, "test") and row.size]
+    if metric == BLEU:
+        drawn = max(rivals(scored, "test"), key=len, default=[])
+        other = "their text or their way of counting is another"
+    else:
+        drawn = comparable(scored)
+        other = "they were scored in another way or on another text"
     if len(drawn) < 2:
         return []
     unit, units = (1e6, "millions") if max(row.size or 0 for row in drawn) >= 2e6 else (1e3, "thousands")
@@ -147,7 +147,7 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for row in drawn:
-            score = measure(row, "test")
+            score = row.figure(metric, "test")
             assert score is not None
             style = style_of(rows.index(row)) | POINT
             axes.errorbar((row.size or 0) / unit, score.mean, yerr=score.sd, **style)
@@ -156,7 +156,7 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
         axes.set(xlabel=f"parameters, {units}", ylabel=what)
         legend(figure, rows, drawn, points=True)
 
-    caption = f"Parameters against {what}; {better} and further left is better."
+    caption = f"Parameters against {what}; {metric.better} and further left is better."
     caption += left_out([row for row in scored if row not in drawn], other)
     return [Plot(svg("sizes", 2.8, drawn, draw, caption), caption)]
 
@@ -211,14 +211,14 @@ def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
     if kind == "train" and by == "update":
         return [(metric.step, perplexity(metric.nll)) for metric in metrics]
     if kind == "train":
-        epochs: dict[float, list[Metric]] = {}
+        epochs: dict[float, list[MetricsLine]] = {}
         for metric in metrics:
             epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
         means = {n: fmean([m.nll for m in of], weights=[m.tokens for m in of]) for n, of in epochs.items()}
         return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
     # A step lies in the epoch it names, so the largest ratio is the length of an epoch (exact at its end).
     length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
-    pieces = pieces_in_validation(result)
+    pieces = result.pieces_in_validation
     if not length or pieces is None:
         return []
     unit = 1.0 if by == "update" else length
@@ -235,7 +235,7 @@ def _named_by_loss(row: TableRow) -> TableRow:
     if not row.results:
         return row
     remarks = ["sampled loss"] if flatten(row.results[0].settings).get("output.kind") == "sampled" else []
-    remarks += ["per piece"] if cuts_words(row.results[0]) else []
+    remarks += ["per piece"] if row.results[0].cuts_words else []
     return replace(row, name=f"{row.name} ({', '.join(remarks)})") if remarks else row
 
 

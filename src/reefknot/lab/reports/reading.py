@@ -9,33 +9,33 @@ from typing import Any
 
 from scipy import stats
 
-from reefknot.lab.evaluation.ways import in_words
-from reefknot.lab.reports.cells import number, papers_points, percent, points, signed, spread
+from reefknot.lab.reports.cells import number, papers_points, percent, points, shown, signed
 from reefknot.lab.reports.results import Spread, differing, distinguishing
 from reefknot.lab.reports.rows import (
     TableRow,
-    contenders,
+    competing,
     families,
-    judged_by_bleu,
+    judged_by,
     judged_by_time,
-    rivals,
     times_first,
 )
 from reefknot.lab.reports.table import deciding
+from reefknot.lab.runs.modes import in_words
+from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric
 
 
 def read(rows: Sequence[TableRow]) -> list[str]:
     """Sentences for people, in the order of interest; empty when nothing has been run."""
     split = deciding(rows)
-    done = [row for row in rows if row.perplexity(split)]
+    done = [row for row in rows if row.figure(PERPLEXITY, split)]
     fair = families(done)
     odd: list[str] = []
     if judged_by_time(rows):
         figures = _pace(rows)
-    elif judged_by_bleu(rows):
-        figures = [*_highest(rows, split), *_ties(done, split), *_papers_bleu(done)]
+    elif judged_by(rows) == BLEU:
+        figures = [*_best(rows, split), *_ties(done, split), *_papers_bleu(done)]
     else:
-        figures = [*_lowest(rows, split), *_sharing(done), *_paper(done, fair)]
+        figures = [*_best(rows, split), *_sharing(done), *_paper(done, fair)]
         odd = [row.name for row in done if not any(row in family for family in fair)]
     sentences = [*figures, *_sizes(done), *_seeds(done)]
     for names, text in (
@@ -64,53 +64,34 @@ def _pace(rows: Sequence[TableRow]) -> list[str]:
     return [f"Against {first}, an epoch takes {', '.join(others)}." for first, *others in told.values() if others]
 
 
-def _lowest(rows: Sequence[TableRow], split: str) -> list[str]:
-    """The best and the worst of each text and way of scoring."""
-    ranked = [[row for row in family if row.perplexity(split)] for family in contenders(rows)]
-    several = len({row.text for family in ranked for row in family}) > 1
-    return [_extremes(family, split, several) for family in ranked if family]
+def _best(rows: Sequence[TableRow], split: str) -> list[str]:
+    """The best and the worst row of each text and way of scoring."""
+    metric = judged_by(rows)
+    families = [[row for row in family if row.figure(metric, split)] for family in competing(rows, split)]
+    several = len({row.text for family in families for row in family}) > 1
+    return [_extremes(family, metric, split, several) for family in families if family]
 
 
-def _extremes(done: Sequence[TableRow], split: str, name_text: bool) -> str:
-    what = "validation perplexity" if split == "valid" else "test perplexity"
+def _extremes(done: Sequence[TableRow], metric: Metric, split: str, name_text: bool) -> str:
+    what = f"{'validation' if split == 'valid' else 'test'} {metric.name}"
     what += f" on {done[0].text}" if name_text else ""
     what += f" by {in_words(done[0].manner)}" if done[0].manner else ""
-    ordered = sorted(done, key=lambda row: _mean(row.perplexity(split)))
+    ordered = sorted(done, key=lambda row: metric.sign * _mean(row.figure(metric, split)))
     best, worst = ordered[0], ordered[-1]
-    figure = spread(best.perplexity(split))
+    figure = shown(metric, best.figure(metric, split))
     size = f" with {best.size:,} parameters" if best.size else ""
     if len(done) == 1:
         return f"{best.name} reaches a {what} of {figure}{size}."
+    first, last = ("lowest", "highest") if metric.better == "lower" else ("highest", "lowest")
     return (
-        f"{best.name} has the lowest {what}, {figure}{size}; "
-        f"{worst.name} has the highest, {spread(worst.perplexity(split))}."
+        f"{best.name} has the {first} {what}, {figure}{size}; "
+        f"{worst.name} has the {last}, {shown(metric, worst.figure(metric, split))}."
     )
 
 
 def _mean(figure: Spread | None) -> float:
     assert figure is not None
     return figure.mean
-
-
-def _highest(rows: Sequence[TableRow], split: str) -> list[str]:
-    """The best and the worst translator of each text and way of counting."""
-    what = "validation BLEU" if split == "valid" else "test BLEU"
-    found = rivals(rows, split)
-    sentences = []
-    for family in found:
-        place = f" on {family[0].text}" if len({row.text for each in found for row in each}) > 1 else ""
-        ordered = sorted(family, key=lambda row: _mean(row.bleu(split)))
-        best, worst = ordered[-1], ordered[0]
-        size = f" with {best.size:,} parameters" if best.size else ""
-        figure = points(best.bleu(split))
-        if len(family) == 1:
-            sentences.append(f"{best.name} reaches a {what}{place} of {figure}{size}.")
-        else:
-            sentences.append(
-                f"{best.name} has the highest {what}{place}, {figure}{size}; "
-                f"{worst.name} has the lowest, {points(worst.bleu(split))}."
-            )
-    return sentences
 
 
 def _ties(done: Sequence[TableRow], split: str) -> list[str]:
@@ -122,9 +103,10 @@ def _ties(done: Sequence[TableRow], split: str) -> list[str]:
         for row in done:
             saved = apart.size - (row.size or apart.size)
             if _spare(apart, row) and saved > 0:
+                gap = _apart(row.figure(BLEU, split), apart.figure(BLEU, split))
                 sentences.append(
                     f"Sharing tables saves {saved:,} parameters ({100 * saved / apart.size:.0f} %) in {row.name}, "
-                    f"which differs from {apart.name} in nothing else{_apart(row.bleu(split), apart.bleu(split))}."
+                    f"which differs from {apart.name} in nothing else{gap}."
                 )
     return sentences
 
@@ -150,7 +132,7 @@ def _papers_bleu(done: Sequence[TableRow]) -> list[str]:
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
-    ours, papers = points(row.bleu("test")), papers_points(row.paper["bleu_test"])
+    ours, papers = points(row.figure(BLEU, "test")), papers_points(row.paper["bleu_test"])
     return [f"The largest difference to the paper's test BLEU is {signed(gap)} ({row.name}: {ours} against {papers})."]
 
 

@@ -11,14 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_settings
-from reefknot.lab.evaluation.units import perplexity
-from reefknot.lab.reports.records import Evaluation, Metric, Record, Score, Stored
+from reefknot.lab.runs.result import (
+    MetricsLine,
+    RunResult,
+    SavedEvaluation,
+    read_evaluation,
+    read_metrics_line,
+    read_result,
+)
 from reefknot.storage.files import read_json
 
 ADDED: dict[str, Any] = {
@@ -40,16 +44,28 @@ class Result:
     recipe: str
     row: str
     seed: int
-    record: Record | None
-    metrics: tuple[Metric, ...]
+    record: RunResult | None
+    metrics: tuple[MetricsLine, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
-    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
     """By kind: dynamic, cache, mc, or the windows of a text."""
 
-    def last(self, kind: str) -> Metric | None:
+    def last(self, kind: str) -> MetricsLine | None:
         """The newest metrics of a kind: `train` or `valid`."""
         return next((metric for metric in reversed(self.metrics) if metric.kind == kind), None)
+
+    @property
+    def cuts_words(self) -> bool:
+        """Whether tokens are pieces of words."""
+        return flatten(self.settings).get("vocabulary.bpe.merges") is not None
+
+    @property
+    def pieces_in_validation(self) -> float | None:
+        """Tokens per word of the validation text; None where words are cut and there is no result to say how often."""
+        if self.record and self.record.valid:
+            return self.record.valid.tokens_per_word
+        return None if self.cuts_words else 1.0
 
     @property
     def epochs(self) -> float:
@@ -113,7 +129,8 @@ def load(folder: Path | str) -> Result:
     folder = Path(folder)
     if not _is_run(folder):
         raise DataError(f"{folder}: no run here (neither config.json nor result.json)")
-    record = _record(folder / "result.json")
+    finished = folder / "result.json"
+    record = read_result(finished) if finished.is_file() else None
     config = _mapping(folder / "config.json")
     settings = config.get("settings", {})
     if not isinstance(settings, dict):
@@ -127,7 +144,7 @@ def load(folder: Path | str) -> Result:
         metrics=_metrics(folder / "metrics.jsonl"),
         settings=upgrade_settings(settings),
         environment=_mapping(folder / "environment.json"),
-        evaluations={path.stem: _evaluation(path, record) for path in sorted(folder.glob("evaluations/*.json"))},
+        evaluations={path.stem: read_evaluation(path, record) for path in sorted(folder.glob("evaluations/*.json"))},
     )
 
 
@@ -195,39 +212,9 @@ def _mapping(path: Path) -> dict[str, Any]:
     return value
 
 
-_S = TypeVar("_S", bound=Stored)
-
-
-def _parse(kind: type[_S], text: bytes, where: str) -> _S:
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        reason = f"{key}: {first['msg']}" if key else first["msg"]
-        raise DataError(f"{where} cannot be read ({reason}); restore the file or run the row again") from None
-
-
-def _record(path: Path) -> Record | None:
-    return _parse(Record, path.read_bytes(), str(path)) if path.is_file() else None
-
-
-def _evaluation(path: Path, record: Record | None) -> Evaluation:
-    """A saved evaluation; what its figures are counted over, the run's own scores of the same tokens know."""
-    evaluation = _parse(Evaluation, path.read_bytes(), str(path))
-    counted: dict[str, Score] = {}
-    for split in ("valid", "test"):
-        here, there = getattr(evaluation, split), getattr(record, split, None)
-        if here and there and there.words and here.words is None and here.tokens == there.tokens:
-            per_word = perplexity(here.nll * here.tokens / there.words)
-            known = {"words": there.words, "bytes": there.bytes, "word_perplexity": per_word}
-            counted[split] = here.model_copy(update=known)
-    return evaluation.model_copy(update=counted)
-
-
-def _metrics(path: Path) -> tuple[Metric, ...]:
+def _metrics(path: Path) -> tuple[MetricsLine, ...]:
     """All whole lines; a run that is writing, or was killed while it wrote, leaves the last one torn."""
     if not path.is_file():
         return ()
     lines = path.read_bytes().split(b"\n")[:-1]
-    return tuple(_parse(Metric, line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
+    return tuple(read_metrics_line(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())

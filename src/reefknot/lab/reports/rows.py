@@ -6,17 +6,18 @@ Also which rows can be compared with each other, and a sign for those that canno
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from reefknot.lab.evaluation.similarity import PRESS
-from reefknot.lab.evaluation.ways import WAYS, in_words
-from reefknot.lab.reports.records import Evaluation, Judgement, Record, Score, Translated
 from reefknot.lab.reports.results import Result, Spread, differing, distinguishing, flatten
-from reefknot.lab.reports.scoring import obstacle, pieces, reservation
+from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.comparability import Difference, difference, in_table
+from reefknot.lab.runs.modes import MODES, in_words
+from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, Translated
+from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore
 
 SIGNS = "†‡§¶"
 
@@ -55,14 +56,16 @@ class TableRow:
     """The paper's rho by end and benchmark."""
     steps: Steps | None = None
     """Its training steps, where they were measured alone."""
+    variant: str = ""
+    """The end of its name that tells it from rows of the same name with other settings."""
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[RunResult]:
         """The finished runs."""
         return [result.record for result in self.results if result.record]
 
     @property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[SavedEvaluation]:
         """The saved evaluations of another row's models that this row shows."""
         return [result.evaluations[self.by] for result in self.models if self.by]
 
@@ -70,7 +73,7 @@ class TableRow:
     def manner(self) -> str | None:
         """The way it was scored in, if perplexities by that way are a kind of their own. Windows are not: how much
         context helps is seen by comparing them."""
-        return self.by if self.by in WAYS else None
+        return self.by if self.by in MODES else None
 
     @property
     def ran(self) -> bool:
@@ -91,10 +94,10 @@ class TableRow:
         return start if isinstance(start, str) else None
 
     @property
-    def changed(self) -> tuple[str, ...]:
+    def changed(self) -> tuple[Change, ...]:
         """Settings that are not the recipe's, in any of the runs that its figures are from."""
         records = [result.record for result in (*self.results, *self.models) if result.record]
-        return tuple(dict.fromkeys(text for record in records for text in record.changed))
+        return tuple(dict.fromkeys(change for record in records for change in record.changed))
 
     @property
     def text(self) -> str:
@@ -102,23 +105,24 @@ class TableRow:
         return next((result.record.corpus.name for result in (*self.results, *self.models) if result.record), "")
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> TextScore | None:
         """What the figures were counted over, in the test text where there are any: the same in every run."""
         return next(iter(self.scores("test") or self.scores("valid")), None)
 
     @property
     def per_word(self) -> bool:
         """Whether the tokens are pieces, so that perplexity per word is another figure than per token."""
-        return self.score is not None and pieces(self.score) != 1
+        return self.score is not None and self.score.tokens_per_word != 1
 
-    def scores(self, split: str) -> list[Score]:
+    def scores(self, split: str) -> list[TextScore]:
         """Of the finished runs, or of the evaluations."""
-        found = (getattr(each, split, None) for each in (*self.records, *self.evaluations))
+        found = (each.score(split) for each in (*self.records, *self.evaluations))
         return [score for score in found if score]
 
-    def perplexity(self, split: str) -> Spread | None:
-        """Per word, over the finished runs."""
-        return Spread.of(score.per_word for score in self.scores(split))
+    def figure(self, metric: Metric, split: str) -> Spread | None:
+        """Return the mean of a metric over the finished runs, or over the evaluations."""
+        found = (score for each in (*self.records, *self.evaluations) for score in each.scores(split))
+        return Spread.of(score.value for score in found if score.metric == metric)
 
     def by_protocol(self, split: str) -> Spread | None:
         """As the paper scores, over the runs that were scored so too."""
@@ -128,7 +132,7 @@ class TableRow:
 
     def compared(self, split: str) -> Spread | None:
         """What is held against the paper's figure: scored as the paper scores where that was done."""
-        return self.by_protocol(split) or self.perplexity(split)
+        return self.by_protocol(split) or self.figure(PERPLEXITY, split)
 
     def difference(self, split: str) -> float | None:
         """Ours over the paper's, as a signed fraction; none where our settings are not the recipe's."""
@@ -137,30 +141,23 @@ class TableRow:
 
     def translated(self, split: str) -> list[Translated]:
         """Of the finished runs that translate, or of the evaluations."""
-        scored: list[Record | Evaluation] = [*self.records, *self.evaluations]
-        found = (getattr(each.translation, split, None) for each in scored)
+        found = (each.translated(split) for each in (*self.records, *self.evaluations))
         return [each for each in found if each]
-
-    def bleu(self, split: str) -> Spread | None:
-        return Spread.of(each.bleu for each in self.translated(split))
-
-    def chrf(self, split: str) -> Spread | None:
-        return Spread.of(each.chrf for each in self.translated(split))
 
     def bleu_difference(self, split: str) -> float | None:
         """Ours less the paper's, in points; none where our settings are not the recipe's."""
-        ours, paper = self.bleu(split), self.paper.get(f"bleu_{split}")
+        ours, paper = self.figure(BLEU, split), self.paper.get(f"bleu_{split}")
         return ours.mean - paper if ours and paper and not self.changed else None
 
     def rho(self, end: str, benchmark: str) -> Spread | None:
         """Of the vectors of an end with people's judgements, over the finished runs."""
-        return Spread.of(each.rho for each in self.judgements(end, benchmark))
+        scores = (record.similarity_scores(end).get(benchmark) for record in self.records)
+        return Spread.of(score.value for score in scores if score)
 
     def mean_rho(self, end: str) -> Spread | None:
         """The same over all benchmarks of Press & Wolf, of the runs that were held against each of them."""
-        runs = [{each.name: each.rho for each in record.similarity.get(end, ())} for record in self.records]
-        known = [[rho for name in PRESS if (rho := run.get(name)) is not None] for run in runs]
-        return Spread.of(fmean(rhos) for rhos in known if len(rhos) == len(PRESS))
+        runs = [record.similarity_scores(end) for record in self.records]
+        return Spread.of(fmean(run[name].value for name in PRESS) for run in runs if run.keys() >= set(PRESS))
 
     def judgements(self, end: str, benchmark: str) -> list[Judgement]:
         """Of each finished run that was held against the benchmark."""
@@ -181,8 +178,8 @@ class TableRow:
     def recipe_epochs(self) -> float:
         """Epochs that the recipe asks for: as many as were asked of the runs, but for an override."""
         record = self.records[0]
-        told = (re.match(r"training\.epochs: (\d+) -> ", text) for text in record.changed)
-        return next((float(found[1]) for found in told if found), record.training.epochs or 0.0)
+        asked = (change.old for change in record.changed if change.key == "training.epochs")
+        return float(next(asked, record.training.epochs) or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -211,16 +208,18 @@ def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
     """A recipe's rows with their runs, then the runs of no listed row. Rows that have runs keep them."""
     rows = list(rows)
     taken = {result.folder for row in rows for result in row.results}
-    groups = group(result for result in results if result.folder not in taken)
+    groups = _groups(result for result in results if result.folder not in taken)
     joined: list[TableRow] = []
     for row in rows:
-        mine = [name for name, members in groups.items() if not row.of and _belongs(row, members[0])]
+        mine = [each for each in groups if not row.of and _belongs(row, each.results[0])]
         if row.results or not mine:
             joined.append(row)
             continue
-        for name in mine:
-            joined.append(replace(row, name=row.name if len(mine) == 1 else name, results=groups.pop(name)))
-    return _with_evaluations(joined + [_row_of(name, members) for name, members in groups.items()])
+        for each in mine:
+            name = row.name if len(mine) == 1 else each.name
+            joined.append(replace(row, name=name, variant=each.variant, results=each.results))
+            groups.remove(each)
+    return _with_evaluations(joined + [_row_of(each) for each in groups])
 
 
 def name_recipes(rows: Iterable[TableRow]) -> list[TableRow]:
@@ -260,7 +259,7 @@ def _scoring(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
     return [
         replace(
             row,
-            name=row.name + each.name.partition(each.own_name)[2] * several,
+            name=row.name + each.variant * several,
             parameters=each.size,
             models=models,
             corpus=each.corpus,
@@ -275,21 +274,39 @@ def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
     The name says more when it must: the recipe when there are several, and the settings that differ when
     runs of one row were made with different ones, so that only true repetitions are ever averaged.
     """
+    return {each.name: each.results for each in _groups(results)}
+
+
+class _Group(NamedTuple):
+    """Runs that differ in nothing but the seed."""
+
+    row: str
+    variant: str
+    """The settings that tell them from other runs of their row, in brackets."""
+    results: tuple[Result, ...]
+
+    @property
+    def name(self) -> str:
+        return self.row + self.variant
+
+
+def _groups(results: Iterable[Result]) -> list[_Group]:
     alike: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         settings = json.dumps(distinguishing(result.settings), sort_keys=True)
         alike.setdefault((result.recipe, result.row, settings), []).append(result)
     several = len({recipe for recipe, _, _ in alike}) > 1
-    named: dict[str, tuple[Result, ...]] = {}
+    groups = []
     for (recipe, row, _), members in alike.items():
-        name = f"{recipe}: {row}" if several else row
         twins = [other[0] for key, other in alike.items() if key[:2] == (recipe, row)]
+        variant = ""
         if len(twins) > 1:
             changed = differing([distinguishing(twin.settings) for twin in twins])
             own = flatten(members[0].settings)
-            name += " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
-        named[name] = tuple(sorted(members, key=lambda result: result.seed))
-    return named
+            variant = " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
+        by_seed = tuple(sorted(members, key=lambda result: result.seed))
+        groups.append(_Group(f"{recipe}: {row}" if several else row, variant, by_seed))
+    return groups
 
 
 def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
@@ -301,7 +318,7 @@ def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     for row in rows:
         if row.score:
             kin.setdefault((row.text, row.manner), []).append(row)
-    alike = ([[row for row in family if not _between(row, first)] for first in family] for family in kin.values())
+    alike = ([[row for row in family if not _obstacle(row, first)] for first in family] for family in kin.values())
     return [max(groups, key=len) for groups in alike]
 
 
@@ -310,11 +327,10 @@ def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
     return max(families(rows), key=len, default=[])
 
 
-def judged_by_bleu(rows: Sequence[TableRow]) -> bool:
-    """Whether these rows translate, as the paper's figures or their runs say."""
-    return any(name.startswith("bleu_") for row in rows for name in row.paper) or any(
-        record.translation for row in rows for record in row.records
-    )
+def judged_by(rows: Sequence[TableRow]) -> Metric:
+    """The metric that decides between rows: BLEU if the paper's figures or the runs have it, else perplexity."""
+    by_paper = any({"bleu_valid", "bleu_test"} & row.paper.keys() for row in rows)
+    return BLEU if by_paper or any(record.translation for row in rows for record in row.records) else PERPLEXITY
 
 
 def judged_by_similarity(rows: Sequence[TableRow]) -> bool:
@@ -336,6 +352,11 @@ def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     """The families without rows that another one begins with: these are not finished models of their recipe."""
     begun = {(row.recipe, row.begins_with) for row in rows}
     return [[row for row in family if (row.recipe, row.own_name) not in begun] for family in families(rows)]
+
+
+def competing(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
+    """Groups of rows in which one may be called the best, by the metric that decides between these rows."""
+    return rivals(rows, split) if judged_by(rows) == BLEU else contenders(rows)
 
 
 def judged_by_time(rows: Sequence[TableRow]) -> bool:
@@ -373,13 +394,11 @@ def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
 def _remark(row: TableRow, usual: TableRow | None) -> str:
     remarks = _course(row)
     if row.score and row.per_word:
-        mean = f"{pieces(row.score):.1f} on average"
+        mean = f"{row.score.tokens_per_word:.1f} on average"
         remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
     if usual and (found := _between(row, usual)):
         what = "perplexity not comparable" if row.translated("test") else "not comparable"
-        remarks.append(f"{what}: {found}")
-    elif row.score and usual and usual.score and (found := reservation(row.score, usual.score, usual.name)):
-        remarks.append(found)
+        remarks.append(f"{what}: " * found.prevents + in_table(found, usual.name))
     return "; ".join(remarks)
 
 
@@ -403,8 +422,13 @@ def _unbettered(results: Sequence[Result]) -> str:
     return f", which no epoch bettered{seeds}, so that the figures are theirs"
 
 
-def _between(row: TableRow, other: TableRow) -> str | None:
-    return obstacle(row.score, other.score, other.name) if row.score and other.score else None
+def _between(row: TableRow, other: TableRow) -> Difference | None:
+    return difference(row.score, other.score) if row.score and other.score else None
+
+
+def _obstacle(row: TableRow, other: TableRow) -> bool:
+    found = _between(row, other)
+    return found is not None and found.prevents
 
 
 def _plain(value: Any) -> str:
@@ -415,18 +439,19 @@ def _belongs(row: TableRow, result: Result) -> bool:
     return result.row == row.name and row.recipe in ("", result.recipe)
 
 
-def _row_of(name: str, results: tuple[Result, ...]) -> TableRow:
-    record = next((result.record for result in results if result.record), None)
+def _row_of(group: _Group) -> TableRow:
+    record = next((result.record for result in group.results if result.record), None)
     paper = record.paper if record else {}
     expected = record.parameters.expected if record else None
     corpus = record.corpus.name if record else None
     similarity = record.paper_similarity if record else {}
     return TableRow(
-        name,
+        group.name,
         paper,
         expected,
-        recipe=results[0].recipe,
-        results=results,
+        recipe=group.results[0].recipe,
+        results=group.results,
         corpus=corpus,
         paper_similarity=similarity,
+        variant=group.variant,
     )

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.reports.records import Frequency, Neighbors, Record, Translations
 from reefknot.lab.reports.results import Result, Spread, load
-from reefknot.lab.reports.rows import TableRow, comparable, judged_by_bleu
+from reefknot.lab.reports.rows import TableRow, comparable, judged_by
+from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.result import Frequency, Neighbors, RunResult, Translations
+from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,16 @@ def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
     told = [
         (trial, replace(row, results=tuple(_withhold(result, common) for result in row.results))) for trial, row in rows
     ]
-    by_bleu = judged_by_bleu([row for _, row in told])
+    metric = judged_by([row for _, row in told])
     fair = comparable([row for _, row in told])
 
     def order(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
-        if by_bleu:
-            bleu = pair[1].bleu("valid")
-            return bleu is None, False, -bleu.mean if bleu else 0.0
-        score = pair[1].perplexity("valid")
-        return score is None, pair[1] not in fair, score.mean if score else 0.0
+        figure = pair[1].figure(metric, "valid")
+        return (
+            figure is None,
+            metric == PERPLEXITY and pair[1] not in fair,
+            metric.sign * figure.mean if figure else 0.0,
+        )
 
     return sorted(told, key=order)
 
@@ -60,8 +63,8 @@ def summary(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[s
         {
             "settings": dict(trial.settings),
             "runs": [run.relative_to(root).as_posix() for run in trial.runs],
-            "valid": figures(row.perplexity("valid")),
-            **({"bleu_valid": figures(bleu)} if (bleu := row.bleu("valid")) else {}),
+            "valid": figures(row.figure(PERPLEXITY, "valid")),
+            **({"bleu_valid": figures(bleu)} if (bleu := row.figure(BLEU, "valid")) else {}),
             "epochs": row.epochs,
             "seconds": figures(Spread.of(record.training.seconds for record in row.records)),
             "seconds_per_epoch": figures(Spread.of(result.seconds_per_epoch for result in row.results)),
@@ -75,13 +78,13 @@ def figures(value: Spread | None) -> dict[str, Any] | None:
     return asdict(value) if value else None
 
 
-def _shared(records: Sequence[Record]) -> tuple[str, ...]:
+def _shared(records: Sequence[RunResult]) -> tuple[Change, ...]:
     """Changes of the recipe that every trial has: those it is not named for."""
     first = records[0].changed if records else ()
-    return tuple(text for text in first if all(text in record.changed for record in records))
+    return tuple(change for change in first if all(change in record.changed for record in records))
 
 
-def _withhold(result: Result, changed: tuple[str, ...]) -> Result:
+def _withhold(result: Result, changed: tuple[Change, ...]) -> Result:
     """The run without its test figures, and without what is looked at in a model that was chosen already."""
     result = replace(result, evaluations={})
     if result.record is None:
@@ -89,7 +92,7 @@ def _withhold(result: Result, changed: tuple[str, ...]) -> Result:
     protocol, told = result.record.protocol, result.record.translation
     kept: dict[str, Any] = {
         "test": None,
-        "protocol": protocol.model_copy(update={"test": None}) if protocol else None,
+        "protocol": protocol.replace(test=None) if protocol else None,
         "paper": {},
         "changed": changed,
         "frequency": Frequency(),
@@ -97,4 +100,4 @@ def _withhold(result: Result, changed: tuple[str, ...]) -> Result:
         "samples": (),
         "translation": told and Translations(valid=told.valid),
     }
-    return replace(result, record=result.record.model_copy(update=kept))
+    return replace(result, record=result.record.replace(**kept))

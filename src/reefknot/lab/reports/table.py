@@ -13,21 +13,22 @@ from rich.text import Text
 
 from reefknot.lab.evaluation.similarity import PRESS
 from reefknot.lab.recipes.file import Row
-from reefknot.lab.reports.cells import ALONE, AS_PAPER, BLEU, COLUMNS, ENDS, TIMES_PLAIN
+from reefknot.lab.reports.cells import ALONE, AS_PAPER, BLEU_TITLES, COLUMNS, ENDS, TIMES_PLAIN
 from reefknot.lab.reports.rows import (
     TableRow,
-    contenders,
-    judged_by_bleu,
+    competing,
+    judged_by,
     judged_by_similarity,
     judged_by_time,
     mark,
-    rivals,
     times_first,
 )
+from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 
-PERPLEXITY = ("training", "validation", "test")
+PERPLEXITY_GROUPS = ("training", "validation", "test")
 """Groups of columns, one for each text."""
-_GROUPS = ("size", "pace", "ratio", *BLEU.values(), *PERPLEXITY, *PRESS, "time", "cost")
+_GROUPS = ("size", "pace", "ratio", *BLEU_TITLES.values(), *PERPLEXITY_GROUPS, *PRESS, "time", "cost")
 _SHOWN = 4  # changed settings that a note lists before it counts the rest
 
 
@@ -99,7 +100,7 @@ def from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
 def build(rows: Sequence[TableRow]) -> Table:
     """Lay the rows out; a column that is empty for all of them is left away."""
     split = deciding(rows)
-    decides = BLEU[split] if judged_by_bleu(rows) else split
+    decides = BLEU_TITLES[split] if judged_by(rows) == BLEU else split
     best = _best(rows, split)
     rows, footnotes = mark(rows)
     columns = _columns(rows)
@@ -113,19 +114,12 @@ def build(rows: Sequence[TableRow]) -> Table:
 
 
 def _best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
-    """The row with the lowest perplexity, or the highest BLEU, of each text and way of scoring, where it has beaten
-    another one."""
-    best = set()
-    if judged_by_bleu(rows):
-        for family in rivals(rows, split):
-            counted = {rows.index(row): figure.mean for row in family if (figure := row.bleu(split))}
-            if len(counted) > 1:
-                best.add(max(counted, key=counted.__getitem__))
-        return frozenset(best)
-    for family in contenders(rows) if not judged_by_time(rows) else []:
-        scores = {rows.index(row): score.mean for row in family if (score := row.perplexity(split))}
-        if len(scores) > 1:
-            best.add(min(scores, key=scores.__getitem__))
+    """The row with the best figure of each text and way of scoring, where it has beaten another one."""
+    metric, best = judged_by(rows), set()
+    for family in competing(rows, split) if not judged_by_time(rows) else []:
+        figures = {rows.index(row): metric.sign * found.mean for row in family if (found := row.figure(metric, split))}
+        if len(figures) > 1:
+            best.add(min(figures, key=figures.__getitem__))
     return frozenset(best)
 
 
@@ -137,10 +131,11 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     timed = any("seconds" in row.paper for row in rows)
     hidden = set() if timed else {"pace", "ratio"}
     if judged_by_time(rows) or judged_by_similarity(rows):
-        hidden |= set(PERPLEXITY)
-    if not any(row.perplexity("train") for row in rows):
+        hidden |= set(PERPLEXITY_GROUPS)
+    if not any(row.figure(PERPLEXITY, "train") for row in rows):
         hidden.add("training")  # the paper's figure alone says nothing
-    decides = BLEU["test"] if judged_by_bleu(rows) else PRESS[0] if judged_by_similarity(rows) else "test"
+    by_bleu = judged_by(rows) == BLEU
+    decides = BLEU_TITLES["test"] if by_bleu else PRESS[0] if judged_by_similarity(rows) else "test"
     excused = {("pace", "s/epoch"), (decides, decides)}
     columns = [
         Column(group, title, tuple(cell(row) or (row.state if (group, title) in excused else "") for row in rows))
@@ -150,7 +145,11 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     columns = [each for each in columns if each.group not in hidden]
     # Figures of a paper wait for ours, under its title.
     told = {each.group for each in columns if any(each.cells)}
-    titles = {("validation", "valid"), ("ratio", "times first"), *((each, each) for each in (BLEU["valid"], *PRESS))}
+    titles = {
+        ("validation", "valid"),
+        ("ratio", "times first"),
+        *((each, each) for each in (BLEU_TITLES["valid"], *PRESS)),
+    }
     kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
     # A table of seconds has them already, and one of updates has no epochs.
     idle = {"s/epoch", ALONE} if timed else {ALONE} if any(row.updates for row in rows) else set()
@@ -168,8 +167,8 @@ def _ratios(rows: Sequence[TableRow]) -> list[Column]:
 
 def deciding(rows: Sequence[TableRow]) -> str:
     """The split that rows are judged by: validation where test figures are withheld, as in a sweep."""
-    withheld = any(row.perplexity("valid") for row in rows) and not any(row.perplexity("test") for row in rows)
-    return "valid" if withheld else "test"
+    valid, test = (any(row.figure(PERPLEXITY, split) for row in rows) for split in ("valid", "test"))
+    return "valid" if valid and not test else "test"
 
 
 def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
@@ -218,7 +217,7 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
         names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
         compared = "; diff compares this with the paper" if "diff" in titles else ""
         notes.append(f"{AS_PAPER}: by the rules of the paper's program ({', '.join(names)}){compared}")
-    if any(column.title == "diff" and column.group in BLEU.values() for column in columns):
+    if any(column.title == "diff" and column.group in BLEU_TITLES.values() for column in columns):
         notes.append("BLEU, higher is better: diff is in points, ours less the paper's")
     if titles & set(PRESS):
         notes += _coverage(rows)
@@ -260,7 +259,7 @@ def _coverage(rows: Sequence[TableRow]) -> list[str]:
 
 def changed_settings(rows: Sequence[TableRow]) -> list[str]:
     """Settings that are not the recipe's, with the rows that have them; no names where all rows have the same."""
-    holders: dict[tuple[str, ...], list[str]] = {}
+    holders: dict[tuple[Change, ...], list[str]] = {}
     ran = [row for row in rows if row.records]
     for row in ran:
         if row.changed:
@@ -288,9 +287,9 @@ def _of(names: Sequence[str], rows: Sequence[TableRow]) -> str:
     return ", ".join(names) if len(names) < max(len(rows), 2) else "Every row"
 
 
-def _listed(changed: Sequence[str]) -> str:
+def _listed(changed: Sequence[Change]) -> str:
     more = len(changed) - _SHOWN
-    texts = [text.replace(": null ->", ": not set ->") for text in changed[:_SHOWN]]
+    texts = [change.describe(null="not set") for change in changed[:_SHOWN]]
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 

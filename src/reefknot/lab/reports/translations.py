@@ -17,9 +17,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from reefknot.lab.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
-from reefknot.lab.reports.records import Example, LengthBand, Translated
 from reefknot.lab.reports.rows import TableRow, rivals
-from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.runs.result import Example, LengthBand, Translated
 from reefknot.lab.text.bpe import readable
 
 PICTURES = 2
@@ -83,7 +82,7 @@ def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     found = []
     for n, row in enumerate(rows):
         whole = (each for each in _examples(row) if _fits(each))
-        show = readable if row.results and cuts_words(row.results[0]) else str
+        show = readable if row.results and row.results[0].cuts_words else str
         pictures = [_picture(f"attention-{n}-{k}", each, show) for k, each in enumerate(islice(whole, PICTURES))]
         if pictures:
             found.append((row.name, pictures))
@@ -143,7 +142,7 @@ def _bands(row: TableRow) -> list[LengthBand]:
     for each in row.translated("test"):
         for band in each.by_length:
             found.setdefault((band.low, band.high), []).append(band)
-    return [bands[0].model_copy(update={"bleu": fmean(band.bleu for band in bands)}) for bands in found.values()]
+    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in found.values()]
 
 
 def _ends(low: int, high: int | None) -> str:

@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import task_of_settings, upgrade_settings
+from reefknot.lab.runs.changes import canonical, differences
 from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
+from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
 from reefknot.storage import files as durable
 from reefknot.storage.lines import read_plain
 
@@ -39,9 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SHOWN = 8  # differences a message lists before it counts the rest
-_ABSENT = object()
-_FREE = "settings.training.accumulate:"
-"""What a run may go on with another of: how much fits at once depends on how many GPUs there are now."""
+_FREE = "settings.training.accumulate"
+"""A setting that may change while a run is not finished: how much fits at once depends on the GPUs there are."""
 
 
 class RunFolder:
@@ -67,7 +68,7 @@ class RunFolder:
         try:
             durable.remove_leftovers(path)
             if (path / "config.json").exists():
-                _refuse_other(path, run.config, config, finished=run.result is not None)
+                _refuse_other(path, run.config, config, finished=(path / "result.json").exists())
             else:
                 durable.write_json(path / "config.json", config)
         except BaseException:
@@ -169,24 +170,26 @@ class RunFolder:
         durable.write_json(self.path / "environment.json", environment)
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """The figures of the finished run; None while it is not."""
-        return _object_or_none(self.path / "result.json")
+    def result(self) -> RunResult | None:
+        """The figures of the finished run; None while it is not finished."""
+        path = self.path / "result.json"
+        return read_result(path) if path.exists() else None
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        durable.write_json(self.path / "result.json", result)
+    def write_result(self, result: RunResult) -> None:
+        durable.write_json(self.path / "result.json", result.record())
 
-    def evaluation(self, kind: str) -> dict[str, Any] | None:
-        """The figures of one other way to score, if they were saved."""
-        return _object_or_none(self._evaluation_path(kind))
-
-    def write_evaluation(self, kind: str, record: dict[str, Any]) -> Path:
-        """Where it was written."""
+    def evaluation(self, kind: str) -> SavedEvaluation | None:
+        """Return a saved evaluation, if there is one of this name."""
         path = self._evaluation_path(kind)
+        return read_evaluation(path, self.result) if path.exists() else None
+
+    def write_evaluation(self, evaluation: SavedEvaluation) -> Path:
+        """Write an evaluation and return its path."""
+        path = self._evaluation_path(evaluation.kind)
         with durable.writing(path):
             path.parent.mkdir(exist_ok=True)
         durable.remove_leftovers(path.parent)
-        durable.write_json(path, record)
+        durable.write_json(path, evaluation.record())
         return path
 
     def _evaluation_path(self, kind: str) -> Path:
@@ -194,7 +197,7 @@ class RunFolder:
 
     def read_scores(self) -> dict[str, Tensor]:
         """Negative log-likelihood of every token, per split."""
-        path = self.path / "scores.safetensors"
+        path = self.path / SCORES_FILE
         if not path.exists():
             raise DataError(
                 f"{path} is missing: the losses of every token are in run folders, not in records of them; {RESTORE}"
@@ -212,7 +215,7 @@ class RunFolder:
         return list(read_plain(self.path / "translations" / f"{split}.txt"))
 
     def write_scores(self, scores: Mapping[str, Tensor]) -> None:
-        durable.write_tensors(self.path / "scores.safetensors", scores)
+        durable.write_tensors(self.path / SCORES_FILE, scores)
 
     def log(self, text: str) -> None:
         """Add `text` to log.txt, each line with the time in UTC."""
@@ -269,34 +272,11 @@ def config_hash(config: dict[str, Any]) -> str:
 
     The field `task` is left out: it follows from the settings, and older runs do not have it.
     """
-    return hashlib.sha256(_canonical(_without_task(config)).encode()).hexdigest()
+    return hashlib.sha256(canonical(_without_task(config)).encode()).hexdigest()
 
 
 def _without_task(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "task"}
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What changed, one `dotted.key: old -> new` each. Empty exactly when the hashes are equal."""
-    return list(_differences(old, new, ""))
-
-
-def _differences(old: Any, new: Any, key: str) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*old, *(name for name in new if name not in old)]:
-            dotted = f"{key}.{name}" if key else str(name)
-            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), dotted)
-    elif old is _ABSENT or new is _ABSENT or _canonical(old) != _canonical(new):
-        yield f"{key}: {_shown(old)} -> {_shown(new)}"
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"))
-
-
-def _shown(value: Any) -> str:
-    text = "not set" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -312,15 +292,15 @@ def _refuse_foreign(path: Path) -> None:
 
 def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
     changed = differences(_without_task(old), _without_task(new))
-    changed = [each for each in changed if finished or not each.startswith(_FREE)]
-    if changed and all(each.startswith("start.") for each in changed):
+    changed = [change for change in changed if finished or change.key != _FREE]
+    if changed and all(change.key.startswith("start.") for change in changed):
         raise SettingsError(
             f"{path} holds a run that began with other weights; leave out --start to go on with it, "
             "or use another --out"
         )
     if changed:
         more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-        listed = "; ".join(changed[:_SHOWN])
+        listed = "; ".join(map(str, changed[:_SHOWN]))
         raise SettingsError(f"{path} holds a run with other settings ({listed}{more}); use another --out")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -15,6 +15,7 @@ from reefknot.lab.evaluation.protocols import Counting, protocol, score_by_proto
 from reefknot.lab.evaluation.search import tails_opened
 from reefknot.lab.evaluation.windows import Lines, Sliding, Windows
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import Sample
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import SequenceExperiment, SequenceTask
 from reefknot.lab.text.batches import Batches, batches_of
@@ -127,18 +128,18 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         if experiment.evaluation.train:
             findings["train"] = self.score_split(model, data, "train").summary()
         if countings := self._countings():
-            figures = score_by_protocol(model, data.splits, countings, experiment.training.precision)
-            findings["protocol"] = {"name": experiment.evaluation.protocol, **figures}
+            name, precision = experiment.evaluation.protocol, experiment.training.precision
+            findings["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
         findings["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
         findings["samples"] = _samples(model, data.vocabulary, experiment.training.steps)
-        opened = tails_opened(model, text, data.vocabulary, experiment.windows)
-        return findings if opened is None else findings | {"tails_opened": asdict(opened)}
+        findings["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
+        return findings
 
     def _trained(self, run: RunFolder, words: Sides, model: LanguageModel) -> TrainedLanguageModel:
         return TrainedLanguageModel(run, self.experiment, words, model)
 
 
-def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> list[dict[str, Any]]:
+def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
     """Short texts that the model writes at several temperatures."""
     start = prompt_ids([], vocabulary)
     never = () if vocabulary.unk is None else (vocabulary.unk,)
@@ -146,8 +147,8 @@ def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> list[
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):
         ids = generate(model, start, SAMPLE_TOKENS, temperature=temperature, never=never, seed=seed, window=window)
         text = vocabulary.text(ids).strip()
-        samples.append({"prompt": "", "text": text, "temperature": temperature, "seed": seed})
-    return samples
+        samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))
+    return tuple(samples)
 
 
 def open_texts(run: RunFolder, data: Path | None) -> Dataset:

@@ -21,6 +21,7 @@ from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import ProtocolName
 from reefknot.lab.evaluation.windows import NO_LINES
+from reefknot.lab.runs.result import Best, Start
 from reefknot.lab.tasks.contract import D, Experiment, Fitted, Session, Task
 from reefknot.lab.tasks.initialisation import (
     InitialisationSettings,
@@ -337,15 +338,15 @@ class SequenceTask(Task[S, D, L]):
         run, experiment = session.run, self.experiment
         scores = {split: self.score_split(model, data, split) for split in SCORED}
         run.write_scores({split: torch.from_numpy(score.nll) for split, score in scores.items()})
-        averaged = run.checkpoints.averaged()
+        averaged, start = run.checkpoints.averaged(), run.config.get("start")
         return {
             **{split: score.summary() for split, score in scores.items()},
-            "best": {"step": progress.best_step, "epoch": progress.best_epoch},
-            **({"averaged": averaged} if averaged else {}),
-            "start": run.config.get("start"),
+            "best": Best(step=progress.best_step, epoch=progress.best_epoch),
+            **({"averaged": tuple(averaged)} if averaged else {}),
+            "start": Start(**start) if start else None,
             **self._findings(model, data, run, scores),
             **judged_words(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
-            **({"subspace": subspace(model, data.vocabulary)} if experiment.evaluation.subspace else {}),
+            "subspace": subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
         }
 
     @abstractmethod

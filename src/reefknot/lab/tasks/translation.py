@@ -16,6 +16,7 @@ from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import Translations
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import (
     SCORED,
@@ -150,9 +151,9 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
             )
             findings[split] = evaluated.figures
             run.write_translations(split, evaluated.lines)
-        findings["examples"] = translation.examples(model, data, "test", EXAMPLES, search, precision=precision)
+        findings["examples"] = tuple(translation.examples(model, data, "test", EXAMPLES, search, precision=precision))
         tied = "three-way" if model.three_way else "decoder" if model.tied else "none"
-        return {"translation": findings, "tied": tied}
+        return {"translation": Translations(**findings), "tied": tied}
 
     def save_words(self, run: RunFolder, data: PairDataset) -> None:
         if not data.words.joint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from reefknot.lab.evaluation.neighbors import examples, nearest_words
+from reefknot.lab.runs.result import Neighbors, Subspace
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 from reefknot.storage.progress import Say, silent
@@ -56,8 +56,7 @@ def judged_words(
         from reefknot.lab.evaluation.similarity import judge
 
         looked["similarity"] = {
-            end: [asdict(judge(table, benchmark)) for benchmark in benchmarks.values()]
-            for end, table in vectors.items()
+            end: tuple(judge(table, benchmark) for benchmark in benchmarks.values()) for end, table in vectors.items()
         }
     return looked
 
@@ -69,20 +68,22 @@ def look_at_words(
     from reefknot.lab.evaluation.pca import EXAMPLES, embedding
 
     words = examples(vocabulary, EXAMPLES) if words is None else words
-    near = _neighbors(vectors, vocabulary, words) | {"tied": tied}
+    near = _neighbors(vectors, vocabulary, words, tied=tied)
     return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
 
 
-def _neighbors(vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str]) -> dict[str, Any]:
+def _neighbors(
+    vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
+) -> Neighbors:
     """Neighbours by end. Words that are only spelled are left out: they have neighbours but are nobody's."""
     if vocabulary.spelled:
         vectors = {end: table.select(table.words[: len(vocabulary)]) for end, table in vectors.items()}
     near = {end: nearest_words(table, list(words), NEIGHBORS) for end, table in vectors.items()}
     input_end, output_end = ("tied", "tied") if "tied" in near else ("input", "output")
-    return {"input": near[input_end], "labels": near[output_end]}
+    return Neighbors(input=near[input_end], output=near[output_end], tied=tied)
 
 
-def subspace(model: LanguageModel, vocabulary: Vocabulary) -> dict[str, Any]:
+def subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
     """The subspace distance of Inan et al. between the ends, over the words that both know."""
     from reefknot.lab.evaluation.subspace import between_ends
 

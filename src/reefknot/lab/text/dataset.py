@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ def open_dataset(
 
     entry = folder / "datasets" / digest(identity, FORMAT)[:32]
     encoded_with, splits = cached_or_rebuilt(entry, fill, read_encoded, say)
+    splits = {name: replace(split, sha256=files.hashes[name]) for name, split in splits.items()}
     fingerprint = digest(identity, encoded_with.fingerprint)
     return Dataset(files.name, files.origin, encoded_with, splits, files.hashes, fingerprint, corpus, vocabulary)
 

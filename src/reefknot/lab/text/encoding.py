@@ -63,6 +63,8 @@ class Split:
     """Number of ids that are `<unk>`."""
     spelled: NDArray[np.int32] | None = None
     """The same text, where the words in `Vocabulary.spelled` have their own ids."""
+    sha256: str | None = None
+    """SHA-256 of the text before any cut."""
 
     @property
     def inputs(self) -> NDArray[np.int32]:

@@ -220,6 +220,15 @@ class Vocabulary:
         """SHA-256 of the file."""
         return hashlib.sha256(self._file()).hexdigest()
 
+    @cached_property
+    def tokens_sha256(self) -> str:
+        """SHA-256 of the tokens in the order of their ids, and of how words are cut into them.
+
+        With equal hashes a text has equal ids. Counts and spellings of unknown words do not matter.
+        """
+        tokenizer = hashlib.sha256(self.bpe.file).hexdigest() if self.bpe else None
+        return hashlib.sha256(json.dumps([self.words, tokenizer]).encode()).hexdigest()
+
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON in ASCII, which preserves every word, control characters included.
 

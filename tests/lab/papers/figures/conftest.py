@@ -33,7 +33,8 @@ def write(tmp_path: Path) -> Write:
         (folder / "checkpoints").mkdir(parents=True)
         config = {"recipe": recipe, "row": row, "settings": (settings or {}) | {"training": {"seed": seed}}}
         record = {
-            "format": 1,
+            "format": 2,
+            "task": _task(settings or {}),
             "recipe": recipe,
             "row": row,
             "seed": seed,
@@ -56,3 +57,9 @@ def write(tmp_path: Path) -> Write:
         return load(folder)
 
     return write
+
+
+def _task(settings: dict[str, Any]) -> str:
+    if "skip_gram" in settings:
+        return "skip_gram"
+    return "translation" if "pairs" in settings.get("corpus", {}) else "language_model"

@@ -90,7 +90,7 @@ def test_benchmarks_without_known_pairs_are_left_out_for_all(write: Write) -> No
 
 
 def test_a_record_without_judgements_has_no_weights_to_judge(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(ReefknotError, match="word similarity"):
+    with pytest.raises(ReefknotError, match="word-similarity benchmarks not found"):
         LanguageModelQuality().measure([write("press2017/table3", "Small, PTB")], data=tmp_path)
 
 

@@ -42,7 +42,8 @@ def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sco
 
     def scored(row: str, kind: str, table: str = "words", found: Any = None, **settings: Any) -> Result:
         ends = {"input": {"table": "words"}, "output": {"classifier": {"kind": kind, "table": table, "depth": 2}}}
-        result = write("ends", row, settings=ends | settings, **(found or {}))
+        score = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 1}}
+        result = write("ends", row, settings=ends | settings, **score | (found or {}))
         run = RunFolder.open(result.folder)
         texts = open_texts(run, None)
         (result.folder / "config.json").write_text(json.dumps(run.config | {"corpus": texts.fingerprint}))
@@ -126,13 +127,14 @@ def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
 
 
 def test_other_streams_leave_other_context(scored: Score) -> None:
-    runs = [scored(row, row, evaluation={"streams": streams}) for row, streams in (("drill", 1), ("plain", 7))]
+    found = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 7}}
+    runs = [scored("drill", "drill"), scored("plain", "plain", found=found)]
     with pytest.raises(DataError, match="drill: scored in 1 and in 7 streams; train both with one"):
         RelativeLoss().measure(runs)
 
 
 def test_other_windows_leave_other_context(scored: Score) -> None:
-    found = {"test": {"perplexity": 9.0, "nll": 2.2, "windows": "lines"}}
+    found = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 1, "windows": "lines"}}
     runs = [scored("DRILL", "drill"), scored("lines", "plain", found=found)]
     with pytest.raises(DataError, match=r"context, one stream and lines; train both with one evaluation\.windows"):
         RelativeLoss().measure(runs)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from made_results import change
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.papers.figures import FIGURES, open_figure
 from reefknot.lab.papers.figures.record import record_of
@@ -56,17 +57,18 @@ def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Pa
 
 
 def test_settings_that_are_not_the_recipes_are_told(write: Write, tmp_path: Path) -> None:
-    fewer, figure = "training.epochs: 100 -> 1", open_figure("inan2017/table4")
+    fewer, figure = change("training.epochs", 100, 1), open_figure("inan2017/table4")
     runs = [write(LARGE, "VD-LSTM large", seed, changed=[fewer]) for seed in (0, 1)]
     (_, note) = choose(figure, [run.folder for run in runs]).notes
-    assert note == f"VD-LSTM large: not the recipe's settings ({fewer})"
-    real = write(LARGE, "VD-LSTM+REAL large", changed=[fewer, "corpus.tokens: null -> 9"])
+    told = "training.epochs: 100 -> 1"
+    assert note == f"VD-LSTM large: not the recipe's settings ({told})"
+    real = write(LARGE, "VD-LSTM+REAL large", changed=[fewer, change("corpus.tokens", None, 9)])
     notes = choose(figure, [tmp_path / "runs"]).notes
-    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({fewer}; corpus.tokens: not set -> 9)"]
+    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({told}; corpus.tokens: not set -> 9)"]
     record = json.loads((real.folder / "result.json").read_text())
     (real.folder / "result.json").write_text(json.dumps(record | {"changed": [fewer]}))
     notes = choose(figure, [tmp_path / "runs"]).notes
-    assert notes == [f"Every row: not the recipe's settings ({fewer})"]
+    assert notes == [f"Every row: not the recipe's settings ({told})"]
 
 
 def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from made_results import result
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.subspace import between_ends
 from reefknot.lab.papers.figures import subspace as module
 from reefknot.lab.papers.figures.subspace import SubspaceDistance
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.runs.result import RunResult
 from reefknot.lab.text.streams import Streams
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -24,9 +26,9 @@ def run(folder: Path, *, beta: float | None, tau: float, seed: int = 0, distance
     place = folder / f"{beta}-{tau}-{seed}"
     place.mkdir()
     found = {} if distance is None else {"subspace": {"distance": distance, "chance": 0.95, "words": 30, "dim": 3}}
-    (place / "result.json").write_text(json.dumps(found))
+    record = RunResult.model_validate(result("Small", seed) | found)
     settings: dict[str, Any] = {"output": {"kind": "augmented", "tau": tau} | ({} if beta is None else {"beta": beta})}
-    return Result(place, "inan2017/figure1", f"beta {beta}, tau {tau}", seed, None, (), settings, {})
+    return Result(place, "inan2017/figure1", f"beta {beta}, tau {tau}", seed, record, (), settings, {})
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_without_a_stored_distance_the_weights_are_opened(tmp_path: Path, monkey
 
     measured = SubspaceDistance().measure([run(tmp_path, beta=1.0, tau=10.0)])
 
-    expected = between_ends(tables["input"].vectors_VD, tables["output"].vectors_VD)["distance"]
+    expected = between_ends(tables["input"].vectors_VD, tables["output"].vectors_VD).distance
     assert measured["beta"][0]["mean"] == expected
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.units import seen
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import over_seeds, told
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.records import Band, Record
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
-from reefknot.lab.reports.scoring import cuts_words
+from reefknot.lab.runs.result import Band, RunResult
+from reefknot.lab.runs.units import seen
 
 
 class _LossByFrequency(Figure):
@@ -40,7 +39,7 @@ class _LossByFrequency(Figure):
             if not bands:
                 continue
             ends = [(band.low, band.high, band.tokens) for band in bands[0]]
-            first = first or ([] if cuts_words(results[0]) else ends)
+            first = first or ([] if results[0].cuts_words else ends)
             if ends != first:
                 left_out.append(name)
                 continue
@@ -57,7 +56,7 @@ class _LossByFrequency(Figure):
             "left_out": left_out,
         }
 
-    def _bands(self, record: Record) -> list[Band]:
+    def _bands(self, record: RunResult) -> list[Band]:
         return [band for band in getattr(record.frequency, self.side) if band.tokens]
 
     def draw(self, measured: Measured) -> Drawing:

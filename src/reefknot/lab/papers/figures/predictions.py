@@ -19,7 +19,6 @@ from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.reports.drawing import COLOURS, Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
-from reefknot.lab.reports.scoring import cuts_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_language_model, open_texts
 from reefknot.lab.text.dataset import Dataset
@@ -107,7 +106,7 @@ class NextWords(Figure):
                 found.setdefault(name, []).append([dict(each.words) for each in guesses])
         return {
             "seeds": {name: [result.seed for result in results] for name, results in systems.items()},
-            "pieces": [name for name, results in systems.items() if cuts_words(results[0])],
+            "pieces": [name for name, results in systems.items() if results[0].cuts_words],
             "contexts": [
                 {
                     "end": context.end,

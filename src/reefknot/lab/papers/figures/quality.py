@@ -8,7 +8,6 @@ over seeds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -21,8 +20,8 @@ from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.papers.figures.runs import refuse_mixtures
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.reports.drawing import Drawing
-from reefknot.lab.reports.records import Judgement
 from reefknot.lab.reports.results import Result
+from reefknot.lab.runs.result import Judgement
 from reefknot.lab.tasks.word_vectors import open_vectors
 
 ENDS = ("input", "output", "tied")
@@ -155,7 +154,7 @@ def _judged(result: Result, data: Path | None, device: str) -> Mapping[str, Sequ
         return result.record.similarity
     benchmarks = find_benchmarks(data)
     return {
-        end: [Judgement(**asdict(judge(vectors, benchmarks[name]))) for name in PRESS if name in benchmarks]
+        end: [judge(vectors, benchmarks[name]) for name in PRESS if name in benchmarks]
         for end, vectors in open_vectors(result.folder, device=device).items()
     }
 

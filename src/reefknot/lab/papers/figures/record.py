@@ -35,7 +35,7 @@ def _origin(result: Result) -> dict[str, Any]:
     assert record is not None
     return {
         **{key: getattr(record, key) for key in ("recipe", "row", "seed", "command", "commit", "dirty", "config_hash")},
-        "changed": list(record.changed),
+        "changed": [change.record() for change in record.changed],
         "corpus": f"{record.corpus.name} ({record.corpus.fingerprint[:12]})",
         "device": record.training.device,
         "torch": result.environment.get("torch"),

@@ -21,18 +21,18 @@ import numpy as np
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.comparison import blocks
-from reefknot.lab.evaluation.fairness import other_streams, other_windows, same_tokens, why_unfair
 from reefknot.lab.evaluation.frequency import FIGURE_3, Pair, TypeComparison, compare_by_target
-from reefknot.lab.evaluation.units import seen
+from reefknot.lab.evaluation.pairing import pair
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import told
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group
+from reefknot.lab.runs.comparability import in_comparison
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.units import seen
 from reefknot.lab.tasks.language_model import open_texts
-from reefknot.lab.text.dataset import Dataset
 
 PAPER = {
     "weight tying": (-17.546, -2.804, -0.108, -0.759, 0.512, -0.222, -0.680, 0.188),
@@ -93,7 +93,7 @@ class RelativeLoss(Figure):
         left_out = {
             name: f"no fair comparison with {drill}: {reason}"
             for name, results in baselines.items()
-            if (reason := _why_unfair(first, texts, [*seeds, *results], data))
+            if (reason := _why_unfair(first, [*seeds, *results], data))
         }
         baselines = {name: results for name, results in baselines.items() if name not in left_out}
         if not baselines:
@@ -224,20 +224,15 @@ def _losses(result: Result) -> Any:
     return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
 
 
-def _why_unfair(first: Result, texts: Dataset, others: Sequence[Result], data: Path | None) -> str | None:
+def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> str | None:
     """Why the losses of runs cannot stand beside those of the first one, token by token; None where they can."""
     ours = RunFolder.open(first.folder)
     for run in (RunFolder.open(result.folder) for result in others):
-        if reason := other_streams(ours, run):
-            return reason
-        if reason := other_windows(ours, run, "test"):
-            return f"{reason}; train both with one evaluation.windows"
-        if run.config.get("corpus") == ours.config.get("corpus"):
-            continue
-        own = open_texts(run, data)
-        if reason := why_unfair(texts, own, "test"):
-            return reason
-        if not same_tokens(texts, own, "test"):
+        found = pair(ours, run, "test", lambda run: open_texts(run, data))
+        if found.difference:
+            advice = "" if found.difference.prevents else "; train both with one evaluation.windows"
+            return in_comparison(found.difference, "test") + advice
+        if not found.same_tokens:
             return "their tokens are others; name runs with one vocabulary"
     return None
 

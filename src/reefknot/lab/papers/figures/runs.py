@@ -12,7 +12,7 @@ from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure
 from reefknot.lab.recipes.catalogue import find_recipe
 from reefknot.lab.recipes.file import read_file
-from reefknot.lab.reports.results import Result, collect, differing, distinguishing, flatten
+from reefknot.lab.reports.results import Result, collect, differing, distinguishing
 from reefknot.lab.reports.rows import TableRow, group
 from reefknot.lab.reports.table import changed_settings
 
@@ -75,12 +75,13 @@ def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -
     return Chosen(runs, [_standing_in(figure.recipes, runs)])
 
 
+_KINDS = {"skip_gram": "skip-gram", "translation": "translator", "language_model": "language model"}
+
+
 def _kind(result: Result) -> str:
-    """What was trained, as the settings tell."""
-    if "skip_gram" in result.settings:
-        return "skip-gram"
-    pairs = any(key.startswith("corpus.pairs.") for key in flatten(result.settings))
-    return "translator" if pairs else "language model"
+    """What was trained, in words."""
+    assert result.record is not None  # only finished runs are chosen
+    return _KINDS[result.record.task]
 
 
 def _plural(kinds: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from reefknot.lab.papers.figures.intervals import over_bounded, told, verdict
 from reefknot.lab.papers.figures.runs import refuse_mixtures
 from reefknot.lab.reports.drawing import Drawing, style_of
 from reefknot.lab.reports.results import Result, differing, distinguishing, flatten
+from reefknot.lab.runs.result import Subspace
 from reefknot.lab.tasks.word_vectors import open_vectors
-from reefknot.storage.files import read_json
 
 TAU = 10.0
 """The temperature while beta changes."""
@@ -58,7 +58,7 @@ class SubspaceDistance(Figure):
             refuse_mixtures(seeds)
         found = {point: [_found(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
         # A distance lies between 0 and 1, and the curve comes close to both.
-        distances = {point: [each["distance"] for each in seeds] for point, seeds in found.items()}
+        distances = {point: [each.distance for each in seeds] for point, seeds in found.items()}
         means = {point: over_bounded(each, 0.0, 1.0).json() for point, each in distances.items()}
         sweeps = {
             "beta": [{"at": beta, **mean} for (beta, tau), mean in means.items() if tau == TAU],
@@ -66,7 +66,7 @@ class SubspaceDistance(Figure):
         }
         if not any(sweeps.values()):
             raise DataError(f"none of these runs has tau = {TAU:g} or beta = 1; name runs of {self.recipe}")
-        return {**sweeps, "chance": next(iter(found.values()))[0]["chance"]}
+        return {**sweeps, "chance": next(iter(found.values()))[0].chance}
 
     def draw(self, measured: Measured) -> Drawing:
         """Two panels with one scale of distances."""
@@ -128,11 +128,10 @@ def _verdicts(measured: Measured) -> list[str]:
     ]
 
 
-def _found(run: Result, device: str) -> dict[str, Any]:
+def _found(run: Result, device: str) -> Subspace:
     """What a run's result says of the distance; where it was not asked for, what its weights say."""
-    stored: dict[str, Any] | None = read_json(run.folder / "result.json").get("subspace")
-    if stored is not None:
-        return stored
+    if run.record and run.record.subspace:
+        return run.record.subspace
     vectors = open_vectors(run.folder, device=device)
     if "input" not in vectors or "output" not in vectors:
         raise DataError(f"{run.folder}: its ends hold one table, which has no distance to itself; name an untied run")

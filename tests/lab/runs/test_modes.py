@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.lab.evaluation.ways import LONGEST, in_words, known
 from reefknot.lab.evaluation.windows import Complete, Lines, Sliding
+from reefknot.lab.runs.modes import LONGEST, in_words, known
 
 
 @pytest.mark.parametrize(

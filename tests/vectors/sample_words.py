@@ -1,4 +1,4 @@
-"""Words that try a format of word vectors: those that every format holds, and those that some would lose."""
+"""Words for tests of the formats of word vectors: every format can store `PLAIN`, only some can store `STRANGE`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+"""Can the losses of two runs be paired, token by token or word by word?
+
+`runs/comparability.py` decides that from the scores in their results. Results of format 1 do not say which words are
+unknown, nor which text and vocabulary they have: then these facts are taken from the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from reefknot.errors import DataError
+from reefknot.lab.evaluation.perplexity import scored_text
+from reefknot.lab.runs.comparability import Difference, difference, same_tokens
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.scores import TextScore
+from reefknot.lab.text.dataset import Dataset
+
+
+class Pairing(NamedTuple):
+    """How the scores of two runs differ, and whether they are of the same tokens."""
+
+    difference: Difference | None
+    same_tokens: bool
+
+
+def pair(first: RunFolder, other: RunFolder, split: str, open_texts: Callable[[RunFolder], Dataset]) -> Pairing:
+    """Compare what two finished runs were scored on.
+
+    Args:
+        open_texts: opens the texts of a run. It is called only where a result does not say enough.
+    """
+    here, there = (_score(run, split) for run in (first, other))
+    if first.config.get("corpus") == other.config.get("corpus"):
+        return Pairing(difference(here, there, paired=True), same_tokens=True)
+    here, there = _with_text(here, split, first, open_texts), _with_text(there, split, other, open_texts)
+    return Pairing(difference(here, there, paired=True), same_tokens(here, there))
+
+
+def _score(run: RunFolder, split: str) -> TextScore:
+    result = run.result
+    score = result.score(split) if result else None
+    if score is None:
+        raise DataError(f"{run.path} has no score of the {split} text; compare finished runs of language models")
+    return score
+
+
+def _with_text(score: TextScore, split: str, run: RunFolder, open_texts: Callable[[RunFolder], Dataset]) -> TextScore:
+    if score.text and score.text.complete:
+        return score
+    dataset = open_texts(run)
+    text = dataset.splits[split]
+    return score.replace(text=scored_text(text, text.ids, dataset.vocabulary))

@@ -1,0 +1,157 @@
+"""Sentences on what a perplexity means, made from the fields of its score. Nothing reads them back.
+
+A fact that is not known, because the result is an old one, is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reefknot.lab.runs.modes import window_description, windows_in_full
+from reefknot.lab.runs.units import shown
+
+if TYPE_CHECKING:
+    from reefknot.lab.runs.scores import Cache, Dynamic, MonteCarlo, ScoredText, TextScore
+
+
+def define(score: TextScore) -> str:
+    """Say what a perplexity was measured over and how it was computed."""
+    lines = [
+        "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
+        _tokens(score),
+        context(score),
+        _special_tokens(score.text),
+        _units(score),
+        _computation(score),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def context(score: TextScore) -> str:
+    """Say what stands before a token when it is scored; empty if it is not known."""
+    parts = cut(score)
+    if not parts:
+        return ""
+    if score.pairs is not None:
+        parts += ", each computed afresh: a target's tokens after its whole source and those before them"
+    elif score.windows is not None:
+        parts = windows_in_full(score.windows)
+    else:
+        parts += f"{', each' * (score.streams != 1)} from an empty state that is carried to its end"
+    return f"context: {parts}{_start(score.text)}"
+
+
+def cut(score: TextScore) -> str:
+    """Say what a text was divided into; empty if it is not known."""
+    if score.pairs is not None:
+        return f"{score.pairs:,} pairs"
+    if score.windows is not None:
+        return window_description(score.windows)
+    if score.streams is None:
+        return ""
+    return "one stream" if score.streams == 1 else f"{score.streams:,} contiguous streams"
+
+
+def _start(text: ScoredText | None) -> str:
+    if text is None or text.line_ends is None:
+        return ""
+    if text.line_ends:
+        return "; <eos> stands before the first token and no token is left out"
+    return "; the first token, which has nothing before it, is not scored"
+
+
+def _tokens(score: TextScore) -> str:
+    text = score.text
+    if text is None or text.tokens is None:
+        return f"tokens: {score.tokens:,} scored once each" if score.tokens else ""
+    return f"tokens: {score.tokens:,} scored once each, of {text.tokens:,} in the {text.split} text"
+
+
+def _special_tokens(text: ScoredText | None) -> str:
+    if text is None:
+        return ""
+    facts = []
+    if text.unknown is not None:
+        count = f"{text.unknown:,} here, scored as the token <unk>" if text.unknown else "none in this text"
+        facts.append(f"unknown words: {count}")
+    if text.line_ends is not None:
+        scored = "every line ends with the token <eos>, which is scored"
+        facts.append(f"end of line: {scored if text.line_ends else 'line ends are no tokens'}")
+    return "; ".join(facts)
+
+
+def _units(score: TextScore) -> str:
+    facts = []
+    text = score.text
+    if score.words is not None:
+        counted = "words" if text and text.line_ends is False else "words and line ends"
+        if text and text.tokenisation == "pieces":
+            counted += f" in {score.tokens:,} pieces, where a word's probability is the product over its pieces"
+        facts.append(f"word perplexity: the same total over {score.words:,} {counted}")
+    if score.bytes is not None:
+        facts.append(f"bits per byte: over {score.bytes:,} bytes of UTF-8 text, unknown words included")
+    return "; ".join(facts)
+
+
+def _computation(score: TextScore) -> str:
+    """The precision, and the mode or, without one, what the figure does not depend on."""
+    precision = [f"computed in {score.precision}"] if score.precision else []
+    mode = score.mode
+    if mode is None:
+        how = [_invariance(score)]
+    elif mode.kind == "cache":
+        return "\n".join(["; ".join([*precision, _invariance(score)]), _cache(mode) + _without(score)])
+    elif mode.kind == "dynamic":
+        how = [_dynamic(mode) + _without(score)]
+    else:
+        how = [_monte_carlo(mode) + _without(score)]
+    return "; ".join([*precision, *how])
+
+
+def _invariance(score: TextScore) -> str:
+    if score.pairs is not None:
+        return "independent of which pairs are computed together"
+    divided = "the text is cut into windows" if score.windows is None else "windows are computed together"
+    return f"independent of how {divided}"
+
+
+def _without(score: TextScore) -> str:
+    """The plain figure that a mode is compared with, and whether it is the better one."""
+    mode = score.mode
+    if mode is None or mode.plain is None:
+        return ""
+    what = "dropout" if mode.kind == "mc" else "it"
+    better = ", which is better" if mode.plain < score.perplexity else ""
+    return f"; without {what}: perplexity {shown(mode.plain)}{better}"
+
+
+def _dynamic(mode: Dynamic) -> str:
+    statistics = ""
+    if mode.gradients is not None:
+        statistics = f"; statistics of {mode.gradients:,} gradients of the training text without dropout"
+    return (
+        f"dynamic evaluation: every {mode.segment} tokens are scored, then learned from, so this figure depends on "
+        f"the cut; eta {mode.eta:.4g}, lambda {mode.decay:.4g}, epsilon {mode.epsilon:.4g} on the scale "
+        f"{mode.scale!r}{statistics}"
+    )
+
+
+def _cache(mode: Cache) -> str:
+    since = "from the start" if mode.fill == "partial" else "only once there are more than so many"
+    return (
+        f"continuous cache: weight {mode.weight:.4g}, theta {mode.theta:.4g}, over the last {mode.window:,} positions, "
+        f"used {since}"
+    )
+
+
+def _monte_carlo(mode: MonteCarlo) -> str:
+    if not mode.drops:
+        return "Monte-Carlo dropout: this model drops nothing, so one pass was made, and nothing has changed"
+    masks = f"{mode.window:,} tokens" if mode.window else "window"
+    alone = ""
+    if mode.lowest is not None and mode.highest is not None:
+        alone = f"; a pass alone: perplexity {shown(mode.lowest)} to {shown(mode.highest)}"
+    return (
+        f"Monte-Carlo dropout: mean probability of {mode.passes:,} pass{'es' * (mode.passes > 1)}, masks drawn for "
+        f"every {masks} (seed {mode.seed}), so this figure depends on both{alone}"
+    )

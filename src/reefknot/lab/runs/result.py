@@ -1,0 +1,381 @@
+"""The one definition of `result.json` and of saved evaluations, which everyone writes and reads.
+
+    RunResult          RUN/result.json: a finished run in figures
+    SavedEvaluation    RUN/evaluations/<name>.json: its best weights scored in another mode, in other windows, or with
+                       another search
+    MetricsLine        a line of RUN/metrics.jsonl, as reports read it
+
+Files of format 1 keep their bytes and are upgraded when they are read (`upgrade.py`). Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, RHO, TOKEN_PERPLEXITY, ItemValues, Scores, TextScore
+from reefknot.lab.runs.stored import OMIT_NONE, Stored, parse
+from reefknot.lab.runs.upgrade import upgrade_evaluation, upgrade_metrics_line, upgrade_result
+from reefknot.storage.files import decode_object, read_bytes
+
+FORMAT: Literal[2] = 2
+"""The format of the files that this version writes."""
+SPLITS = ("valid", "test")
+"""The splits whose figures an evaluation saves."""
+SCORES_FILE = "scores.safetensors"
+"""Negative log-likelihood of every token, by split."""
+
+
+class Corpus(Stored):
+    """The texts of a run."""
+
+    name: str
+    fingerprint: str = ""
+    describe: str = ""
+
+
+class Parameters(Stored):
+    """How many parameters a model has, by part, and how many its recipe expects."""
+
+    total: int
+    parts: dict[str, int] = Field({})
+    expected: int | None = None
+
+
+class Counted(Stored):
+    """The perplexity of one split as a paper's program counts it."""
+
+    perplexity: float
+    nll: float | None = None
+    tokens: int | None = None
+
+
+class Protocol(Stored):
+    """The same weights scored as a paper's program scores them."""
+
+    name: str
+    definition: str = ""
+    """What was counted, for people."""
+    valid: Counted | None = None
+    test: Counted | None = None
+
+
+class Best(Stored):
+    """When the weights that are scored were saved."""
+
+    step: int
+    epoch: float
+
+
+class Start(Stored):
+    """The finished run whose weights this one began with."""
+
+    config_hash: str
+    weights_sha256: str
+
+
+class Training(Stored):
+    """How long a model was trained, and how fast."""
+
+    steps: int = 0
+    averaged_from_epoch: int | None = None
+    stopped: str | None = None
+    """The rule that ended training early."""
+    epochs: float | None = 0
+    """Epochs that the settings ask for; None if they ask for a number of updates."""
+    tokens: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    device: str = ""
+    processes: int = 1
+    workers: int | None = None
+    """Processes that prepare pairs of words for skip-gram."""
+
+
+class Band(Stored):
+    """Words seen `low` to `high` times in training (None: no upper end), and their mean loss in nats."""
+
+    low: int
+    high: int | None
+    tokens: int
+    types: int = 0
+    nll: float
+
+    @property
+    def label(self) -> str:
+        """The ends of the band as tables show them."""
+        if self.high is None:
+            return f"{self.low:,}+"
+        return f"{self.low:,}" if self.low == self.high else f"{self.low:,}–{self.high:,}"
+
+
+class Frequency(Stored):
+    """Loss by how often a token was seen in training: the target, or the token before it."""
+
+    target: tuple[Band, ...] = ()
+    previous: tuple[Band, ...] = ()
+
+
+NearestWords = dict[str, tuple[tuple[str, float], ...]]
+"""For each word its nearest words and their cosines."""
+
+
+class Neighbors(Stored):
+    """The nearest words of some words, by their input vectors and by their output vectors."""
+
+    input: NearestWords = Field({})
+    output: NearestWords = Field({})
+    tied: bool = False
+
+
+class Judgement(Stored):
+    """How word vectors do on a benchmark of word similarity: Spearman's rho with its 95 % interval.
+
+    All three are None where rho is undefined: fewer than 3 pairs, or all scores or all cosines are equal. The interval
+    alone is None for fewer than 10 pairs, and where rho is 1 or -1.
+    """
+
+    name: str
+    rho: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pairs: int = 0
+    """Pairs whose words both have a vector."""
+    of: int = 0
+    """Pairs of the benchmark."""
+
+
+class Picture(Stored):
+    """Places of words in a plane, and the share of the variance along either axis."""
+
+    xy: tuple[tuple[float, float], ...]
+    explained: tuple[float, float]
+
+
+class Embedding(Stored):
+    """Words around some examples (`groups` numbers them) and their places at either end, or in a shared table."""
+
+    words: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    input: Annotated[Picture | None, OMIT_NONE] = None
+    output: Annotated[Picture | None, OMIT_NONE] = None
+    tied: Annotated[Picture | None, OMIT_NONE] = None
+
+
+class Subspace(Stored):
+    """The distance between the spaces that the two tables span (Inan et al. 2017), and what it would be by chance."""
+
+    distance: float
+    chance: float
+    words: int
+    dim: int
+
+
+class TailsOpened(Stored):
+    """The share of the tails that an exact search for the k best words opened, over the first tokens of a text."""
+
+    k: int
+    tokens: int
+    share: float
+
+    def __str__(self) -> str:
+        return f"the {self.k} best next words: {self.share:.1%} of the tails opened (first {self.tokens:,} tokens)"
+
+
+class Sample(Stored):
+    """A text that the model wrote."""
+
+    prompt: str
+    text: str
+    temperature: float = 1.0
+    seed: int = 0
+
+
+class LengthBand(Stored):
+    """Pairs whose source has `low` to `high` tokens (None: no upper end), and their BLEU."""
+
+    low: int = Field(alias="from")
+    high: int | None = Field(alias="to")
+    pairs: int
+    bleu: float
+
+
+class Translated(Stored):
+    """The translations of one split as sacrebleu counts them; the signatures say how."""
+
+    bleu: float
+    chrf: float | None = None
+    bleu_signature: str = ""
+    chrf_signature: str = ""
+    brevity_penalty: float | None = None
+    length_ratio: float | None = None
+    pairs: int = 0
+    unfinished: int = 0
+    search: dict[str, Any] = Field({})
+    by_length: tuple[LengthBand, ...] = ()
+
+
+class Example(Stored):
+    """A pair and its translation, with the weights over the source tokens at each target token."""
+
+    source: str
+    reference: str
+    translation: str
+    source_tokens: tuple[str, ...] = ()
+    target_tokens: tuple[str, ...] = ()
+    attention: tuple[tuple[float, ...], ...] = ()
+
+
+class Translations(Stored):
+    """The translations of a translator."""
+
+    valid: Translated | None = None
+    test: Translated | None = None
+    examples: tuple[Example, ...] = ()
+
+
+class _Figures(Stored):
+    """The figures of a result or of a saved evaluation, by split."""
+
+    def score(self, split: str) -> TextScore | None:
+        """Return the perplexity of a split with its facts."""
+        found: TextScore | None = getattr(self, split, None)
+        return found
+
+    def translated(self, split: str) -> Translated | None:
+        """Return the figures of the translations of a split."""
+        found: Translated | None = getattr(getattr(self, "translation", None), split, None)
+        return found
+
+    def scores(self, split: str) -> tuple[Scores, ...]:
+        """Return the figures of a split. The first one is what systems are compared by."""
+        found: list[Scores] = []
+        if translated := self.translated(split):
+            lines = ItemValues(file=f"translations/{split}.txt", item="sentence")
+            found.append(Scores(metric=BLEU, value=translated.bleu, items=lines))
+            if translated.chrf is not None:
+                found.append(Scores(metric=CHRF, value=translated.chrf, items=lines))
+        if score := self.score(split):
+            losses = ItemValues(file=SCORES_FILE, key=split, item="token")
+            found.append(Scores(metric=PERPLEXITY, value=score.per_word, items=losses))
+            found.append(Scores(metric=TOKEN_PERPLEXITY, value=score.perplexity, items=losses))
+        return tuple(found)
+
+
+Task = Literal["language_model", "translation", "skip_gram"]
+
+
+class RunResult(_Figures):
+    """`result.json` of a finished run."""
+
+    format: Literal[2]
+    task: Task
+    recipe: str
+    row: str
+    seed: int
+    command: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    source_sha256: str | None = None
+    config_hash: str | None = None
+    corpus: Corpus
+    parameters: Parameters
+    paper: dict[str, float] = Field({})
+    paper_similarity: dict[str, dict[str, float]] = Field({})
+    """The paper's rho by end and benchmark."""
+    changed: tuple[Change, ...] = ()
+    """Settings that differ from the recipe's row."""
+    train: Annotated[TextScore | None, OMIT_NONE] = None
+    valid: Annotated[TextScore | None, OMIT_NONE] = None
+    test: Annotated[TextScore | None, OMIT_NONE] = None
+    protocol: Annotated[Protocol | None, OMIT_NONE] = None
+    best: Annotated[Best | None, OMIT_NONE] = None
+    averaged: tuple[str, ...] = ()
+    """Checkpoints whose mean is scored instead of the best one; empty if the best one is."""
+    start: Annotated[Start | None, OMIT_NONE] = None
+    training: Training = Training()
+    frequency: Frequency = Frequency()
+    samples: tuple[Sample, ...] = ()
+    tails_opened: Annotated[TailsOpened | None, OMIT_NONE] = None
+    translation: Annotated[Translations | None, OMIT_NONE] = None
+    tied: Annotated[Literal["three-way", "decoder", "none"] | None, OMIT_NONE] = None
+    """Which ends of a translator share a table."""
+    neighbors: Neighbors = Neighbors()
+    embedding: Embedding = Embedding()
+    similarity: dict[str, tuple[Judgement, ...]] = Field({})
+    """By end: input and output, or tied."""
+    subspace: Annotated[Subspace | None, OMIT_NONE] = None
+
+    def similarity_scores(self, end: str) -> dict[str, Scores]:
+        """Return rho of the vectors of an end, by benchmark."""
+        judged = self.similarity.get(end, ())
+        return {each.name: Scores(metric=RHO, value=each.rho) for each in judged if each.rho is not None}
+
+
+class Search(Stored):
+    """Settings that were tried on the validation text, with the mean loss of each (None: not a number)."""
+
+    text: str
+    """What they were tried on, for people."""
+    best: dict[str, int | float]
+    edges: tuple[str, ...] = ()
+    """Settings whose best value is the first or the last that was tried."""
+    note: Annotated[str | None, OMIT_NONE] = None
+    points: tuple[dict[str, int | float | None], ...] = ()
+
+
+class SavedEvaluation(_Figures):
+    """`evaluations/<name>.json`. The plain figures are in result.json."""
+
+    format: Literal[2]
+    kind: str
+    """The file's name: a mode, the name of windows, or a search for translations."""
+    settings: dict[str, Any] = Field({})
+    search: Search | None = None
+    valid: Annotated[TextScore | None, OMIT_NONE] = None
+    test: Annotated[TextScore | None, OMIT_NONE] = None
+    translation: Annotated[Translations | None, OMIT_NONE] = None
+    command: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    source_sha256: str | None = None
+
+
+class Wall(Stored):
+    """What the clock said when a line was written."""
+
+    seconds: float | None = None
+    """Since training began, in a line of training."""
+
+
+class MetricsLine(Stored):
+    """One line of `metrics.jsonl`."""
+
+    kind: str
+    step: int
+    epoch: float
+    nll: float
+    perplexity: float | None = None
+    tokens: float = 1.0
+    """What a line of training is the mean over; for skip-gram, the words read so far."""
+    wall: Wall = Wall()
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a result of any format."""
+    return parse(RunResult, upgrade_result(decode_object(read_bytes(path), path), path), path)
+
+
+def read_metrics_line(line: bytes, where: str) -> MetricsLine:
+    """Read a line of metrics.jsonl; `where` it is from is for the error message."""
+    return parse(MetricsLine, upgrade_metrics_line(decode_object(line, where)), where)
+
+
+def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:
+    """Read a saved evaluation of any format; `result` is that of its run."""
+    raw = decode_object(read_bytes(path), path)
+    return parse(SavedEvaluation, upgrade_evaluation(raw, result, path), path)

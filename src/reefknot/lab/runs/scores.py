@@ -1,0 +1,168 @@
+"""Scores: a figure with its metric, and what a perplexity was measured over.
+
+    Scores       one figure: metric, value and the file that holds the value of every item
+    TextScore    the perplexity of one split with every fact that the figure depends on, apart from the model
+    ScoredText   which text was scored, and how its words became tokens
+
+A fact that is None is not known: results of format 1 do not have all of them. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
+
+from reefknot.lab.runs import definition
+from reefknot.lab.runs.stored import OMIT_NONE, Stored
+
+
+class Metric(Stored):
+    """What a figure measures, and which of two figures is the better one."""
+
+    name: str
+    unit: str
+    better: Literal["lower", "higher"]
+
+    @property
+    def sign(self) -> float:
+        """1 if lower is better, -1 if higher is: values times the sign are in order, best first."""
+        return 1.0 if self.better == "lower" else -1.0
+
+
+PERPLEXITY = Metric(name="perplexity", unit="per word", better="lower")
+TOKEN_PERPLEXITY = Metric(name="perplexity", unit="per token", better="lower")
+BLEU = Metric(name="BLEU", unit="points of 100", better="higher")
+CHRF = Metric(name="chrF", unit="points of 100", better="higher")
+RHO = Metric(name="rho", unit="Spearman's rank correlation", better="higher")
+
+
+class ItemValues(Stored):
+    """Where the values of single items are, for tests that pair two systems item by item."""
+
+    file: str
+    """Relative to the run folder."""
+    key: str | None = None
+    """The tensor in a file of tensors; None for a file with one line per item."""
+    item: Literal["token", "sentence"]
+
+
+class Scores(Stored):
+    """One figure of a run: what it measures, its value, and the values of single items if they are stored."""
+
+    metric: Metric
+    value: float
+    items: ItemValues | None = None
+
+
+class ScoredText(Stored):
+    """Which text was scored, and how its words became tokens."""
+
+    split: str
+    tokens: int | None = None
+    """Tokens of the text, whether they are scored or not."""
+    sha256: str | None = None
+    line_ends: bool | None = None
+    """Whether the end of a line is a token, which is scored."""
+    unknown: int | None = None
+    """How many tokens are <unk>."""
+    unknown_sha256: str | None = None
+    """Hash of which words hold an <unk>."""
+    tokenisation: Literal["words", "pieces"] | None = None
+    vocabulary_sha256: str | None = None
+    """Hash of the tokens in the order of their ids, and of how words are cut into them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the hashes are known that decide if losses can be paired with those of another run."""
+        return None not in (self.sha256, self.line_ends, self.unknown_sha256, self.vocabulary_sha256)
+
+
+class Dynamic(Stored):
+    """Dynamic evaluation: the model learns from each segment after it is scored."""
+
+    kind: Literal["dynamic"]
+    scale: str
+    eta: float
+    decay: float = Field(alias="lambda")
+    epsilon: float
+    segment: int
+    gradients: int | None = None
+    """Gradients of the training text that the statistics were taken over."""
+    plain: float | None = None
+    """Perplexity of the same model without it."""
+
+
+class Cache(Stored):
+    """A continuous cache: words that followed similar states become more likely."""
+
+    kind: Literal["cache"]
+    weight: float
+    theta: float
+    window: int
+    fill: str
+    plain: float | None = None
+    """Perplexity of the same model without it."""
+
+
+class MonteCarlo(Stored):
+    """Monte-Carlo dropout: the mean probability of several passes with dropout on."""
+
+    kind: Literal["mc"]
+    passes: int
+    window: int | None = None
+    """Tokens that share their masks; None if every window has its own."""
+    seed: int
+    drops: bool = True
+    """False if the model drops nothing, so that all passes are the same and one was made."""
+    lowest: float | None = None
+    highest: float | None = None
+    """Perplexity of the best and the worst single pass."""
+    plain: float | None = None
+    """Perplexity of the same model without dropout."""
+
+
+Mode = Annotated[Dynamic | Cache | MonteCarlo, Field(discriminator="kind")]
+
+
+class TextScore(Stored):
+    """The perplexity of one split, with every fact that the figure depends on apart from the model."""
+
+    perplexity: float
+    word_perplexity: float | None = None
+    bits_per_byte: float | None = None
+    nll: float
+    tokens: int = 0
+    """Tokens that were scored."""
+    words: int | None = None
+    """Words and line ends that the scored tokens make."""
+    bytes: int | None = None
+    streams: int | None = None
+    """Contiguous parts that the text was read in, each from an empty state."""
+    windows: Annotated[str | None, OMIT_NONE] = None
+    """Name of the windows that were computed afresh (`modes.py`); None if a state was carried through the text."""
+    pairs: Annotated[int | None, OMIT_NONE] = None
+    """Pairs of sentences that were each computed afresh, for a translator."""
+    precision: str | None = None
+    text: ScoredText | None = None
+    mode: Annotated[Mode | None, OMIT_NONE] = None
+    """What the model did while it read; None if it did nothing else."""
+    passes: tuple[float, ...] = ()
+    """Perplexity of every single pass of Monte-Carlo dropout."""
+    passes_deviation: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def definition(self) -> str:
+        """What the figure means, for people. It is made from the fields above, and no code reads it."""
+        return definition.define(self)
+
+    @property
+    def per_word(self) -> float:
+        """The figure to compare by. It is the perplexity itself unless tokens are pieces of words."""
+        return self.perplexity if self.word_perplexity is None else self.word_perplexity
+
+    @property
+    def tokens_per_word(self) -> float:
+        """1 where the tokens are the words."""
+        return self.tokens / self.words if self.words else 1.0

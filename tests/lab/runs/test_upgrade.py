@@ -1,0 +1,182 @@
+"""Old results, saved evaluations and lines of metrics become those of today when they are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_results import result
+from reefknot.errors import DataError
+from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.result import RunResult, read_evaluation, read_metrics_line, read_result
+from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Cache, Dynamic, MonteCarlo, TextScore
+from reefknot.lab.runs.upgrade import upgrade_changes
+
+RECORDS = Path(__file__).parents[3] / "results"
+LINES = (
+    "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
+    "tokens: 82,429 scored once each, of 82,430 in the test text",
+    "context: {context}; the first token, which has nothing before it, is not scored",
+    "unknown words: {unknown}; end of line: line ends are no tokens",
+    "word perplexity: the same total over 41,215 words in 82,429 pieces, where a word's probability is the product "
+    "over its pieces; bits per byte: over 449,945 bytes of UTF-8 text, unknown words included",
+    "computed in bfloat16; {how}",
+)
+
+
+def told(
+    context: str = "one stream from an empty state that is carried to its end",
+    unknown: str = "none in this text",
+    how: str = "independent of how the text is cut into windows",
+) -> str:
+    return "\n".join(LINES).format(context=context, unknown=unknown, how=how)
+
+
+def old_score(definition: str, **changes: Any) -> dict[str, Any]:
+    figures = {"perplexity": 9.0, "nll": math.log(9.0), "tokens": 82_429, "words": 41_215, "bytes": 449_945}
+    return figures | {"definition": definition} | changes
+
+
+def read_old(folder: Path, **changes: Any) -> RunResult:
+    today = result("Small", 0)
+    record = {key: value for key, value in today.items() if key not in ("task", "valid", "test")}
+    (folder / "result.json").write_text(json.dumps(record | {"format": 1} | changes))
+    return read_result(folder / "result.json")
+
+
+def test_every_committed_record_keeps_its_definitions() -> None:
+    """What the sentences told is a field now, and the sentences made from the fields are the same."""
+    count = 0
+    for path in RECORDS.rglob("result.json"):
+        raw, found = json.loads(path.read_text()), read_result(path)
+        scores = [(raw[split], found.score(split)) for split in ("train", "valid", "test") if split in raw]
+        for saved in path.parent.glob("evaluations/*.json"):
+            old, evaluation = json.loads(saved.read_text()), read_evaluation(saved, found)
+            scores += [(old[split], evaluation.score(split)) for split in ("valid", "test")]
+        for old, score in scores:
+            assert score is not None
+            assert score.definition == old["definition"].replace("nothing is dropped", "no token is left out"), path
+            count += 1
+        assert read_result(path) == RunResult.model_validate(found.record() | {}, extra="ignore")
+    assert count > 300
+
+
+@pytest.mark.parametrize(
+    ("context", "streams", "windows", "pairs"),
+    [
+        ("one stream from an empty state that is carried to its end", 1, None, None),
+        ("2,000 contiguous streams, each from an empty state that is carried to its end", 2000, None, None),
+        (
+            "windows of 3,072 tokens of which the last 512 are scored, each computed afresh",
+            1,
+            "context-2560-stride-512",
+            None,
+        ),
+        ("blocks of 3,072 tokens, each computed afresh", 1, "context-0-stride-3072", None),
+        ("blocks of whole lines of at most 512 tokens, each computed afresh", 1, "complete-512", None),
+        ("single lines, each computed afresh", 1, "lines", None),
+        ("1,014 pairs, each computed afresh: a target's tokens after its whole source", 1, None, 1014),
+        ("a way that nobody knows", None, None, None),
+    ],
+)
+def test_facts_of_a_score(
+    tmp_path: Path, context: str, streams: int | None, windows: str | None, pairs: int | None
+) -> None:
+    found = read_old(tmp_path, test=old_score(told(context, "1,234 here, scored as the token <unk>"))).test
+    assert found is not None
+    assert (found.streams, found.windows, found.pairs, found.precision) == (streams, windows, pairs, "bfloat16")
+    assert found.text is not None
+    assert (found.text.split, found.text.tokens, found.text.unknown) == ("test", 82_430, 1234)
+    assert (found.text.line_ends, found.text.tokenisation) == (False, "pieces")
+    assert not found.text.complete
+
+
+def test_what_no_sentence_says_is_unknown(tmp_path: Path) -> None:
+    found = read_old(tmp_path, test=old_score("a definition of somebody else")).test
+    assert found is not None
+    assert found.text is not None
+    assert (found.streams, found.text.unknown, found.text.line_ends, found.text.tokenisation) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "task"),
+    [
+        ({"test": old_score("")}, "language_model"),
+        ({"test": old_score(""), "translation": {"test": {"bleu": 30.0}}}, "translation"),
+        ({}, "skip_gram"),
+    ],
+)
+def test_the_task_is_told_by_the_keys(tmp_path: Path, changes: dict[str, Any], task: str) -> None:
+    assert read_old(tmp_path, **changes).task == task
+
+
+def test_changed_settings_and_neighbours(tmp_path: Path) -> None:
+    told = [
+        "training.epochs: 60 -> 25",
+        'training.precision: "a -> b" -> not set',
+        'output.labels.kind: null -> {"kind": "drill"}',
+        'encoder: {"kind": "awd... -> 3',
+    ]
+    found = read_old(tmp_path, changed=told, neighbors={"input": {}, "labels": {"cat": [["dog", 0.5]]}, "tied": False})
+    assert found.changed == (
+        Change(key="training.epochs", old=60, new=25),
+        Change(key="training.precision", old="a -> b"),
+        Change(key="output.classifier.kind", old=None, new={"kind": "drill"}),
+        Change(key="encoder", old='{"kind": "awd...', new=3),
+    )
+    assert [str(change) for change in found.changed][:2] == told[:2]
+    assert found.neighbors.output == {"cat": (("dog", 0.5),)}
+    assert upgrade_changes([{"key": "a", "old": 1, "new": 2}]) == [{"key": "a", "old": 1, "new": 2}]
+
+
+def evaluated(folder: Path, kind: str, settings: dict[str, Any], how: str, **changes: Any) -> TextScore:
+    """A saved evaluation of old, as it is read today: nothing but a few figures and a definition."""
+    run = read_old(folder, test=old_score(told()))
+    old = {key: old_score(told(how=how))[key] for key in ("perplexity", "nll", "tokens", "definition")} | changes
+    (folder / "saved.json").write_text(json.dumps({"format": 1, "kind": kind, "settings": settings, "test": old}))
+    score = read_evaluation(folder / "saved.json", run).test
+    assert score is not None
+    return score
+
+
+def test_modes_of_saved_evaluations(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"scale": "sum", "eta": 0.5, "lambda": 0.25, "epsilon": 0.125, "segment": 5}
+    how = "dynamic evaluation: ...; statistics of 1,859 gradients of the text; without it: perplexity 1,058.68"
+    score = evaluated(tmp_path, "dynamic", settings, how)
+    assert score.mode == Dynamic(kind="dynamic", **settings, gradients=1859, plain=1058.68)
+    assert (score.words, score.bytes, score.word_perplexity) == (41_215, 449_945, pytest.approx(81.0, rel=1e-3))
+    settings = {"weight": 0.1, "theta": 1.0, "window": 500, "fill": "full"}
+    score = evaluated(tmp_path, "cache", settings | {"windows": "lines"}, "...; without it: perplexity >1e304")
+    assert (score.mode, score.windows) == (Cache(kind="cache", **settings, plain=1e304), "lines")
+    how = "Monte-Carlo dropout: ...; a pass alone: perplexity 7.25 to 8.50; without dropout: perplexity 1.2e+07"
+    score = evaluated(tmp_path, "mc", {"passes": 3, "window": 35, "seed": 7}, how)
+    mode = MonteCarlo(kind="mc", passes=3, window=35, seed=7, drops=True, lowest=7.25, highest=8.5, plain=1.2e7)
+    assert score.mode == mode
+    score = evaluated(tmp_path, "context-4-stride-2", {"windows": "context-4-stride-2"}, "", tokens=3)
+    assert (score.mode, score.windows, score.words) == (None, "context-4-stride-2", None)
+
+
+def test_translations_of_saved_evaluations(tmp_path: Path) -> None:
+    figures = {"bleu": 30.5, "chrf": 50.0, "by_length": [{"from": 0, "to": 10, "pairs": 3, "bleu": 30.5}]}
+    score = {"perplexity": 9.0, "nll": 2.2, "tokens": 5, "definition": ""}
+    record = {"format": 1, "kind": "beam-2", "settings": {"beam": 2}, "test": score | figures}
+    (tmp_path / "saved.json").write_text(json.dumps(record))
+    found = read_evaluation(tmp_path / "saved.json", None)
+    assert [(each.metric, each.value) for each in found.scores("test")][::2] == [(BLEU, 30.5), (PERPLEXITY, 9.0)]
+    translated = found.translated("test")
+    assert translated is not None
+    assert (translated.by_length[0].low, translated.by_length[0].high) == (0, 10)
+
+
+def test_the_loss_of_skip_gram_is_one_of_pairs() -> None:
+    line = read_metrics_line(b'{"kind": "train", "step": 1, "epoch": 1, "loss": 2.5, "tokens": 9}', "here")
+    assert (line.kind, line.nll, line.tokens) == ("pairs", 2.5, 9)
+
+
+def test_a_format_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"result\.json: format 3 is not known here"):
+        read_old(tmp_path, format=3)

@@ -57,7 +57,7 @@ class Page:
             there = (self.path.parent / link).resolve() if link else self.path
             if anchor and there.suffix == ".md" and anchor not in anchors(there.read_text(encoding="utf-8")):
                 wrong.append(f"{link}#{anchor}")
-        named = re.findall(r"`((?:src|docs|script|tests)/[^`]+)`", self.prose)
+        named = re.findall(r"`((?:src|docs|script|tests)/[^`\s]+)", self.prose)  # a script may have arguments
         return [*wrong, *(path for path in named if not (ROOT / path).exists())]
 
     def unknown(self) -> list[str]:

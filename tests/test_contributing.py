@@ -1,4 +1,4 @@
-"""The example in CONTRIBUTING.md works as it stands: one file, one line, and the contract holds."""
+"""The examples in CONTRIBUTING.md work as they are written: a classifier, for which the contract holds, and a verb."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+import reefknot.lab.cli
 import reefknot.nn.classifiers
+from pages import ROOT, code
+from reefknot.lab.cli.main import load_verb
 from reefknot.lab.config.parts import CLASSIFIERS
 from reefknot.nn.tables import WordTable
 
-ROOT = Path(__file__).parent.parent
-_, FILE, LINE = (part.split("```")[0] for part in (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("```python\n"))
+FILE, LINE, VERB = code((ROOT / "CONTRIBUTING.md").read_text("utf-8"), "python")
 KIND, HOME = re.fullmatch(r' *"(\w+)": "([\w.:]+)",\n', LINE).groups()  # type: ignore[union-attr]
 
 REGISTERS = f"""
@@ -52,3 +55,11 @@ def test_the_contract_holds_for_the_example(tmp_path: Path) -> None:
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) >= 40, done.stdout
+
+
+def test_the_verb_of_the_example_prints_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.py").write_text(VERB, encoding="utf-8")
+    monkeypatch.setattr(reefknot.lab.cli, "__path__", [*reefknot.lab.cli.__path__, str(tmp_path)])
+    outcome = CliRunner().invoke(load_verb("rows"), ["press2017/table6"])
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.output.splitlines() == ["Small model", "Small + WT", "Small + PR", "Small + WT + PR"]

@@ -18,9 +18,11 @@ from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 
-NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-PYTHON_PAGES = [name for name in NAMES if code(Page(name).text, "python") and name != "docs/vectors.md"]
-"""Pages whose Python is one program each. That of docs/vectors.md has its own test, because gensim may be missing."""
+NAMES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+OWN_TESTS = {"CONTRIBUTING.md", "docs/vectors.md"}
+"""Pages whose Python has a test of its own: files to add, and a part that needs gensim."""
+PYTHON_PAGES = [name for name in NAMES if code(Page(name).text, "python") and name not in OWN_TESTS]
+"""Pages whose Python is one program each."""
 ENCODER_PAGES = [Page(f"docs/{name}.md") for name in ("recurrent", "attention", "translation")]
 TEXT = "".join(page.text for page in (*ENCODER_PAGES, Page("docs/vectors.md")))
 """Of all pages that have recipes of the papers."""

@@ -11,7 +11,7 @@ PAGE = Page("docs/recurrent.md")
 ENCODER_HEADINGS = [heading for heading in PAGE.sections if heading.startswith("`")]
 (FRAME,) = PAGE.snippets("How to read this page")
 TRAININGS = PAGE.snippets("Training")
-(FINETUNING,) = PAGE.snippets("Second sessions")
+(FINETUNING,) = PAGE.snippets("Starting from another row")
 (SCORING,) = PAGE.snippets("Perplexity: ours and the papers'")
 
 

@@ -30,7 +30,7 @@ class Heard(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.lines.append(text)
 
 
@@ -78,7 +78,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made(self: Update, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
-        self.at_once = False
+        self.synchronous = False
         optimiser: Any = self.state.optimiser
         optimiser.found_inf = self.tally.found_inf
         for group in optimiser.param_groups:

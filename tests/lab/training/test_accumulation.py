@@ -21,7 +21,7 @@ from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.training.display import Silent
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import PARTS, Piece, Update
+from reefknot.lab.training.update import TARGET_BUCKETS, MicroBatch, Update
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.softmax import Softmax
@@ -134,7 +134,7 @@ def test_few_shapes_over_many_updates_in_four_pieces() -> None:
     for _ in range(200):
         share_B1, pick_BT = 0.1 * torch.rand(32, 1, generator=draw), torch.rand(32, 512, generator=draw)
         y_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
-        keys.add(tuple(piece.shapes() for piece in Piece.cut(y_BT, y_BT, 4, output)))
+        keys.add(tuple(piece.shapes() for piece in MicroBatch.split(y_BT, y_BT, 4, output)))
     assert 1 < len(keys) <= 40
 
 
@@ -145,11 +145,11 @@ def test_few_shapes_where_lines_have_any_length() -> None:
     for _ in range(200):
         lengths_B1 = torch.randint(5, 9, (64, 1), generator=draw)
         y_BT = torch.where(torch.arange(8) < lengths_B1, torch.randint(30, (64, 8), generator=draw), IGNORE)
-        (piece,) = Piece.cut(y_BT, y_BT, 1, output)
+        (piece,) = MicroBatch.split(y_BT, y_BT, 1, output)
         assert piece.places is not None
         there = (y_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
         assert torch.equal(piece.places[: len(there)], there)
-        assert len(piece.places) - len(there) < y_BT.numel() / PARTS
+        assert len(piece.places) - len(there) < y_BT.numel() / TARGET_BUCKETS
         assert (y_BT.reshape(-1)[piece.places[len(there) :]] == IGNORE).all()
         assert piece.plan.count == len(there)
         keys.add(piece.shapes())
@@ -159,7 +159,7 @@ def test_few_shapes_where_lines_have_any_length() -> None:
 @pytest.mark.parametrize("targets", [8, 0])
 def test_windows_of_targets_alone_and_of_none(targets: int) -> None:
     y_BT = torch.where(torch.arange(8) < targets, torch.zeros(4, 8, dtype=torch.int64), IGNORE)
-    (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    (piece,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
     reached = y_BT.numel() if piece.places is None else len(piece.places)
     assert reached == piece.plan.count == 4 * targets
 
@@ -168,11 +168,11 @@ def test_what_is_added_for_activations_knows_padding_however_little_it_is() -> N
     """Sixteen places, one of them padding: all reach the output end, but one has no activation to speak of."""
     y_BT = torch.zeros(2, 8, dtype=torch.int64)
     y_BT[1, -1] = IGNORE
-    (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    (piece,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
     assert piece.places is not None
     assert (len(piece.places), piece.plan.count) == (15, 15)
     wide_BT = torch.zeros(4, 8, dtype=torch.int64)
     wide_BT[3, -1] = IGNORE
-    (piece,) = Piece.cut(wide_BT, wide_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    (piece,) = MicroBatch.split(wide_BT, wide_BT, 1, Softmax(Plain(WordTable(30, 4))))
     assert piece.places is not None
     assert (len(piece.places), piece.plan.count) == (32, 31)

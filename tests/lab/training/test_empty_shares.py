@@ -10,7 +10,7 @@ import torch
 
 from contract.combinations import Case, meaningful_cases
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.training.update import Piece
+from reefknot.lab.training.update import MicroBatch
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.sampled import SampledSoftmax
 
@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 
 def summed(model: LanguageModel, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """The loss of a window as an update computes it."""
-    (piece,) = Piece.cut(x_BT, y_BT, 1, model.output)
+    (piece,) = MicroBatch.split(x_BT, y_BT, 1, model.output)
     return model.loss(piece.x, piece.y, None, piece.plan, piece.places).sum()
 
 

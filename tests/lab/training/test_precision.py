@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from reefknot.errors import NonFiniteError, SettingsError, Stopped
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
-from reefknot.lab.training.update import OVERFLOWS, Tally
+from reefknot.lab.training.update import MAX_OVERFLOWS, Tally
 from reefknot.nn.encoders.stacked import LSTM
 
 HALF = (
@@ -126,7 +126,7 @@ def test_overflows_without_end_stop_training(
     tmp_path: Path, train: Any, overflow: Callable[..., object], metrics: Metrics
 ) -> None:
     overflow(*range(7, 100))
-    match = rf"at step {6 + OVERFLOWS}, the last of {OVERFLOWS} in a row; the update was not made"
+    match = rf"at step {6 + MAX_OVERFLOWS}, the last of {MAX_OVERFLOWS} in a row; the update was not made"
     with pytest.raises(NonFiniteError, match=match):
         train(tmp_path / "run", *HALF, "training.epochs=100")
     assert training_lines(metrics(tmp_path / "run"))[-1]["step"] == 6
@@ -145,7 +145,7 @@ def trains_an_lstm_in_float16() -> bool:
     return True
 
 
-NO_FLOAT16 = "torch cannot compute this LSTM with it on a CPU; use bfloat16, or a GPU"
+NO_FLOAT16 = "torch cannot train this LSTM in it on a CPU; use bfloat16, or a GPU"
 
 
 def test_an_encoder_that_a_cpu_cannot_compute_is_rejected(tmp_path: Path, train: Any) -> None:
@@ -179,14 +179,14 @@ def test_a_tally_forgives_what_is_not_in_a_row() -> None:
         made.append(not bool(tally.found_inf))
     assert made == [False, False, True, False, False, False, False]  # nothing after the third in a row
     report = tally.report()
-    assert report.refused == 16
+    assert report.failed_step == 16
     assert math.isinf(report.gradient_norm)
     assert report.skipped == 5
     again = Tally(World(), 0, patience=3, skipped_in_a_row=1)
     for norm in (math.inf, 2.0, math.inf):
         again.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
     report = again.report()
-    assert (report.refused, report.skipped, report.skipped_in_a_row) == (0, 2, 1)
+    assert (report.failed_step, report.skipped, report.skipped_in_a_row) == (0, 2, 1)
     assert (report.sums, report.tokens, report.gradient_norm) == ({"nll": 1.5}, 4, 2.0)
     assert again.report().tokens == 0
 

@@ -78,7 +78,7 @@ with StopRequest() as stop:
     process.communicate()
 
 
-@pytest.mark.parametrize("moment", ["say", "update"])
+@pytest.mark.parametrize("moment", ["print", "update"])
 def test_a_stop_while_it_prepares_or_scores(
     tmp_path: Path, train: Any, heard: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_stop_while_it_prepares_or_scores(
 
     def interrupt(text: str) -> None:
         speak(text)
-        if moment == "say" or "scoring" in text:
+        if moment == "print" or "scoring" in text:
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(heard, moment, interrupt)

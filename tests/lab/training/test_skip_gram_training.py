@@ -39,7 +39,7 @@ def ids() -> NDArray[np.int32]:
     return np.concatenate(lines).astype(np.int32)
 
 
-def trainer(
+def make_trainer(
     run: RunFolder, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, tied: bool = False, **options: Any
 ) -> SkipGramTrainer:
     torch.manual_seed(training.seed)
@@ -52,9 +52,9 @@ def trainer(
 
 def train(out: Path, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, **options: Any) -> Outcome:
     with RunFolder.open_for_training(out, {"settings": training.model_dump()}) as run:
-        here = trainer(run, ids, training, **options)
-        progress = here.train()
-        weights = {name: weight.detach().clone() for name, weight in here.model.named_parameters()}
+        trainer = make_trainer(run, ids, training, **options)
+        progress = trainer.train()
+        weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
         metrics = [{key: value for key, value in line.items() if key != "wall"} for line in run.metrics.read()]
         return progress, weights, metrics
 
@@ -138,11 +138,11 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, ids: NDArray[np.int
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_a_table_that_is_not_finite_stops_it(tmp_path: Path, ids: NDArray[np.int32], tied: bool, value: float) -> None:
     with RunFolder.open_for_training(tmp_path, {}) as run:
-        here = trainer(run, ids, tied=tied)
+        trainer = make_trainer(run, ids, tied=tied)
         with torch.no_grad():
-            here.model.input.weight[3, 0] = value
-        with pytest.raises(NonFiniteError, match="step 1 has made a weight that is not a number") as caught:
-            here.train()
+            trainer.model.input.weight[3, 0] = value
+        with pytest.raises(NonFiniteError, match="a weight is not finite after step 1") as caught:
+            trainer.train()
         assert "training.learning_rate" in str(caught.value)
     assert json.loads((tmp_path / "nonfinite.json").read_text()) == {"step": 1, "window": 0, "epoch": 1, "seed": 5}
     assert not (tmp_path / "checkpoints").exists()
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, ids: NDArray[
         RunFolder.open_for_training(tmp_path, {"settings": {}}) as run,
         pytest.raises(DataError, match="a run with other settings"),
     ):
-        trainer(run, ids).train()
+        make_trainer(run, ids).train()
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) ->
             draws = SETTINGS.draws([1] * words, eos=None, unknown=None, seed=0)
             return SkipGramTrainer(model, ids, draws, TRAINING, run)
 
-        with pytest.raises(SettingsError, match="draws over 29 words for a model of 30"):
+        with pytest.raises(SettingsError, match="29 words, but the model has 30"):
             make(ids, 29)
         with pytest.raises(DataError, match="is empty"):
             make(ids[:0], VOCABULARY)

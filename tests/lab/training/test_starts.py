@@ -179,7 +179,7 @@ def test_a_start_must_be_asked_for_and_fit(
     train(recipe, "untied", tmp_path / "untied")
     with pytest.raises(SettingsError, match=r'"tied" begins with no other run; --start needs training\.start'):
         train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
-    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* another model: \S+ do not fit"):
+    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* a different model: \S+ do not match"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
     other = made_text(120)
     path = other / "train.txt"

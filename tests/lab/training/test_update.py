@@ -263,14 +263,14 @@ def test_replayed_updates_are_the_updates(
     for replay in (False, True):
         model = copy.deepcopy(built).train()
         parallel = world.parallel(model)
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
         hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
-        averages = Averages.at_once(parallel.parameters, settings.averaging)
+        averages = Averages.at_start(parallel.parameters, settings.averaging)
         state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.scaler(False))
         update = WindowUpdate(model, state, world, settings)
         if replay:
             # As on a GPU, where the host does not look at an update before the next one.
-            update.at_once = False
+            update.synchronous = False
             update._replays = CapturedUpdates(update._make, world.device)
         torch.manual_seed(2)
         for epoch in (1, 2):

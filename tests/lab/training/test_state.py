@@ -80,7 +80,7 @@ def flatten(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Progress)])
-def test_every_field_of_progress_comes_back(tmp_path: Path, field: str) -> None:
+def test_every_field_of_progress_is_restored(tmp_path: Path, field: str) -> None:
     state = used_state()
     default = getattr(state.progress, field)
     setattr(state.progress, field, 0.125 if default is None or isinstance(default, float) else 17)
@@ -90,7 +90,7 @@ def test_every_field_of_progress_comes_back(tmp_path: Path, field: str) -> None:
     assert asdict(restored.progress) == asdict(state.progress)
 
 
-def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
+def test_every_part_of_the_state_is_restored(tmp_path: Path) -> None:
     state, restored = used_state(), new_state()
     saved = through_disk(tmp_path, state, World())
     after = torch.rand(3)
@@ -120,7 +120,7 @@ def test_the_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
     assert torch.equal(model["scale"], weights(state.parallel.model)["scale"])
 
 
-def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
+def test_restoring_fills_the_learning_rate_tensor_in_place(tmp_path: Path) -> None:
     state, restored = used_state(), new_state()
     state.optimiser.param_groups[0]["lr"] = torch.tensor(0.125)
     rate = restored.optimiser.param_groups[0]["lr"] = torch.tensor(0.5)
@@ -129,7 +129,7 @@ def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
     assert rate.item() == 0.125
 
 
-def test_an_optimiser_runs_as_its_device_wants(tmp_path: Path) -> None:
+def test_restored_optimiser_keeps_the_options_of_its_device(tmp_path: Path) -> None:
     """A state saved on a GPU has `capturable` optimisers, which torch rejects on a CPU."""
     state, restored = used_state(), new_state()
     state.optimiser.param_groups[0] |= {"capturable": True, "fused": True}
@@ -140,14 +140,14 @@ def test_an_optimiser_runs_as_its_device_wants(tmp_path: Path) -> None:
     restored.optimiser.step()
 
 
-def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_a_missing_field_is_rejected(tmp_path: Path) -> None:
     model, tensors, values = through_disk(tmp_path, used_state(), World())
     del values["progress"]["best_nll"]
     with pytest.raises(DataError, match="another version of Reefknot"):
         new_state().restore(model, tensors, values, World(), 0)
 
 
-def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
+def test_weights_hold_tied_tables_once_and_no_temporary_buffers(tmp_path: Path) -> None:
     model = Model()
     assert weights(model).keys() == {"first.weight", "first.bias", "scale"}
     other = Model()
@@ -157,7 +157,7 @@ def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
     assert not torch.equal(other.scratch, model.scratch)
 
 
-def test_another_model_is_refused() -> None:
+def test_weights_of_a_different_model_are_rejected() -> None:
     with pytest.raises(DataError, match=r"a different model: scale do not match"):
         load_weights(Model(), {**weights(Model()), "scale": torch.zeros(3)})
     saved = weights(Model())
@@ -166,7 +166,7 @@ def test_another_model_is_refused() -> None:
         load_weights(Model(), saved)
 
 
-def test_the_streams_are_shared_out_anew(tmp_path: Path) -> None:
+def test_streams_are_redistributed_over_processes(tmp_path: Path) -> None:
     state = used_state()
     saved = through_disk(tmp_path, state, World())
     for rank in range(2):

@@ -20,7 +20,7 @@ PATIENCE = "training.stop={rule = 'patience', interval = 1}"
 
 
 @given(LOSSES, st.integers(1, 6))
-def test_the_nonmonotone_rule_is_that_of_the_code(losses: list[float], interval: int) -> None:
+def test_nonmonotone_rule_agrees_with_the_authors_code(losses: list[float], interval: int) -> None:
     """The code stores each loss after it has compared it with all stored losses but the last `interval`."""
     stored: list[float] = []
     for current in losses:
@@ -29,7 +29,7 @@ def test_the_nonmonotone_rule_is_that_of_the_code(losses: list[float], interval:
         stored.append(current)
 
 
-def test_the_nonmonotone_rule_forgives_the_last_validations() -> None:
+def test_nonmonotone_rule_ignores_the_last_validations() -> None:
     assert not is_nonmonotone([3.0, 2.0], 9.0, 2)  # too few validations
     assert not is_nonmonotone([3.0, 1.0, 1.0], 2.5, 2)  # worse than the last two, but not than the one before
     assert is_nonmonotone([3.0, 1.0, 1.0], 3.5, 2)
@@ -45,7 +45,7 @@ def test_patience_counts_validations_without_a_new_best() -> None:
     assert not is_out_of_patience([], 1.0, 1)
 
 
-def test_a_verdict_names_its_rule() -> None:
+def test_reason_to_stop_names_the_rule() -> None:
     losses = [2.0, 3.0, 3.0]
     assert "patience: no new best in 3 validations" in str(
         StoppingSettings(rule="patience", interval=3).reason_to_stop(losses, 2.5)
@@ -54,7 +54,7 @@ def test_a_verdict_names_its_rule() -> None:
     assert StoppingSettings(rule="nonmonotone", interval=2).reason_to_stop(losses, 1.5) is None
 
 
-def test_a_run_that_stops_early_is_finished(
+def test_run_that_stops_early_is_finished(
     tmp_path: Path, train: Any, metrics: Any, heard: Any, signal_in_step: Callable[[int], None]
 ) -> None:
     wild = ("training.epochs=40", "training.optimiser.learning_rate=8.0", PATIENCE)
@@ -74,11 +74,11 @@ def test_a_run_that_stops_early_is_finished(
     assert train(tmp_path / "again", *wild)["training"]["stopped"] == reason
 
 
-def test_a_run_to_its_last_epoch_says_nothing(tmp_path: Path, train: Any) -> None:
+def test_run_to_the_last_epoch_has_no_reason_to_stop(tmp_path: Path, train: Any) -> None:
     assert train(tmp_path / "run", "training.stop={rule = 'nonmonotone'}")["training"]["stopped"] is None
 
 
-def test_a_rule_that_holds_after_the_last_epoch_stops_nothing(tmp_path: Path, train: Any, metrics: Any) -> None:
+def test_stopping_rule_has_no_effect_after_the_last_epoch(tmp_path: Path, train: Any, metrics: Any) -> None:
     wild = ("training.epochs=40", "training.optimiser.learning_rate=8.0", PATIENCE)
     train(tmp_path / "long", *wild)
     epochs = sum(line["kind"] == "valid" for line in metrics(tmp_path / "long"))
@@ -99,7 +99,7 @@ def test_a_rule_that_holds_after_the_last_epoch_stops_nothing(tmp_path: Path, tr
         ("training.optimiser.decoupled_decay=1.0", "training.optimiser.decoupled_decay: must be less than 1"),
     ],
 )
-def test_impossible_settings_are_refused(tiny_recipe: Callable[..., Path], override: str, message: str) -> None:
+def test_invalid_settings_are_rejected(tiny_recipe: Callable[..., Path], override: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_recipe(str(tiny_recipe()), (override,), "tied")
     assert message in str(caught.value)

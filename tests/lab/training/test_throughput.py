@@ -25,19 +25,19 @@ def _model() -> LanguageModel:
     return LanguageModel(Lookup(table), LSTM(8, 8, 1), Softmax(Plain(table)))
 
 
-def test_the_matrix_rate_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_rate_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIZES, "cpu", 256)
     assert 1e8 < matrix_rate("cpu", torch.float32, seconds=0.01) < 1e14
 
 
-def test_measuring_draws_from_no_generator_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_does_not_use_the_global_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIZES, "cpu", 32)
     before = torch.get_rng_state()
     matrix_rate("cpu", torch.bfloat16, seconds=0.0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_cpu_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_rate_is_not_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "matrix_rate", lambda *_: pytest.fail("nothing is measured on a CPU"))
     meter = Throughput(_model(), World(), torch.float32)
     x_BT = torch.zeros(2, 5, dtype=torch.long)
@@ -49,7 +49,7 @@ def test_a_cpu_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("matrix rate" in fact for fact in speed.describe())
 
 
-def test_the_share_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_the_matrix_rate_counts_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "matrix_rate", lambda device, dtype: 1e9 if dtype == torch.bfloat16 else 1.0)
     monkeypatch.setattr(throughput, "peak_memory_bytes", lambda device: 3 * 2**30)
     model = _model()
@@ -63,7 +63,7 @@ def test_the_share_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> 
     assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).rate is None
 
 
-def test_a_target_costs_what_its_window_says() -> None:
+def test_flops_per_target_come_from_the_window() -> None:
     meter = Throughput(_model(), World(), torch.float32)
     x_BT = torch.zeros(2, 5, dtype=torch.long)
     padded = x_BT.clone()
@@ -72,7 +72,7 @@ def test_a_target_costs_what_its_window_says() -> None:
     assert meter.speed(7.0, x_BT, torch.full_like(x_BT, IGNORE)).flops == 0.0
 
 
-def test_a_line_for_people() -> None:
+def test_progress_line() -> None:
     texts = Speed(12_345.6, 1e12, 12 * 2**30, 0.384).describe()
     assert texts == ["12,346 tokens/s", "12.0 GiB", "38% of the matrix rate"]
     line = progress_line("tied", ["epoch 1/2", *texts], 0.25, 95)

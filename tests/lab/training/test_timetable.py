@@ -46,7 +46,7 @@ def due_updates(table: Timetable) -> dict[str, list[int]]:
     return updates
 
 
-def test_epochs() -> None:
+def test_timetable_in_epochs() -> None:
     assert due_updates(timetable(epochs=2)) == {
         "epoch_ends": [5, 10],
         "end": [10],
@@ -73,12 +73,12 @@ def test_validations_between_epochs(length: dict[str, int]) -> None:
     assert updates["checkpoint"] == [3, 4, 6, 8, 9, 10]
 
 
-def test_a_stop_ends_it() -> None:
+def test_early_stop_finishes_training() -> None:
     assert not timetable(updates=7).finished(Progress(step=6))
     assert timetable(updates=7).finished(Progress(step=6, stopped="enough"))
 
 
-def test_where_training_stands() -> None:
+def test_position_and_share_of_training() -> None:
     progress = Progress(step=1007, epoch=2, window=2)
     assert timetable(epochs=40).position_of_total(progress) == "epoch 2/40"
     assert timetable(updates=286_000).position_of_total(progress) == "update 1,007/286,000"
@@ -88,13 +88,13 @@ def test_where_training_stands() -> None:
     assert timetable(updates=2014).done(progress) == 0.5
 
 
-def test_the_time_left_has_validating_and_saving_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_includes_validation_and_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1100.0)
     # The second tenth of training took a hundred seconds, and eight tenths are left.
     assert SessionClock(started=1000.0, done=0.1, tokens=0, seconds=0.0).seconds_left(0.2) == pytest.approx(800.0)
 
 
-def test_speed_is_that_of_this_sitting() -> None:
+def test_speed_is_that_of_this_session() -> None:
     clock = SessionClock(started=0.0, done=0.5, tokens=1_000, seconds=100.0)
     assert clock.speed(Progress(tokens=1_600, seconds=103.0)) == pytest.approx(200.0)
 
@@ -116,11 +116,11 @@ def test_speed_is_that_of_this_sitting() -> None:
         ({"epochs": 2, "batch": 4, "accumulate": 3}, "accumulate = 3 does not divide batch = 4"),
     ],
 )
-def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
+def test_contradictory_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         timetable(**settings)
 
 
 @pytest.mark.parametrize("batching", ["blocks", "sentences", "pairs"])
-def test_samples_may_be_cut_into_unequal_pieces(batching: str) -> None:
+def test_samples_may_be_split_into_unequal_micro_batches(batching: str) -> None:
     assert timetable(epochs=2, batching=batching, batch=4, accumulate=3).settings.accumulate == 3

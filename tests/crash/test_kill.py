@@ -1,11 +1,11 @@
-"""SIGKILL at random moments, the same command again until it is done: the bits of a run that nothing happened to.
+"""A run that is killed by SIGKILL at random moments and resumed by the same command ends bit for bit the same.
 
-    pytest tests/crash --kills 1000                  a longer campaign; a run that ends before it is over is begun anew
+    pytest tests/crash --kills 1000                  a longer campaign, over several runs if needed
     pytest tests/crash --kills 200 --device cuda     the same on a GPU
 
-The moments are spread over start-up, updates and saves by a printed seed. Dropout is on. Processes that are to die
-after their start-up are forked from one that has imported everything, which saves most of the time; those that are to
-die in it begin from nothing, and what ends a run is the command itself.
+The moments are drawn with a printed seed and spread over start-up, updates and saves. Dropout is on. To save time,
+processes that are killed after their start-up are forked from one that has imported everything. Processes that are
+killed during their start-up, and the last process of a run, start from scratch.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ import pytest
 
 SAVE_EVERY = 40
 SETTINGS = ("training.epochs=10", "training.log_every=1", f"training.save_every={SAVE_EVERY}")
-"""About two thousand updates of two milliseconds."""
+"""About two thousand updates of two milliseconds each."""
 MOMENTS = {"start-up": 1, "update": 3, "save": 2}
-"""Where a kill is aimed at, and how often."""
+"""Intended moments of the kills, and their weights."""
 
 FRESH, FORKED = multiprocessing.get_context("spawn"), multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["pytest", "reefknot.lab.cli.main", "reefknot.lab.experiment"])
 
 
 def reefknot(words: list[str]) -> None:
-    """What a process does: the command, silently."""
+    """Run a command in this process without output."""
     from reefknot.lab.cli.main import main
 
     for stream in (1, 2):
@@ -48,13 +48,13 @@ def reefknot(words: list[str]) -> None:
 
 @dataclass
 class Campaign:
-    """One command, killed and run again."""
+    """A command that is killed and run again."""
 
     recipe: Path
     draw: random.Random
     device: str
     landed: Counter[str] = field(default_factory=Counter)
-    """Where the kills really came down, as the folder shows it afterwards."""
+    """Where the kills actually happened, judged by the run folder."""
 
     def words(self, out: Path) -> list[str]:
         exact = ["training.determinism=exact"] if self.device == "cuda" else []
@@ -62,16 +62,16 @@ class Campaign:
         return ["train", str(self.recipe), *where, *SETTINGS, *exact]
 
     def finish(self, out: Path) -> None:
-        """Run without a kill; also the way an unbroken run is made."""
+        """Run the command to the end. This also produces the run without interruptions."""
         command = [sys.executable, "-m", "reefknot", *self.words(out)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def kill(self, out: Path) -> bool:
-        """Begin or resume, and kill once; False if the run was done before that."""
+        """Start or resume the run and kill it once. Returns False if the run ended before the kill."""
         moment = self.draw.choices(list(MOMENTS), list(MOMENTS.values()))[0]
         before, base = changed(out / "metrics.jsonl"), newest_step(out)
-        # A GPU that a process has looked at is closed to those forked from it.
+        # A forked process cannot use a GPU that its parent has initialised.
         context = FRESH if moment == "start-up" or self.device == "cuda" else FORKED
         process = context.Process(target=reefknot, args=(self.words(out),))
         process.start()
@@ -79,7 +79,7 @@ class Campaign:
             if moment == "start-up":
                 time.sleep(self.draw.uniform(0, 3))
             else:
-                # So many updates after the checkpoint it resumes from, whatever the speed of the machine.
+                # Count updates after the checkpoint, because the speed of the machine varies.
                 further = self.draw.randint(1, 3 * SAVE_EVERY)
                 wait(process, lambda: changed(out / "metrics.jsonl") != before and logged_step(out) >= base + further)
                 time.sleep(self.draw.uniform(0, 0.005))
@@ -108,12 +108,12 @@ def wait(process: BaseProcess, condition: Callable[[], object]) -> None:
 
 
 def newest_step(run: Path) -> int:
-    """The step of the newest checkpoint."""
+    """Return the step of the newest checkpoint."""
     return max((int(path.name[5:]) for path in run.glob("checkpoints/step_" + "[0-9]" * 8)), default=0)
 
 
 def logged_step(run: Path) -> int:
-    """The step of the last whole line of metrics."""
+    """Return the step of the last complete line of metrics."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else 0
@@ -124,14 +124,14 @@ def changed(path: Path) -> int | None:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Whole lines, without what the clock says."""
+    """Return the complete lines of metrics without the timings."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [{key: value for key, value in json.loads(line).items() if key != "wall"} for line in lines]
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Everything that must be equal to the bit."""
+    """Return everything that must be equal bit for bit."""
     newest = max((run / "checkpoints").iterdir())
     return {
         "files": sorted(str(path.relative_to(run)) for path in run.rglob("*")),
@@ -143,8 +143,8 @@ def outcome(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(0)  # a campaign may take hours; every wait in it has an end of its own
-def test_killed_anywhere_it_resumes_to_the_same_bits(
+@pytest.mark.timeout(0)  # a campaign may take hours; every wait in it has its own timeout
+def test_run_killed_at_random_moments_resumes_bit_for_bit(
     tmp_path: Path, tiny_recipe: Callable[..., Path], request: pytest.FixtureRequest
 ) -> None:
     kills: int = request.config.getoption("--kills")
@@ -161,8 +161,8 @@ def test_killed_anywhere_it_resumes_to_the_same_bits(
         while done < kills and campaign.kill(out):
             done += 1
         campaign.finish(out)
-        found = outcome(out)
-        assert [key for key in expected if found[key] != expected[key]] == [], f"{out} differs"
+        resumed = outcome(out)
+        assert [key for key in expected if resumed[key] != expected[key]] == [], f"{out} differs"
     print(f"{done} kills in {runs} runs, {dict(campaign.landed)}, 0 differences")
     assert campaign.landed["after the first update"] >= kills // 3
     assert campaign.landed["between two checkpoints"] >= kills // 5

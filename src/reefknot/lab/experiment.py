@@ -59,7 +59,7 @@ def train(
     name = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
     out = out or default_folder(recipe, row, experiment.seed)
     started_from = load_start(recipe, row, experiment.seed, start, out, data)
-    dataset = task_of(experiment).open_data(data, say=display.say)
+    dataset = task_of(experiment).open_data(data, say=display.print)
     begun = RunFolder.open(out) if (out / "config.json").is_file() else None
     config = run_config(recipe, row, experiment, dataset, started_from, begun)
     if begun:
@@ -67,21 +67,21 @@ def train(
         if "vectors" in config and (begun.result is not None or begun.checkpoints.latest(silent) is not None):
             experiment = experiment.without_files()
     task = task_of(experiment)
-    model, notes = _build(task, recipe, row, dataset, started_from, world, display.say)
+    model, notes = _build(task, recipe, row, dataset, started_from, world, display.print)
     with _enter(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
-            display.say(f"{name}  done already: {out}")
+            display.print(f"{name}  done already: {out}")
             return run.result
         if world.first:
             display = Logged(display, run.log)
             run.log(dataset.describe())
             task.save_words(run, dataset)
             _note_environment(run, display)
-        display.say(f"{name}  {out}  {dataset.summary}")
+        display.print(f"{name}  {out}  {dataset.summary}")
         if started_from and started_from.run:
-            display.say(f"{name}  begins with the best weights of {started_from.run.path}")
+            display.print(f"{name}  begins with the best weights of {started_from.run.path}")
         for note in notes:
-            display.say(f"{name}  {note}")
+            display.print(f"{name}  {note}")
         session = Session(run, world, display, name, _trackers(run) if track and world.first else [])
         benchmarks = _benchmarks(experiment, data, display)
         fitted = task.fit(model, dataset, session)
@@ -97,7 +97,7 @@ def train(
             **scores,
         )
         run.write_result(result)
-        display.say(f"{name}  {headline(result) if tell_test else 'finished'}")
+        display.print(f"{name}  {headline(result) if tell_test else 'finished'}")
         return result
 
 
@@ -206,7 +206,7 @@ def _note_environment(run: RunFolder, display: Display) -> None:
     changed = [key for key in ("source_sha256", "python", "torch", "gpus") if before and before.get(key) != now[key]]
     if changed:
         earlier = [*earlier, before]
-        display.say(f"this run was begun with another environment ({', '.join(changed)}); both are recorded")
+        display.print(f"this run was begun with another environment ({', '.join(changed)}); both are recorded")
     run.write_environment(now | ({"earlier": earlier} if earlier else {}))
 
 
@@ -225,7 +225,7 @@ def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> 
     try:
         return find_benchmarks(data)
     except CorpusNotFound as error:
-        display.say(f"evaluation.similarity is left out: {error}")
+        display.print(f"evaluation.similarity is left out: {error}")
         return {}
 
 

@@ -13,7 +13,7 @@ import pytest
 from made_results import ROWS, result, scored, write_evaluation, write_run
 from pages import anchors
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.similarity import PRESS as FIVE
+from reefknot.lab.evaluation.benchmarks import PRESS as FIVE
 from reefknot.lab.papers import page as papers
 from reefknot.lab.papers.figures import FIGURES
 from reefknot.lab.papers.measured_figures import Shown, without_places

@@ -1,4 +1,4 @@
-"""Ways to train the tiny recipe: in this process, in another one, and with a signal at a chosen step."""
+"""Fixtures that train the tiny recipe: in this process, in another process, and with a signal at a chosen step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Train = Callable[..., Any]
 
 
 class Heard(Silent):
-    """A display that remembers what was said."""
+    """A display that records the printed lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.lines.append(text)
 
 
@@ -54,7 +54,7 @@ def train(tiny_recipe: Callable[..., Path], heard: Heard) -> Train:
 
 @pytest.fixture
 def signal_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sends SIGTERM to this process while it computes its n-th update from now."""
+    """A function that makes this process receive SIGTERM during its n-th update from now."""
     read = Streams.window
 
     def arm(step: int) -> None:
@@ -74,23 +74,23 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at an update until a line of metrics or a checkpoint is due; a fused optimiser refuses it itself."""
-    make = Update.__init__
+    """Let updates behave as on a GPU: results are read only when due, and the fused optimiser reads `found_inf`."""
+    original = Update.__init__
 
-    def made(self: Update, *args: Any, **options: Any) -> None:
-        make(self, *args, **options)
-        self.at_once = False
+    def as_on_gpu(self: Update, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        self.synchronous = False
         optimiser: Any = self.state.optimiser
         optimiser.found_inf = self.tally.found_inf
         for group in optimiser.param_groups:
             group["fused"] = True
 
-    monkeypatch.setattr(Update, "__init__", made)
+    monkeypatch.setattr(Update, "__init__", as_on_gpu)
 
 
 @pytest.fixture
 def command() -> Callable[..., list[str]]:
-    """The command line of another Reefknot process."""
+    """A function that returns the command line of another Reefknot process."""
 
     def words(*arguments: str | Path) -> list[str]:
         return [sys.executable, "-m", "reefknot", *map(str, arguments)]
@@ -100,7 +100,7 @@ def command() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def start() -> Callable[[list[str]], subprocess.Popen[str]]:
-    """Starts a process whose output can be read."""
+    """A function that starts a process and captures its output."""
 
     def popen(words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -110,7 +110,7 @@ def start() -> Callable[[list[str]], subprocess.Popen[str]]:
 
 @pytest.fixture
 def wait_for() -> Callable[[Callable[[], object]], None]:
-    """Waits until something has become true, such as the first line of metrics."""
+    """A function that waits until a condition holds, such as the first line of metrics."""
 
     def wait(condition: Callable[[], object]) -> None:
         until = time.monotonic() + 60
@@ -123,7 +123,7 @@ def wait_for() -> Callable[[Callable[[], object]], None]:
 
 @pytest.fixture
 def metrics() -> Callable[[Path], list[dict[str, Any]]]:
-    """The metrics of a run without what the clock says."""
+    """A function that reads the metrics of a run without the timings."""
 
     def read(run: Path) -> list[dict[str, Any]]:
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -134,20 +134,20 @@ def metrics() -> Callable[[Path], list[dict[str, Any]]]:
 
 @pytest.fixture
 def outcome(metrics: Callable[[Path], list[dict[str, Any]]]) -> Callable[[Path], dict[str, Any]]:
-    """Everything of a finished run that does not depend on the clock, to the bit."""
+    """A function that reads all of a finished run that does not depend on timings, bit for bit."""
 
     def read(run: Path) -> dict[str, Any]:
         steps = sorted((run / "checkpoints").iterdir())
         weights = {path.name: (path / "model.safetensors").read_bytes() for path in steps}
         result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-        kept = {key: result[key] for key in ("valid", "test", "best", "frequency", "samples", "neighbors")}
+        scalars = {key: result[key] for key in ("valid", "test", "best", "frequency", "samples", "neighbors")}
         scores = (run / "scores.safetensors").read_bytes()
         return {
             "weights": weights,
             "link": (run / "best").readlink().name,
             "scores": scores,
             "metrics": metrics(run),
-            **kept,
+            **scalars,
         }
 
     return read

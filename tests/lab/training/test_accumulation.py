@@ -1,4 +1,4 @@
-"""Rows cut into pieces give the update of the whole batch: losses are sums, divided once."""
+"""Gradient accumulation: micro-batches give the update of the whole batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.training.display import Silent
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import PARTS, Piece, Update
+from reefknot.lab.training.update import TARGET_BUCKETS, MicroBatch, Update
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.softmax import Softmax
@@ -32,7 +32,10 @@ Metrics = Callable[[Path], list[dict[str, Any]]]
 
 @pytest.fixture
 def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, torch.Tensor]]:
-    """Trains with 32 streams and without dropout; the weights at the end. The text leaves a ragged last window."""
+    """A function that trains with 32 streams and without dropout and returns the last weights.
+
+    The last window of an epoch is shorter than the others.
+    """
 
     def train(out: Path, *overrides: str, classifier: str = "projected") -> dict[str, torch.Tensor]:
         recipe = str(tiny_recipe(tokens=400, classifier=classifier))
@@ -48,7 +51,7 @@ def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, to
 
 @pytest.mark.parametrize("divisor", ["tokens", "batch"])
 @pytest.mark.parametrize("classifier", ["plain", "projected", "drill"])
-def test_eight_pieces_are_one_batch(
+def test_eight_micro_batches_equal_one_batch(
     tmp_path: Path,
     last_weights: Callable[..., dict[str, torch.Tensor]],
     metrics: Metrics,
@@ -56,36 +59,38 @@ def test_eight_pieces_are_one_batch(
     classifier: str,
 ) -> None:
     whole = last_weights(tmp_path / "whole", f"training.divisor={divisor}", classifier=classifier)
-    pieces = last_weights(
-        tmp_path / "pieces", f"training.divisor={divisor}", "training.accumulate=8", classifier=classifier
+    micro_batches = last_weights(
+        tmp_path / "micro_batches", f"training.divisor={divisor}", "training.accumulate=8", classifier=classifier
     )
-    assert whole.keys() == pieces.keys()
+    assert whole.keys() == micro_batches.keys()
     for name in whole:
-        torch.testing.assert_close(pieces[name], whole[name], rtol=0, atol=1e-6)
-    for one, other in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "pieces"), strict=True):
-        assert one["step"] == other["step"]
-        assert one["nll"] == pytest.approx(other["nll"], abs=1e-6)
-        if one["kind"] == "train":
-            assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-5)
-            assert one["penalties"] == pytest.approx(other["penalties"], rel=1e-5)
-            assert bool(one["penalties"]) == (classifier == "projected")
+        torch.testing.assert_close(micro_batches[name], whole[name], rtol=0, atol=1e-6)
+    for expected, line in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "micro_batches"), strict=True):
+        assert line["step"] == expected["step"]
+        assert line["nll"] == pytest.approx(expected["nll"], abs=1e-6)
+        if line["kind"] == "train":
+            assert line["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-5)
+            assert line["penalties"] == pytest.approx(expected["penalties"], rel=1e-5)
+            assert bool(line["penalties"]) == (classifier == "projected")
 
 
-def test_pieces_must_be_equal(tmp_path: Path, last_weights: Callable[..., dict[str, torch.Tensor]]) -> None:
+def test_accumulate_must_divide_the_streams(
+    tmp_path: Path, last_weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     with pytest.raises(SettingsError, match=r"training: accumulate = 5 does not divide batch = 32"):
         last_weights(tmp_path / "run", "training.accumulate=5")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("encoder", ["lstm", "transformer"])
-def test_sentences_of_unlike_lengths_in_pieces(tiny_recipe: Callable[..., Path], encoder: str) -> None:
-    """In float64, three pieces of a batch with padding; one of five rows."""
+def test_micro_batches_of_sentences_of_different_lengths(tiny_recipe: Callable[..., Path], encoder: str) -> None:
+    """Three micro-batches of batches with padding, in float64. One batch has only five rows."""
     sizes = {"lstm": "hidden_dim = 8", "transformer": "layers = 2, heads = 2, ffn_dim = 8"}
     overrides = [f"encoder={{kind = '{encoder}', {sizes[encoder]}}}", "training.divisor=tokens"]
     overrides += ["training.batching=sentences", "training.batch=6", "training.steps=5"]
     ids = np.random.default_rng(3).integers(0, 9, 60).astype(np.int32)
     batches = Sentences(ids, 6, 5, eos=0)
-    found = []
+    outcomes = []
     for accumulate in (1, 3):
         recipe = load_recipe(str(tiny_recipe()), [*overrides, f"training.accumulate={accumulate}"], "tied")
         settings = recipe.experiments["tied"].training
@@ -98,17 +103,17 @@ def test_sentences_of_unlike_lengths_in_pieces(tiny_recipe: Callable[..., Path],
             update(*batches.window(index), 0.5, batches.count(index))
         report = update.tally.report()
         assert report.tokens == len(ids)
-        found.append((dict(model.named_parameters()), report))
+        outcomes.append((dict(model.named_parameters()), report))
     assert any((batches.window(index)[1] == IGNORE).any() for index in range(batches.windows))
-    (whole, one), (pieces, other) = found
+    (whole, expected), (micro_batches, report) = outcomes
     for name, weight in whole.items():
-        torch.testing.assert_close(pieces[name], weight, rtol=0, atol=1e-12)
-    assert other.sums == pytest.approx(one.sums, abs=1e-10)
-    assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-10)
+        torch.testing.assert_close(micro_batches[name], weight, rtol=0, atol=1e-12)
+    assert report.sums == pytest.approx(expected.sums, abs=1e-10)
+    assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-10)
 
 
-def test_targets_of_all_processes_are_the_divisor(tiny_recipe: Callable[..., Path]) -> None:
-    """Twice as many targets in all as this process has: half the step."""
+def test_loss_is_divided_by_the_targets_of_all_processes(tiny_recipe: Callable[..., Path]) -> None:
+    """If all processes together have twice as many targets as this one, its step is half as long."""
     recipe = load_recipe(str(tiny_recipe()), ["training.divisor=tokens", "training.clip=default"], "tied")
     settings = recipe.experiments["tied"].training
     x_BT = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -116,7 +121,7 @@ def test_targets_of_all_processes_are_the_divisor(tiny_recipe: Callable[..., Pat
     for count in (6, 12):
         torch.manual_seed(2)
         model = build_model(recipe.experiments["tied"], 9).double().eval()
-        before = [each.detach().clone() for each in model.parameters()]
+        before = [parameter.detach().clone() for parameter in model.parameters()]
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
         state = TrainState(World().parallel(model), optimiser, model.initial_state(2), Progress())
         Update(model, state, World(), settings)(x_BT, x_BT, 1.0, count)
@@ -126,53 +131,53 @@ def test_targets_of_all_processes_are_the_divisor(tiny_recipe: Callable[..., Pat
         assert whole.count_nonzero() > 0
 
 
-def test_few_shapes_over_many_updates_in_four_pieces() -> None:
-    """What an update is captured by: the shapes of all its pieces. Rare words come in clumps, as they do in text."""
+def test_few_shapes_over_many_updates_in_four_micro_batches() -> None:
+    """Graphs are captured by the shapes of all micro-batches. Rare words come in clumps, as they do in text."""
     bands = BandedTable(30, 4, sizes=[10, 10], factor=2)
     output, draw = AdaptiveSoftmax(bands, BandProjections(bands, 4, head=False)), torch.Generator().manual_seed(0)
     keys = set()
     for _ in range(200):
         share_B1, pick_BT = 0.1 * torch.rand(32, 1, generator=draw), torch.rand(32, 512, generator=draw)
         y_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
-        keys.add(tuple(piece.shapes() for piece in Piece.cut(y_BT, y_BT, 4, output)))
+        keys.add(tuple(batch.shapes() for batch in MicroBatch.split(y_BT, y_BT, 4, output)))
     assert 1 < len(keys) <= 40
 
 
-def test_few_shapes_where_lines_have_any_length() -> None:
-    """Places without a target fill up those with one; no target is left out, and none comes twice."""
+def test_few_shapes_for_lines_of_any_length() -> None:
+    """Positions without a target pad those with one. Every target appears exactly once."""
     output = Softmax(Plain(WordTable(30, 4)))
     keys, draw = set(), torch.Generator().manual_seed(0)
     for _ in range(200):
         lengths_B1 = torch.randint(5, 9, (64, 1), generator=draw)
         y_BT = torch.where(torch.arange(8) < lengths_B1, torch.randint(30, (64, 8), generator=draw), IGNORE)
-        (piece,) = Piece.cut(y_BT, y_BT, 1, output)
-        assert piece.places is not None
-        there = (y_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
-        assert torch.equal(piece.places[: len(there)], there)
-        assert len(piece.places) - len(there) < y_BT.numel() / PARTS
-        assert (y_BT.reshape(-1)[piece.places[len(there) :]] == IGNORE).all()
-        assert piece.plan.count == len(there)
-        keys.add(piece.shapes())
+        (batch,) = MicroBatch.split(y_BT, y_BT, 1, output)
+        assert batch.places is not None
+        targets = (y_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
+        assert torch.equal(batch.places[: len(targets)], targets)
+        assert len(batch.places) - len(targets) < y_BT.numel() / TARGET_BUCKETS
+        assert (y_BT.reshape(-1)[batch.places[len(targets) :]] == IGNORE).all()
+        assert batch.plan.count == len(targets)
+        keys.add(batch.shapes())
     assert 1 < len(keys) <= 4
 
 
 @pytest.mark.parametrize("targets", [8, 0])
-def test_windows_of_targets_alone_and_of_none(targets: int) -> None:
+def test_windows_with_only_targets_and_without_targets(targets: int) -> None:
     y_BT = torch.where(torch.arange(8) < targets, torch.zeros(4, 8, dtype=torch.int64), IGNORE)
-    (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    reached = y_BT.numel() if piece.places is None else len(piece.places)
-    assert reached == piece.plan.count == 4 * targets
+    (batch,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    reached = y_BT.numel() if batch.places is None else len(batch.places)
+    assert reached == batch.plan.count == 4 * targets
 
 
-def test_what_is_added_for_activations_knows_padding_however_little_it_is() -> None:
-    """Sixteen places, one of them padding: all reach the output end, but one has no activation to speak of."""
+def test_plan_counts_targets_and_not_padding() -> None:
+    """With little padding, all positions reach the output end, but the plan counts only the targets."""
     y_BT = torch.zeros(2, 8, dtype=torch.int64)
     y_BT[1, -1] = IGNORE
-    (piece,) = Piece.cut(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    assert piece.places is not None
-    assert (len(piece.places), piece.plan.count) == (15, 15)
+    (batch,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    assert batch.places is not None
+    assert (len(batch.places), batch.plan.count) == (15, 15)
     wide_BT = torch.zeros(4, 8, dtype=torch.int64)
     wide_BT[3, -1] = IGNORE
-    (piece,) = Piece.cut(wide_BT, wide_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    assert piece.places is not None
-    assert (len(piece.places), piece.plan.count) == (32, 31)
+    (batch,) = MicroBatch.split(wide_BT, wide_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    assert batch.places is not None
+    assert (len(batch.places), batch.plan.count) == (32, 31)

@@ -1,4 +1,4 @@
-"""Averages of iterates: against torch's ASGD, while validating, and in a run that is stopped in mid-average."""
+"""Averages of iterates: they agree with torch's ASGD, are used for validation, and survive a stop."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RATE, DECAY = 0.3, 1.2e-3
 RANDOM = "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}"
 NONMONOTONE = "training.averaging={start = 'nonmonotone', interval = 1}"
 AT_ONCE = "training.averaging={start = 'at_once'}"
-MADE, LEFT_OUT = torch.tensor(1.0), torch.tensor(0.0)
+APPLIED, SKIPPED = torch.tensor(1.0), torch.tensor(0.0)
 
 Outcome = Callable[[Path], dict[str, Any]]
 
 
 @pytest.fixture
 def _float64() -> Any:
-    """torch's ASGD reckons its weights in the default type, whatever that of the parameters."""
+    """Use float64, because torch's ASGD computes its weights in the default type and not in that of the parameters."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -44,7 +44,7 @@ def model() -> nn.Sequential:
 
 
 def losses(network: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> Any:
-    """Trains, and stops after every step."""
+    """Train, and yield after every step."""
     draw = torch.Generator().manual_seed(5)
     for _ in range(steps):
         optimiser.zero_grad()
@@ -55,7 +55,7 @@ def losses(network: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> 
 
 @pytest.mark.usefixtures("_float64")
 def test_the_averages_are_those_of_asgd() -> None:
-    """But for its first iterate, which torch forgets: with t0 = 0 both of its first two steps weigh 1."""
+    """Except for the first iterate, which torch leaves out: with t0 = 0, its first two steps both have weight 1."""
     ours, theirs = model(), model()
     averages = None
     asgd = torch.optim.ASGD(theirs.parameters(), lr=RATE, t0=0, lambd=0.0, weight_decay=DECAY)
@@ -65,68 +65,68 @@ def test_the_averages_are_those_of_asgd() -> None:
             averages = Averages(dict(ours.named_parameters()))
             continue
         assert averages is not None
-        averages.update(MADE)
+        averages.update(APPLIED)
         for mean, parameter in zip(averages.means.values(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mean, asgd.state[parameter]["ax"], rtol=1e-12, atol=1e-12)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+    for parameter, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("_float64")
-def test_the_mean_of_all_iterates() -> None:
+def test_averages_are_the_mean_of_all_iterates() -> None:
     network = model()
     averages = Averages(dict(network.named_parameters()))
     assert all(torch.equal(mean, p) for mean, p in zip(averages.means.values(), network.parameters(), strict=True))
     seen: list[Tensor] = []
     for _ in losses(network, SGD(network.parameters(), RATE), 25):
-        averages.update(MADE)
+        averages.update(APPLIED)
         seen.append(network[0].weight.detach().clone())
         torch.testing.assert_close(averages.means["0.weight"], torch.stack(seen).mean(0), rtol=1e-12, atol=1e-14)
     assert averages.count.item() == 25
 
 
 @pytest.mark.usefixtures("_float64")
-def test_an_update_that_was_left_out_is_no_iterate() -> None:
+def test_skipped_update_is_not_averaged() -> None:
     network = model()
     averages = Averages(dict(network.named_parameters()))
-    averages.update(LEFT_OUT)
+    averages.update(SKIPPED)
     seen: list[Tensor] = []
     for number, _ in enumerate(losses(network, SGD(network.parameters(), RATE), 6)):
-        averages.update(MADE if number % 2 else LEFT_OUT)
+        averages.update(APPLIED if number % 2 else SKIPPED)
         seen += [network[0].weight.detach().clone()] if number % 2 else []
     torch.testing.assert_close(averages.means["0.weight"], torch.stack(seen).mean(0), rtol=1e-12, atol=1e-14)
     assert averages.count.item() == 3
 
 
-def test_swapping_puts_everything_back_into_its_tensors() -> None:
+def test_swapping_restores_the_parameters_in_place() -> None:
     network = model()
     averages = Averages(dict(network.named_parameters()))
     for _ in losses(network, SGD(network.parameters(), 0.1), 3):
-        averages.update(MADE)
+        averages.update(APPLIED)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    places = [p.data_ptr() for p in network.parameters()]
+    addresses = [p.data_ptr() for p in network.parameters()]
     with averages.swapped():
         assert all(torch.equal(p, averages.means[name]) for name, p in network.named_parameters())
-        assert [p.data_ptr() for p in network.parameters()] == places
+        assert [p.data_ptr() for p in network.parameters()] == addresses
         assert not torch.equal(network[0].weight, before["0.weight"])
     assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
-    assert [p.data_ptr() for p in network.parameters()] == places
+    assert [p.data_ptr() for p in network.parameters()] == addresses
 
 
 @pytest.fixture
 def scripted(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Callable[..., tuple[Trainer, RunFolder, list[Any]]]:
-    """Trains with the validation losses it is told, and remembers the weights that were validated."""
+    """A function that trains with given validation losses and records the weights that were validated."""
 
     def run(valid: list[float], *overrides: str) -> tuple[Trainer, RunFolder, list[Any]]:
         many = f"training.epochs={len(valid)}"
         recipe = load_recipe(str(tiny_recipe()), (many, "training.keep=100", *overrides), "tied")
         torch.manual_seed(1)
         network = build_model(recipe.experiments["tied"], 11)
-        told, seen = iter(valid), []
+        losses, seen = iter(valid), []
 
         def validate() -> float:
             seen.append({name: tensor.clone() for name, tensor in weights(network).items()})
-            return next(told)
+            return next(losses)
 
         ids = np.random.default_rng(7).integers(0, 11, 4 * 16).astype(np.int32)
         settings = recipe.experiments["tied"].training
@@ -138,8 +138,8 @@ def scripted(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Callable[..., 
     return run
 
 
-def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
-    # After epoch 5 the best of all stored but the last two is 2.0, and 2.5 is worse; after epoch 4 it was not stored.
+def test_averaging_starts_by_the_nonmonotone_rule(scripted: Any) -> None:
+    # After epoch 5, the best loss except for the last two is 2.0, and 2.5 is worse.
     trainer, folder, seen = scripted(
         [3.0, 2.0, 2.2, 2.1, 2.5, 1.9, 1.95], "training.averaging={start = 'nonmonotone', interval = 2}"
     )
@@ -150,7 +150,7 @@ def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
     assert trainer.state.averages is not None
     assert trainer.state.averages.count.item() == 2 * windows
     assert (progress.best_nll, progress.best_epoch) == (1.9, 6)
-    # What was validated is what is saved as the model; training went on from the iterate.
+    # The validated averages are saved as the model, and training continues from the iterate.
     best = folder.best_weights()
     assert all(torch.equal(best[name], seen[5][name]) for name in best)
     saved = folder.checkpoints.load(folder.checkpoints.path_of(7 * windows))
@@ -160,14 +160,14 @@ def test_averaging_begins_when_the_losses_say_so(scripted: Any) -> None:
     assert any(not torch.equal(saved.model[name], iterate[name]) for name in iterate)
 
 
-def test_averaging_does_not_begin_after_the_last_epoch(scripted: Any) -> None:
+def test_averaging_does_not_start_after_the_last_epoch(scripted: Any) -> None:
     trainer, _, _ = scripted([2.0, 2.5, 3.0], NONMONOTONE)
     assert trainer.state.progress.averaged_from == 0
     assert trainer.state.averages is None
 
 
-def test_only_losses_of_averages_stop_a_run_that_is_to_have_some(scripted: Any) -> None:
-    """The first losses rise, and patience would have ended the run after the second epoch."""
+def test_with_averaging_only_losses_of_averages_stop_a_run(scripted: Any) -> None:
+    """The first losses rise, so that patience would have stopped the run after the second epoch."""
     stop = "training.stop={rule = 'patience', interval = 1}"
     averaging = "training.averaging={start = 'nonmonotone', interval = 2}"
     trainer, _, seen = scripted([2.0, 2.1, 2.2, 2.3, 1.9, 1.8, 1.85, 1.7], averaging, stop)
@@ -177,7 +177,7 @@ def test_only_losses_of_averages_stop_a_run_that_is_to_have_some(scripted: Any) 
     assert progress.stopped == "stopped after epoch 7 by patience: no new best in 1 validations"
 
 
-def test_averaging_at_once(scripted: Any) -> None:
+def test_averaging_from_the_first_step(scripted: Any) -> None:
     trainer, _, _ = scripted([3.0, 2.0], AT_ONCE)
     assert trainer.state.averages.count.item() == trainer.state.progress.step
     assert trainer.state.progress.averaged_from == 1
@@ -199,7 +199,7 @@ def test_a_stop_in_mid_average(
     signal_in_step: Callable[[int], None],
     change: tuple[str, ...],
 ) -> None:
-    """A rate so high that the losses go up and down, so that averaging begins on the way."""
+    """The learning rate is so high that the losses go up and down, and averaging starts during the run."""
     wild = ("training.epochs=5", "training.schedule={kind = 'constant'}", "training.optimiser.learning_rate=2.0")
     wild = (*wild, "training.keep=100", *change)
     steps = train(tmp_path / "unbroken", *wild)["training"]["steps"]
@@ -214,8 +214,8 @@ def test_a_stop_in_mid_average(
             train(out, *wild)
     signal_in_step(0)
     train(out, *wild)
-    found = outcome(out)
-    shared = found["weights"].keys() & unbroken["weights"].keys()
+    resumed = outcome(out)
+    shared = resumed["weights"].keys() & unbroken["weights"].keys()
     assert len(shared) >= 5
-    assert all(found["weights"][name] == unbroken["weights"][name] for name in shared)
-    assert {**found, "weights": None} == {**unbroken, "weights": None}
+    assert all(resumed["weights"][name] == unbroken["weights"][name] for name in shared)
+    assert {**resumed, "weights": None} == {**unbroken, "weights": None}

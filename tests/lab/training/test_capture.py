@@ -1,4 +1,4 @@
-"""Steps replayed as CUDA graphs are the steps that they were captured from. On a GPU only."""
+"""Updates replayed as CUDA graphs equal eager updates. These tests need a GPU."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     ],
 )
 def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
-    found = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
-    assert found[0]["test"]["perplexity"] == found[1]["test"]["perplexity"]
-    one, other = (weights(tmp_path / capture) for capture in ("true", "false"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    results = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
+    assert results[0]["test"]["perplexity"] == results[1]["test"]["perplexity"]
+    captured, eager = (weights(tmp_path / capture) for capture in ("true", "false"))
+    assert all(torch.equal(captured[name], eager[name]) for name in captured)
 
 
 @pytest.mark.parametrize(
     "settings", [(RANDOM,), *(("training.precision=float16", optimiser) for optimiser in (ADAMW, NESTEROV))]
 )
-def test_a_captured_run_resumes_to_the_same_bits(
+def test_captured_run_resumes_bit_for_bit(
     tmp_path: Path, train: Callable[..., Any], signal_in_step: Callable[[int], None], settings: tuple[str, ...]
 ) -> None:
     train(tmp_path / "whole", *settings)
@@ -81,11 +81,11 @@ def test_a_captured_run_resumes_to_the_same_bits(
     with pytest.raises(Stopped):
         train(tmp_path / "cut", *settings)
     train(tmp_path / "cut", *settings)
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_step_that_is_not_a_number_is_not_made(
+def test_captured_update_that_is_not_finite_is_not_applied(
     tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
@@ -110,10 +110,10 @@ def test_a_step_that_is_not_a_number_is_not_made(
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
-def test_a_captured_update_that_overflows_is_left_out(
+def test_captured_update_that_overflows_is_skipped(
     tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fourth, fifth and sixth: the first is not captured, the next ones are."""
+    """Updates 4 to 6 overflow. The first update is not captured, but these are."""
     step, seen = Trainer._step, []
 
     def spoilt(self: Trainer, stop: Any) -> Any:
@@ -121,7 +121,7 @@ def test_a_captured_update_that_overflows_is_left_out(
         scale = self.state.scaler._scale
         number = self.state.progress.step + 1
         if number in (4, 7) and scale is not None:
-            # What float16 cannot hold for three updates, and then can.
+            # A scale that overflows float16 for three updates, and then one that does not.
             scale.fill_(2.0**100 if number == 4 else 2.0**10)
         seen.append(weight.detach().clone())
         return step(self, stop)

@@ -1,4 +1,4 @@
-"""Two processes under torchrun on the CPU: the number of processes does not show in the losses. Dropout is off."""
+"""Two processes under torchrun on the CPU: losses do not depend on the number of processes. Dropout is off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_process(recipe: Path, out: Path) -> None:
 
 
 def rewind(run: Path, out: Path, step: int) -> Path:
-    """A copy of a finished run as it stood after a step."""
+    """Copy a finished run and remove everything after a step."""
     shutil.copytree(run, out, symlinks=True)
     (out / "result.json").unlink()
     for path in (out / "checkpoints").iterdir():
@@ -79,10 +79,10 @@ def test_two_processes_are_one_and_each_resumes_the_other(
     assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
 
 
-def test_processes_exchange_a_label_networks_gradients_once_for_all_pieces(
+def test_label_encoder_gradients_are_exchanged_once_per_update(
     tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
 ) -> None:
-    """Of 4 streams each process has two pieces, of which the first collects gradients that the last takes on."""
+    """Each process has two micro-batches. The first one accumulates gradients, which the last one exchanges."""
     recipe = tiny_recipe(tokens=80, classifier="drill")
     loaded = load_recipe(str(recipe), (*SETTINGS, "training.accumulate=1"))
     experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
@@ -90,7 +90,7 @@ def test_processes_exchange_a_label_networks_gradients_once_for_all_pieces(
     assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
 
 
-def test_a_signal_to_torchrun_leaves_a_checkpoint(
+def test_signal_to_torchrun_saves_a_checkpoint(
     tmp_path: Path,
     tiny_recipe: Callable[..., Path],
     start: Callable[[list[str]], subprocess.Popen[str]],
@@ -103,25 +103,25 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint(
     process.communicate(timeout=60)
     assert process.returncode != 0
     run = RunFolder.open(out)
-    found = run.checkpoints.latest(pytest.fail)
-    assert found is not None
-    assert found.values["processes"] == 2
-    assert found.step == found.values["progress"]["step"] > 3
-    assert found.values["progress"]["metrics_lines"] == run.metrics.lines
-    assert {name for name in found.state if name.endswith(".torch")} == {"generator.0.torch", "generator.1.torch"}
+    checkpoint = run.checkpoints.latest(pytest.fail)
+    assert checkpoint is not None
+    assert checkpoint.values["processes"] == 2
+    assert checkpoint.step == checkpoint.values["progress"]["step"] > 3
+    assert checkpoint.values["progress"]["metrics_lines"] == run.metrics.lines
+    assert {name for name in checkpoint.state if name.endswith(".torch")} == {"generator.0.torch", "generator.1.torch"}
 
 
-def test_streams_that_cannot_be_shared_out(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
+def test_streams_must_divide_among_the_processes(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
     loaded = load_recipe(str(tiny_recipe()), ["training.batch=5"])
     with pytest.raises(SettingsError, match="batch = 5 does not divide among 2 processes"):
         experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=Silent())
     assert not (tmp_path / "run").exists()
 
 
-def test_two_processes_draw_the_same_windows_and_average_alike(
+def test_two_processes_use_the_same_windows_and_start_averaging_together(
     tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
 ) -> None:
-    """On so small a text the validation losses rise soon, so averaging begins on the way, in both processes."""
+    """The validation losses rise soon on such a small text, so averaging starts during the run."""
     recipe = tiny_recipe()
     change = (
         "training.epochs=5",

@@ -1,5 +1,7 @@
-"""A process whose rows have no target, or none in a band: its loss is zero, and every parameter gets a gradient,
-because the others wait for it."""
+"""Processes whose rows have no target: the loss is zero, and every parameter still gets a gradient.
+
+The other processes wait for these gradients.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 
 from contract.combinations import Case, meaningful_cases
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.training.update import Piece
+from reefknot.lab.training.update import MicroBatch
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.sampled import SampledSoftmax
 
@@ -24,24 +26,26 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 
 
 def summed(model: LanguageModel, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
-    """The loss of a window as an update computes it."""
-    (piece,) = Piece.cut(x_BT, y_BT, 1, model.output)
-    return model.loss(piece.x, piece.y, None, piece.plan, piece.places).sum()
+    """Return the loss of a window as an update computes it."""
+    (batch,) = MicroBatch.split(x_BT, y_BT, 1, model.output)
+    return model.loss(batch.x, batch.y, None, batch.plan, batch.places).sum()
 
 
 def gradients(model: LanguageModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))  # raises where one got none
+    return dict(
+        zip(names, torch.autograd.grad(loss, parameters), strict=True)
+    )  # raises an error if a gradient is missing
 
 
-def test_rows_without_any_target(model: LanguageModel) -> None:
+def test_window_without_targets_has_zero_loss_and_gradients(model: LanguageModel) -> None:
     loss = summed(model, torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 3), IGNORE))
     assert loss.item() == 0.0
     assert [name for name, gradient in gradients(model, loss).items() if gradient.count_nonzero()] == []
 
 
-def test_rows_without_a_target_add_nothing(model: LanguageModel) -> None:
-    """The targets are words of the first band, so the tails have none."""
+def test_padding_does_not_change_loss_or_gradients(model: LanguageModel) -> None:
+    """The targets are words of the first band, so the other bands have none."""
     if isinstance(model.output, SampledSoftmax):
         pytest.skip("draws other candidates for every window")
     y_BT = torch.tensor([[0, 3, 1], [2, IGNORE, IGNORE]])

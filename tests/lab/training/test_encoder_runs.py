@@ -1,4 +1,4 @@
-"""Every encoder trains, and resumes to the very bits of an unbroken run, with all its dropout on."""
+"""Every encoder trains and resumes bit for bit, with all kinds of dropout enabled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RANDOM = "training.random_steps={probability = 0.7, deviation = 2.0, least = 3}"
 AVERAGED = 'training.averaging={start = "at_once"}'
 
 
-def test_all_of_them_are_here() -> None:
-    """But for those of translators, which `test_translation_runs.py` trains."""
+def test_all_encoders_are_tested() -> None:
+    """The encoders of translators are trained in `test_translation_runs.py`."""
     assert set(DROPPING) == {kind for kind in ENCODERS if not ENCODERS.load(kind).reads_source}
 
 

@@ -1,7 +1,7 @@
-"""The new ends in training: exact resume, pieces, processes, metrics, and every verb on what they leave behind.
+"""All input and output ends in training: exact resume, micro-batches, processes, metrics and commands.
 
-The rows are those of `ends.toml`. Two of their four streams, the share of the second of two processes, hold frequent
-words only.
+The rows are those of `ends.toml`. Two of the four streams, which the second of two processes trains on, have only
+frequent words.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ DRAWS: dict[str, tuple[str, ...]] = {
     "spelled": ("input.dropout=0.2",),
     "pieces": ("input.word_dropout=0.2",),
 }
-"""What draws random numbers in training, by row. Every process and every piece draws its own, so only without it are
-their updates those of the whole batch; the sampled row then draws so often that its sample is the whole vocabulary."""
+"""Settings that use random numbers in training, by row.
+
+Every process and every micro-batch draws different numbers, so updates equal those of the whole batch only without
+these settings. The sampled row then samples the whole vocabulary.
+"""
 PARTS = {"AL": {"augmented"}, "REAL": {"augmented"}, "pieces": {"activation", "temporal_activation"}}
 STEPS, STOP = 12, 8
-"""Updates of a row, and the one, in the middle of the second epoch, after which it is stopped."""
+"""Number of updates of a row, and the update in the middle of the second epoch after which it is stopped."""
 TWO_UPDATES = ("training.epochs=1", "training.steps=30", "training.log_every=1", "training.save_every=1")
-"""With one, several processes would not notice a parameter that got no gradient."""
+"""A single update would not reveal a parameter without gradient in several processes."""
 
 Metrics = Callable[[Path], list[dict[str, Any]]]
 Outcome = Callable[[Path], dict[str, Any]]
@@ -56,7 +59,7 @@ every_row = pytest.mark.parametrize("row", DRAWS)
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training text whose second half has 6 of its 24 words; valid and test have words that it has not."""
+    """A training text whose second half has only 6 of its 24 words. Valid and test have words that it lacks."""
     folder = tmp_path_factory.mktemp("text")
     draw = random.Random(0)
     words = [
@@ -71,7 +74,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(text: Path) -> Callable[..., Recipe]:
-    """One row of the recipe with overrides."""
+    """A function that loads a row of the recipe with overrides."""
 
     def read(row: str, *overrides: str) -> Recipe:
         return load_recipe(str(ENDS), (f"corpus.name={text}", *overrides), row)
@@ -81,7 +84,7 @@ def load(text: Path) -> Callable[..., Recipe]:
 
 @pytest.fixture(scope="module")
 def train(load: Callable[..., Recipe]) -> Callable[..., Path]:
-    """Trains a row in a folder and returns the folder."""
+    """A function that trains a row in a folder and returns the folder."""
 
     def run(row: str, out: Path, *overrides: str) -> Path:
         recipe = load(row, *overrides)
@@ -93,7 +96,7 @@ def train(load: Callable[..., Recipe]) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., Path]) -> Callable[[str], Path]:
-    """The finished run of a row with everything that draws, trained once. Tests read it and change nothing."""
+    """A function that returns the finished run of a row with all `DRAWS`. Tests only read it."""
     root = tmp_path_factory.mktemp("unbroken")
 
     return lambda row: train(row, root / row, *DRAWS[row])
@@ -101,7 +104,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., Path
 
 @pytest.fixture(scope="module")
 def update_twice(train: Callable[..., Path]) -> Callable[..., Path]:
-    """Two updates of a row, without draws. In float64, so that how sums are rounded is far from all that matters."""
+    """A function that makes two updates of a row without `DRAWS`, in float64, so that rounding does not matter."""
 
     def run(row: str, out: Path, *overrides: str) -> Path:
         torch.set_default_dtype(torch.float64)
@@ -115,7 +118,7 @@ def update_twice(train: Callable[..., Path]) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, update_twice: Callable[..., Path]) -> Callable[[str], Path]:
-    """These updates in one piece and one process."""
+    """A function that makes these updates in one micro-batch and one process."""
     root = tmp_path_factory.mktemp("whole")
     return lambda row: update_twice(row, root / row)
 
@@ -134,8 +137,8 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
 
 def assert_equal_updates(run: Path, expected: Path, metrics: Metrics) -> None:
     for step in ("step_00000001", "step_00000002"):
-        found, wanted = (load_file(each / "checkpoints" / step / "model.safetensors") for each in (run, expected))
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        weights, wanted = (load_file(folder / "checkpoints" / step / "model.safetensors") for folder in (run, expected))
+        torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-12)
     *updates, valid = zip(metrics(run), metrics(expected), strict=True)
     for line, other in updates:
         assert line["step"] == other["step"]
@@ -145,7 +148,7 @@ def assert_equal_updates(run: Path, expected: Path, metrics: Metrics) -> None:
 
 
 @every_row
-def test_a_stop_in_the_middle_of_an_epoch_does_not_show(
+def test_run_stopped_in_mid_epoch_resumes_bit_for_bit(
     tmp_path: Path,
     row: str,
     train: Callable[..., Path],
@@ -159,14 +162,14 @@ def test_a_stop_in_the_middle_of_an_epoch_does_not_show(
     with pytest.raises(Stopped, match=f"step {STOP} "):
         train(row, out, *DRAWS[row])
     train(row, out, *DRAWS[row])
-    found = outcome(out)
+    resumed = outcome(out)
     last = f"step_{STEPS:08d}"
-    assert found["weights"][last] == expected["weights"][last]
-    assert {**found, "weights": None} == {**expected, "weights": None}
+    assert resumed["weights"][last] == expected["weights"][last]
+    assert {**resumed, "weights": None} == {**expected, "weights": None}
 
 
 @every_row
-def test_two_pieces_are_one_batch(
+def test_two_micro_batches_equal_one_batch(
     tmp_path: Path, row: str, update_twice: Callable[..., Path], whole: Callable[[str], Path], metrics: Metrics
 ) -> None:
     pieces = update_twice(row, tmp_path / "pieces", "training.accumulate=2")
@@ -205,7 +208,7 @@ def test_metrics_name_the_parts(row: str, unbroken: Callable[[str], Path], metri
 
 
 @every_row
-def test_verbs(row: str, unbroken: Callable[[str], Path]) -> None:
+def test_commands_work_on_finished_runs(row: str, unbroken: Callable[[str], Path]) -> None:
     run = unbroken(row)
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert run_command("evaluate", run, "--json").json()["nll"] == pytest.approx(result["test"]["nll"], abs=1e-6)
@@ -220,10 +223,10 @@ def test_verbs(row: str, unbroken: Callable[[str], Path]) -> None:
     assert scored["words"][-1]["word"] == "<eos>"
     near = run_command("neighbors", run, "kolaba", "kolale", "-k", 3, "--json").json()
     assert near.keys() in ({"input", "output"}, {"tied"})
-    assert all(len(found) == 3 for words in near.values() for found in words.values())
+    assert all(len(neighbors) == 3 for words in near.values() for neighbors in words.values())
 
 
-def test_words_that_no_class_has_keep_their_spelling(unbroken: Callable[[str], Path]) -> None:
+def test_unknown_words_keep_their_spelling_as_inputs(unbroken: Callable[[str], Path]) -> None:
     run = unbroken("spelled")
     spelled = json.loads((run / "vocabulary.json").read_text(encoding="utf-8"))["spelled"]
     one, other = run_command("score", run, f"{spelled[0]} kolaba", f"{spelled[1]} kolaba", "--json").json()
@@ -232,13 +235,13 @@ def test_words_that_no_class_has_keep_their_spelling(unbroken: Callable[[str], P
     assert one["words"][1]["log_prob"] != other["words"][1]["log_prob"]
 
 
-def test_one_report_shows_them_all(tmp_path: Path, unbroken: Callable[[str], Path]) -> None:
+def test_one_report_shows_all_runs(tmp_path: Path, unbroken: Callable[[str], Path]) -> None:
     page = tmp_path / "page.html"
-    found = run_command("report", *map(unbroken, DRAWS), "-o", page, "--json").json()
-    assert found["runs"] == len(DRAWS)
+    summary = run_command("report", *map(unbroken, DRAWS), "-o", page, "--json").json()
+    assert summary["runs"] == len(DRAWS)
     html = page.read_text(encoding="utf-8")
     assert all(row in html for row in DRAWS)
 
 
-def test_every_row_is_here() -> None:
+def test_all_rows_are_tested() -> None:
     assert [row.name for row in load_recipe(str(ENDS)).rows] == list(DRAWS)

@@ -1,4 +1,4 @@
-"""What `reefknot train` leaves with, and that it says why in one sentence."""
+"""Exit codes of `reefknot train`, each with a one-line message."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ import pytest
 from reefknot.lab.cli.main import main
 from reefknot.lab.runs.folder import RunFolder
 
-Leave = Callable[..., tuple[int, str]]
+RunTrain = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def leave(
+def run_train(
     tiny_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Leave:
-    """Runs `reefknot train` in this process; its exit code and its complaint."""
+) -> RunTrain:
+    """A function that runs `reefknot train` in this process and returns the exit code and the message."""
     recipe = str(tiny_recipe(classifier="plain"))
 
     def run(out: Path, *overrides: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["reefknot", "train", recipe, "--row", "tied", "--out", str(out), *overrides])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exited:
             main()
-        complaint = capsys.readouterr().err
-        assert complaint.count("\n") == (left.value.code != 0)
-        return int(left.value.code or 0), complaint
+        message = capsys.readouterr().err
+        assert message.count("\n") == (exited.value.code != 0)
+        return int(exited.value.code or 0), message
 
     return run
 
 
-def test_done(tmp_path: Path, leave: Leave) -> None:
-    assert leave(tmp_path / "run") == (0, "")
+def test_exit_code_of_a_finished_run(tmp_path: Path, run_train: RunTrain) -> None:
+    assert run_train(tmp_path / "run") == (0, "")
 
 
-def test_other_settings(tmp_path: Path, leave: Leave) -> None:
-    leave(tmp_path / "run")
-    code, complaint = leave(tmp_path / "run", "training.epochs=3")
+def test_exit_code_of_changed_settings(tmp_path: Path, run_train: RunTrain) -> None:
+    run_train(tmp_path / "run")
+    code, message = run_train(tmp_path / "run", "training.epochs=3")
     assert code == 2
-    assert "settings.training.epochs: 2 -> 3" in complaint
+    assert "settings.training.epochs: 2 -> 3" in message
 
 
-def test_too_little_text(tmp_path: Path, leave: Leave) -> None:
-    code, complaint = leave(tmp_path / "run", "training.batch=100")
+def test_exit_code_of_a_text_that_is_too_short(tmp_path: Path, run_train: RunTrain) -> None:
+    code, message = run_train(tmp_path / "run", "training.batch=100")
     assert code == 3
-    assert "100 streams need at least 200" in complaint
+    assert "100 streams need at least 200" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_not_a_number(tmp_path: Path, leave: Leave) -> None:
+def test_exit_code_of_a_nonfinite_loss(tmp_path: Path, run_train: RunTrain) -> None:
     optimiser = '{kind = "sgd", learning_rate = 1e9, weight_decay = 1e9}'
-    code, complaint = leave(tmp_path / "run", f"training.optimiser={optimiser}")
+    code, message = run_train(tmp_path / "run", f"training.optimiser={optimiser}")
     assert code == 4
-    assert str(tmp_path / "run" / "nonfinite.json") in complaint
+    assert str(tmp_path / "run" / "nonfinite.json") in message
     assert (tmp_path / "run" / "nonfinite.json").exists()
 
 
-def test_a_file_that_may_not_grow(tmp_path: Path, leave: Leave) -> None:
+def test_exit_code_when_a_file_size_limit_is_reached(tmp_path: Path, run_train: RunTrain) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
-        code, complaint = leave(tmp_path / "run")
+        code, message = run_train(tmp_path / "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 5
-    assert "File too large" in complaint
-    assert leave(tmp_path / "run")[0] == 0
+    assert "File too large" in message
+    assert run_train(tmp_path / "run")[0] == 0
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for three of the tiny checkpoints."""
+    """A file system with space for three of the tiny checkpoints."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
@@ -87,12 +87,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk(small_disk: Path, leave: Leave) -> None:
-    code, complaint = leave(small_disk / "run", "training.keep=100", "training.save_every=1")
+def test_exit_code_when_the_disk_is_full(small_disk: Path, run_train: RunTrain) -> None:
+    code, message = run_train(small_disk / "run", "training.keep=100", "training.save_every=1")
     assert code == 5
-    assert "free some space and run the same command again" in complaint
-    found = RunFolder.open(small_disk / "run").checkpoints.latest(pytest.fail)
-    assert found is not None
-    assert found.step >= 1
+    assert "free some space and run the same command again" in message
+    checkpoint = RunFolder.open(small_disk / "run").checkpoints.latest(pytest.fail)
+    assert checkpoint is not None
+    assert checkpoint.step >= 1
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    assert leave(small_disk / "run", "training.keep=100", "training.save_every=1") == (0, "")
+    assert run_train(small_disk / "run", "training.keep=100", "training.save_every=1") == (0, "")

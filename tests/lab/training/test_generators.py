@@ -1,4 +1,4 @@
-"""Random numbers go on where they were, from every source, also in the middle of a pair of Gaussians."""
+"""Random generators continue exactly where they were saved, even between two numbers of a Gaussian pair."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    """A number from every source, of every kind that has a state of its own."""
+    """Draw numbers of every kind from every generator."""
     numbers = [random.random(), random.gauss(), float(np.random.rand()), float(np.random.randn())]
     return [*numbers, float(torch.rand(())), float(torch.randn(())), *torch.randn(40).tolist()]
 
 
 @pytest.mark.parametrize("drawn", range(4))
-def test_they_come_back_through_a_file(tmp_path: Path, drawn: int) -> None:
+def test_generators_are_restored_from_a_file(tmp_path: Path, drawn: int) -> None:
     seed_everything(3)
     for _ in range(drawn):
         draw()
@@ -65,7 +65,7 @@ def test_determinism_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.backends.cudnn.benchmark
 
 
-def test_no_verb_waits_for_the_compiler_to_load() -> None:
+def test_set_determinism_does_not_import_the_compiler() -> None:
     script = (
         "import sys, reefknot.lab.tasks.language_model\n"
         "from reefknot.lab.training.generators import set_determinism\n"

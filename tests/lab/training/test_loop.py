@@ -1,4 +1,4 @@
-"""Training as long as the settings say: to an epoch or to an update, validated in between, stopped and resumed."""
+"""The training loop: length in epochs or updates, validations, stopping and resuming."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reefknot.lab.text.samples import TextSamples
 from reefknot.lab.training.loop import Trainer
 
 UPDATES = ("training.epochs=default", "training.updates=8")
-"""Of 6 an epoch."""
+"""An epoch has 6 updates."""
 Metrics = Callable[[Path], list[dict[str, Any]]]
 Outcome = Callable[[Path], dict[str, Any]]
 
@@ -36,13 +36,13 @@ def test_training_ends_with_its_last_update(tmp_path: Path, train: Any, metrics:
     assert validations(lines) == [(6, 1), (8, 1 + 2 / 6)]
     assert (lines[-2]["kind"], lines[-2]["step"]) == ("train", 8)
     assert sum(line["tokens"] for line in lines if line["kind"] == "train") == result["training"]["tokens"]
-    assert any("update 8/8  valid perplexity" in said for said in heard.lines)
+    assert any("update 8/8  valid perplexity" in line for line in heard.lines)
     best = min((line for line in lines if line["kind"] == "valid"), key=lambda line: line["nll"])
     assert result["best"] == {"step": best["step"], "epoch": best["epoch"]}
     assert (tmp_path / "run" / "best").readlink().name == f"step_{best['step']:08d}"
 
 
-def test_an_epoch_counted_in_updates_is_an_epoch(tmp_path: Path, train: Any, outcome: Outcome) -> None:
+def test_epochs_and_the_same_number_of_updates_agree(tmp_path: Path, train: Any, outcome: Outcome) -> None:
     train(tmp_path / "epochs")
     train(tmp_path / "updates", "training.epochs=default", "training.updates=12")
     assert outcome(tmp_path / "updates") == outcome(tmp_path / "epochs")
@@ -53,8 +53,8 @@ def test_validations_between_epochs(tmp_path: Path, train: Any, metrics: Metrics
     assert validations(metrics(tmp_path / "run")) == [(4, 4 / 6), (8, 1 + 2 / 6), (12, 2)]
 
 
-def test_rules_count_validations(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
-    """Every second update; the fourth loss is worse than the second, the sixth no better than the fifth."""
+def test_rules_count_validations_and_not_epochs(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
+    """The fourth loss is worse than the second, which starts averaging; the sixth is no better than the fifth."""
     rules = (
         "training.averaging={start = 'nonmonotone', interval = 1}",
         "training.stop={rule = 'patience', interval = 1}",
@@ -70,11 +70,11 @@ def test_rules_count_validations(tmp_path: Path, tiny_recipe: Callable[..., Path
         progress = Trainer(model, batches, lambda: next(losses), experiment.training, folder).train()
     assert progress.step == 12
     assert progress.stopped == "stopped after update 12 by patience: no new best in 1 validations"
-    assert progress.averaged_from == 2  # from the middle of it on
+    assert progress.averaged_from == 2  # from the middle of the second epoch
     assert (progress.best_step, progress.best_epoch) == (10, 1 + 4 / 6)
 
 
-def test_how_often_is_validated_does_not_show_in_the_weights(tmp_path: Path, train: Any, outcome: Outcome) -> None:
+def test_weights_do_not_depend_on_the_number_of_validations(tmp_path: Path, train: Any, outcome: Outcome) -> None:
     train(tmp_path / "seldom", "training.keep=20")
     train(tmp_path / "often", "training.keep=20", "training.validate_every=1")
     seldom, often = (outcome(tmp_path / name)["weights"] for name in ("seldom", "often"))
@@ -82,7 +82,7 @@ def test_how_often_is_validated_does_not_show_in_the_weights(tmp_path: Path, tra
     assert len(often) > len(seldom)
 
 
-def test_a_run_of_updates_resumes_from_every_step_to_the_same_bits(
+def test_run_counted_in_updates_resumes_bit_for_bit_from_every_step(
     tmp_path: Path, train: Any, outcome: Outcome, signal_in_step: Callable[[int], None]
 ) -> None:
     settings = (
@@ -94,7 +94,7 @@ def test_a_run_of_updates_resumes_from_every_step_to_the_same_bits(
     train(tmp_path / "unbroken", *settings)
     unbroken = outcome(tmp_path / "unbroken")
     last = max(unbroken["weights"])
-    # Where a run was stopped it has a checkpoint more, and so fewer of the others.
+    # A stopped run has one more checkpoint, and therefore keeps fewer of the others.
     weights = unbroken.pop("weights")[last]
     for step in range(1, 9):
         out = tmp_path / f"stopped at {step}"
@@ -114,10 +114,10 @@ def test_a_run_of_updates_resumes_from_every_step_to_the_same_bits(
         ("blocks", "kind = 'transformer', layers = 1, heads = 2, ffn_dim = 8, dropout = 0.3"),
     ],
 )
-def test_windows_afresh_resume_to_the_same_bits(
+def test_windows_without_carried_state_resume_bit_for_bit(
     tmp_path: Path, train: Any, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, batching: str, encoder: str
 ) -> None:
-    """A recurrent encoder begins each window with its initial state then, and there is none to save."""
+    """Each window starts from the initial state, so there is no hidden state to save."""
     optimiser = "training.optimiser={kind = 'adamw', learning_rate = 0.01}"
     settings = (*UPDATES, f"training.batching={batching}", "training.divisor=tokens", f"encoder={{{encoder}}}")
     settings += ("training.accumulate=3", optimiser)
@@ -139,7 +139,7 @@ def test_windows_afresh_resume_to_the_same_bits(
         with pytest.raises(Stopped, match="at step 4"):
             train(tmp_path / "broken", *settings)
     train(tmp_path / "broken", *settings)
-    one, other = outcome(tmp_path / "unbroken"), outcome(tmp_path / "broken")
-    last = max(one["weights"])
-    assert one.pop("weights")[last] == other.pop("weights")[last]
-    assert one == other
+    unbroken, resumed = outcome(tmp_path / "unbroken"), outcome(tmp_path / "broken")
+    last = max(unbroken["weights"])
+    assert resumed.pop("weights")[last] == unbroken.pop("weights")[last]
+    assert resumed == unbroken

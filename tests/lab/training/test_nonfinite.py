@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not a number stops training before it can spoil the weights."""
+"""A loss or a gradient that is not finite stops training before it changes the weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Trainer], None]], list[dict[str, Any]]]:
-    """Does something to the trainer before its n-th step; returns the weights it had then and after it failed."""
+    """A function that calls `spoil` before the n-th step and returns a list of the weights then and after the error."""
     step = Trainer._step
 
     def arm(number: int, spoil: Callable[[Trainer], None]) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def spoil_weight(trainer: Trainer) -> None:
 
 
 def spoil_gradient(trainer: Trainer) -> None:
-    """Of one update: those that follow would be sound."""
+    """Make the gradient of one update infinite. The following updates would be finite."""
     weight: Any = next(trainer.model.encoder.parameters())
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
@@ -67,26 +67,26 @@ def spoil_gradient(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("spoil", [spoil_weight, spoil_gradient])
 @pytest.mark.parametrize(
-    ("gpu", "looked_at"),
+    ("gpu", "intervals"),
     [(False, ()), (True, ("log_every=5", "save_every=100")), (True, ("log_every=100", "save_every=5"))],
     ids=["at once", "with a line of metrics", "with a checkpoint"],
 )
-def test_no_update_is_made(
+def test_nonfinite_update_is_not_applied(
     tmp_path: Path,
     train: Any,
     poison: Callable[[int, Callable[[Trainer], None]], list[dict[str, Any]]],
     spoil: Callable[[Trainer], None],
     gpu: bool,
-    looked_at: tuple[str, ...],
+    intervals: tuple[str, ...],
     request: pytest.FixtureRequest,
 ) -> None:
-    """On a GPU it is known some steps later, here after the tenth; none of them is made, saved or told of."""
+    """On a GPU the error is known only some steps later. None of these steps is applied, saved or logged."""
     if gpu:
         request.getfixturevalue("as_on_a_gpu")
     out = tmp_path / "run"
     seen = poison(8, spoil)
     with pytest.raises(NonFiniteError, match="at step 8; the update was not made"):
-        train(out, *(f"training.{each}" for each in looked_at))
+        train(out, *(f"training.{setting}" for setting in intervals))
     assert RunFolder.open(out).metrics.read()[-1]["step"] < 8
     assert max((out / "checkpoints").iterdir()).name == "step_00000006"
     before, after = seen
@@ -100,8 +100,10 @@ def test_no_update_is_made(
 
 
 @pytest.mark.parametrize("classifier", ["plain", "projected"])
-def test_a_rate_that_makes_it_diverge(tmp_path: Path, tiny_recipe: Callable[..., Path], classifier: str) -> None:
-    """With plain classifiers a finite gradient makes the weights infinite; they are not saved."""
+def test_divergence_is_reported_and_not_saved(
+    tmp_path: Path, tiny_recipe: Callable[..., Path], classifier: str
+) -> None:
+    """With a plain classifier, a finite gradient makes the weights infinite. They are not saved."""
     optimiser = '{kind = "sgd", learning_rate = 1e9, weight_decay = 1e9}'
     recipe = load_recipe(
         str(tiny_recipe(classifier=classifier)), (f"training.optimiser={optimiser}", "training.save_every=1")

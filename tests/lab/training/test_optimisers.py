@@ -1,4 +1,4 @@
-"""Optimisers against their formulas."""
+"""Optimisers agree with their formulas and with torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reefknot.lab.training.schedules import Cosine
 def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
     draw = torch.Generator().manual_seed(3)
     made = [nn.Parameter(torch.randn(4, 3, generator=draw, dtype=dtype)) for _ in range(2)]
-    for each in made:
-        each.grad = torch.randn(4, 3, generator=draw, dtype=dtype)
+    for parameter in made:
+        parameter.grad = torch.randn(4, 3, generator=draw, dtype=dtype)
     return made
 
 
@@ -31,7 +31,7 @@ def test_decoupled_decay_does_not_depend_on_the_rate() -> None:
             torch.testing.assert_close(new, (old - rate * old.grad) * 0.75, rtol=1e-14, atol=0)
 
 
-def test_without_it_a_step_is_torchs() -> None:
+def test_sgd_without_decoupled_decay_agrees_with_torch() -> None:
     ours, theirs = parameters(), parameters()
     mine = SGD(ours, 0.5, momentum=0.9, weight_decay=0.01)
     other = torch.optim.SGD(theirs, 0.5, momentum=0.9, weight_decay=0.01)
@@ -41,8 +41,8 @@ def test_without_it_a_step_is_torchs() -> None:
     assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
 
 
-def test_a_decay_smaller_than_the_grain_of_float32_is_kept_on_average() -> None:
-    """1 - 1e-7 is no number in float32: its neighbours are off by a fifth of the decay and by half of it."""
+def test_decay_below_float32_resolution_holds_on_average() -> None:
+    """1 - 1e-7 is not a float32 number. The nearest ones differ by a fifth and by a half of the decay."""
     weight = nn.Parameter(torch.rand(100_000, generator=torch.Generator().manual_seed(1)) + 1.0)
     weight.grad = torch.zeros_like(weight)
     before = weight.detach().double().clone()
@@ -53,11 +53,11 @@ def test_a_decay_smaller_than_the_grain_of_float32_is_kept_on_average() -> None:
     assert lost == pytest.approx(1e-6, rel=0.05)
 
 
-def test_a_refused_update_does_not_decay() -> None:
+def test_skipped_update_does_not_decay() -> None:
     weights = parameters()
-    before = [each.detach().clone() for each in weights]
-    for each in weights:
-        each.grad = torch.zeros_like(each)
+    before = [parameter.detach().clone() for parameter in weights]
+    for parameter in weights:
+        parameter.grad = torch.zeros_like(parameter)
     optimiser = SGD(weights, 0.5, decoupled_decay=0.25)
     optimiser.param_groups[0]["fused"] = True  # as on a GPU
     optimiser.found_inf = torch.ones(())  # type: ignore[attr-defined]
@@ -77,17 +77,19 @@ def test_the_decay_is_part_of_the_state() -> None:
 
 def gradients(weights: list[nn.Parameter], step: int) -> list[Tensor]:
     draw = torch.Generator().manual_seed(step)
-    return [torch.randn(each.shape, generator=draw, dtype=each.dtype) for each in weights]
+    return [torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype) for parameter in weights]
 
 
 def test_nesterov_is_fairseqs_under_a_changing_rate() -> None:
-    """Its velocity holds the rate, and is rescaled with it: p += mu^2 (lr/old) v - (1 + mu) lr g, then
-    v = mu (lr/old) v - lr g."""
+    """fairseq's velocity includes the learning rate and is rescaled with it.
+
+    p += mu^2 (lr/old) v - (1 + mu) lr g, then v = mu (lr/old) v - lr g.
+    """
     mu, schedule = 0.99, Cosine(30, warmup=20, warmup_from=1e-3, growth=2.0, shrink=0.75, least=1e-3)
     weights = parameters()
     optimiser = SGD(weights, 1.0, momentum=mu, nesterov=True)
-    expected = [each.detach().clone() for each in weights]
-    velocities = [torch.zeros_like(each) for each in expected]
+    expected = [parameter.detach().clone() for parameter in weights]
+    velocities = [torch.zeros_like(parameter) for parameter in expected]
     old = schedule.factor(1, 0)
     for step in range(120):
         rate = schedule.factor(1, step)
@@ -108,20 +110,20 @@ Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 def trained_side_by_side(
     make: Callable[[list[nn.Parameter], list[nn.Parameter]], Optimisers],
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Two sets of equal parameters after many updates with equal gradients, at rates that change."""
+    """Return two sets of equal parameters after many updates with equal gradients at changing rates."""
     ours, theirs = parameters(), parameters()
     mine, other = make(ours, theirs)
     for step in range(60):
         for one, two, gradient in zip(ours, theirs, gradients(ours, step), strict=True):
             one.grad, two.grad = gradient, gradient.clone()
-        for each in (mine, other):
-            each.param_groups[0]["lr"] = 0.5 / (1 + step)
-            each.step()
+        for optimiser in (mine, other):
+            optimiser.param_groups[0]["lr"] = 0.5 / (1 + step)
+            optimiser.step()
     assert not torch.equal(ours[0], parameters()[0])
     return ours, theirs
 
 
-def test_adamw_is_torchs() -> None:
+def test_adamw_agrees_with_torch() -> None:
     ours, theirs = trained_side_by_side(
         lambda ours, theirs: (
             AdamW(ours, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1),
@@ -131,7 +133,7 @@ def test_adamw_is_torchs() -> None:
     assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
 
 
-def test_adam_is_torchs() -> None:
+def test_adam_agrees_with_torch() -> None:
     ours, theirs = trained_side_by_side(
         lambda ours, theirs: (Adam(ours, 0.5), torch.optim.Adam(theirs, 0.5, betas=(0.9, 0.98), eps=1e-9))
     )
@@ -139,7 +141,7 @@ def test_adam_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("rho", [0.95, 0.5, 0.0])
-def test_adadelta_is_torchs(rho: float) -> None:
+def test_adadelta_agrees_with_torch(rho: float) -> None:
     ours, theirs = trained_side_by_side(
         lambda ours, theirs: (Adadelta(ours, rho=rho), torch.optim.Adadelta(theirs, rho=rho, eps=1e-6))
     )
@@ -147,7 +149,7 @@ def test_adadelta_is_torchs(rho: float) -> None:
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-13)
 
 
-def test_adadelta_changes_nothing_that_has_no_gradient() -> None:
+def test_adadelta_ignores_parameters_without_gradient() -> None:
     weights = parameters()
     weights[1].grad = None
     Adadelta(weights).step()
@@ -171,24 +173,24 @@ def test_adadelta_calls_a_closure_with_gradients() -> None:
 
 
 @pytest.mark.parametrize("kind", [Adadelta, Adam])
-def test_a_saved_optimiser_goes_on_to_the_bit(kind: Any) -> None:
-    def go_on(weights: list[nn.Parameter], optimiser: torch.optim.Optimizer, steps: range) -> None:
+def test_saved_optimiser_resumes_bit_for_bit(kind: Any) -> None:
+    def make_steps(weights: list[nn.Parameter], optimiser: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
             for weight, gradient in zip(weights, gradients(weights, step), strict=True):
                 weight.grad = gradient
             optimiser.step()
 
     whole, halves = parameters(), parameters()
-    go_on(whole, kind(whole, 0.1), range(10))
+    make_steps(whole, kind(whole, 0.1), range(10))
     first = kind(halves, 0.1)
-    go_on(halves, first, range(5))
+    make_steps(halves, first, range(5))
     second = kind(halves, 0.9)
     second.load_state_dict(first.state_dict())
-    go_on(halves, second, range(5, 10))
+    make_steps(halves, second, range(5, 10))
     assert all(torch.equal(one, two) for one, two in zip(whole, halves, strict=True))
 
 
-def test_adamw_decays_every_parameter_biases_too() -> None:
+def test_adamw_decays_biases_too() -> None:
     bias = nn.Parameter(torch.ones(3, dtype=torch.float64))
     bias.grad = torch.zeros_like(bias)
     AdamW([bias], 0.5, weight_decay=0.1).step()
@@ -197,10 +199,10 @@ def test_adamw_decays_every_parameter_biases_too() -> None:
 
 @pytest.mark.parametrize("broken", [float("inf"), float("nan")])
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "adam", "adadelta"])
-def test_an_update_that_is_left_out_leaves_no_trace(kind: str, broken: float) -> None:
-    """Fused, as on a GPU: the next update is what it would have been, also where there was none before."""
+def test_skipped_update_has_no_effect(kind: str, broken: float) -> None:
+    """The next update is the same as without the skipped one, even if the first update is skipped."""
 
-    def after(*refused: float) -> list[nn.Parameter]:
+    def after(*skipped: float) -> list[nn.Parameter]:
         weights = parameters(torch.float32)
         made: dict[str, Callable[[], Any]] = {
             "sgd": lambda: SGD(weights, 0.5, momentum=0.9, nesterov=True),
@@ -211,21 +213,21 @@ def test_an_update_that_is_left_out_leaves_no_trace(kind: str, broken: float) ->
         optimiser = made[kind]()
         if "fused" in optimiser.param_groups[0]:
             optimiser.param_groups[0]["fused"] = True
-        for each in refused:
-            optimiser.found_inf = torch.tensor(each)
+        for skip in skipped:
+            optimiser.found_inf = torch.tensor(skip)
             for weight, gradient in zip(weights, gradients(weights, 7), strict=True):
-                weight.grad = gradient * (broken if each else 1.0)
+                weight.grad = gradient * (broken if skip else 1.0)
             optimiser.step()
         return weights
 
     assert all(torch.equal(one, two) for one, two in zip(after(1.0), parameters(torch.float32), strict=True))
-    for refused in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0, 1.0)):
-        for one, two in zip(after(*refused), after(0.0, 0.0), strict=True):
+    for skipped in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0, 1.0)):
+        for one, two in zip(after(*skipped), after(0.0, 0.0), strict=True):
             assert torch.equal(one, two)
             assert one.isfinite().all()
 
 
-def test_adadelta_is_the_same_whether_it_may_refuse_or_not() -> None:
+def test_adadelta_does_not_depend_on_the_found_inf_attribute() -> None:
     ours, others = parameters(), parameters()
     mine, other = Adadelta(ours), Adadelta(others)
     mine.found_inf = torch.zeros(())  # type: ignore[attr-defined]
@@ -238,9 +240,9 @@ def test_adadelta_is_the_same_whether_it_may_refuse_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
-        (lambda: SGD(parameters(), 1.0, nesterov=True), "nesterov = true looks ahead along the momentum, which is 0"),
+        (lambda: SGD(parameters(), 1.0, nesterov=True), "nesterov = true needs a momentum"),
         (lambda: SGD(parameters(), 1.0, momentum=1.0), "sgd: momentum = 1.0: must be at least 0 and less than 1"),
         (lambda: SGD(parameters(), 0.0), "sgd: learning_rate = 0.0: must be above 0"),
         (lambda: AdamW(parameters(), 1.0, beta2=1.0), "adamw: beta2 = 1.0: must be at least 0 and less than 1"),
@@ -251,6 +253,6 @@ def test_adadelta_is_the_same_whether_it_may_refuse_or_not() -> None:
         (lambda: Adadelta(parameters(), epsilon=-1.0), "adadelta: epsilon = -1.0: must be above 0"),
     ],
 )
-def test_impossible_settings_are_refused(make: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_settings_are_rejected(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Autocast: weights stay float32, the loss falls; in float16 the loss is scaled, and what overflows is left out."""
+"""Autocast: weights stay float32 and the loss decreases. In float16, updates that overflow are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from reefknot.errors import NonFiniteError, SettingsError, Stopped
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
-from reefknot.lab.training.update import OVERFLOWS, Tally
+from reefknot.lab.training.update import MAX_OVERFLOWS, Tally
 from reefknot.nn.encoders.stacked import LSTM
 
 HALF = (
@@ -25,7 +25,7 @@ HALF = (
     "training.optimiser={kind = 'sgd', learning_rate = 0.1, momentum = 0.9, nesterov = true}",
     "training.log_every=1",
 )
-"""A CPU has no LSTM in float16."""
+"""Few CPUs support an LSTM in float16, so this is a transformer."""
 Metrics = Callable[[Path], list[dict[str, Any]]]
 
 
@@ -49,12 +49,12 @@ def test_half_precision_trains(tmp_path: Path, train: Any, metrics: Metrics) -> 
         assert sum(losses[precision][-3:]) < sum(losses[precision][:3]) - 0.3
         saved = load_file(last(tmp_path / precision, "model.safetensors"))
         assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
-    assert len({tuple(each) for each in losses.values()}) == 3
+    assert len({tuple(curve) for curve in losses.values()}) == 3
 
 
 @pytest.fixture
 def overflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Makes the gradients of some updates infinite; returns which updates have changed no weight."""
+    """A function that makes the gradients of some updates infinite and returns a list of updates without effect."""
     step = Trainer._step
 
     def arm(*numbers: int) -> list[int]:
@@ -64,7 +64,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             weight: Any = next(self.model.encoder.parameters())
             scale = math.inf if self.state.progress.step + 1 in numbers else 1.0
             hook = weight.register_hook(lambda gradient: gradient * scale)
-            before = [each.detach().clone() for each in self.model.parameters()]
+            before = [tensor.detach().clone() for tensor in self.model.parameters()]
             try:
                 return step(self, stop)
             finally:
@@ -79,7 +79,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["at once", "as on a GPU"])
-def test_an_update_that_overflows_is_left_out(
+def test_update_that_overflows_is_skipped(
     tmp_path: Path,
     train: Any,
     metrics: Metrics,
@@ -92,18 +92,18 @@ def test_an_update_that_overflows_is_left_out(
     idle = overflow(1, 4, 5)
     result = train(tmp_path / "run", *HALF)
     assert idle == [1, 4, 5]
-    assert all(each.isfinite().all() for each in load_file(last(tmp_path / "run", "model.safetensors")).values())
+    assert all(tensor.isfinite().all() for tensor in load_file(last(tmp_path / "run", "model.safetensors")).values())
     lines = training_lines(metrics(tmp_path / "run"))
     assert [line["step"] for line in lines] == [2, 3, *range(6, 13)]  # no line without an update
     assert [line["skipped"] for line in lines] == [1, 1, *[3] * 7]
     assert all(math.isfinite(line["gradient_norm"]) for line in lines)
     assert sum(line["tokens"] for line in lines) == result["training"]["tokens"] - 3 * 20
     scaler = json.loads(last(tmp_path / "run", "state.json").read_text())["scaler"]
-    assert scaler["scale"] == 2.0 ** (16 - 3)  # halved with each
+    assert scaler["scale"] == 2.0 ** (16 - 3)  # halved by each overflow
     assert scaler["_growth_tracker"] == 12 - 5
 
 
-def test_the_scale_resumes(
+def test_loss_scale_is_resumed(
     tmp_path: Path,
     train: Any,
     outcome: Callable[[Path], dict[str, Any]],
@@ -117,24 +117,24 @@ def test_the_scale_resumes(
         train(tmp_path / "broken", *HALF)
     train(tmp_path / "broken", *HALF)
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "unbroken")
-    one, other = (json.loads(last(tmp_path / run, "state.json").read_text()) for run in ("unbroken", "broken"))
-    assert one["scaler"] == other["scaler"]
-    assert one["scaler"]["scale"] == 2.0**13
+    unbroken, resumed = (json.loads(last(tmp_path / run, "state.json").read_text()) for run in ("unbroken", "broken"))
+    assert resumed["scaler"] == unbroken["scaler"]
+    assert unbroken["scaler"]["scale"] == 2.0**13
 
 
-def test_overflows_without_end_stop_training(
+def test_many_overflows_in_a_row_stop_training(
     tmp_path: Path, train: Any, overflow: Callable[..., object], metrics: Metrics
 ) -> None:
     overflow(*range(7, 100))
-    match = rf"at step {6 + OVERFLOWS}, the last of {OVERFLOWS} in a row; the update was not made"
+    match = rf"at step {6 + MAX_OVERFLOWS}, the last of {MAX_OVERFLOWS} in a row; the update was not made"
     with pytest.raises(NonFiniteError, match=match):
         train(tmp_path / "run", *HALF, "training.epochs=100")
     assert training_lines(metrics(tmp_path / "run"))[-1]["step"] == 6
-    assert all(each.isfinite().all() for each in load_file(last(tmp_path / "run", "model.safetensors")).values())
+    assert all(tensor.isfinite().all() for tensor in load_file(last(tmp_path / "run", "model.safetensors")).values())
 
 
 def trains_an_lstm_in_float16() -> bool:
-    """Whether torch computes an LSTM and its gradients in float16 on this CPU."""
+    """Return whether torch computes an LSTM and its gradients in float16 on this CPU."""
     lstm = torch.nn.LSTM(3, 3)
     try:
         with torch.autocast("cpu", dtype=torch.float16):
@@ -145,17 +145,19 @@ def trains_an_lstm_in_float16() -> bool:
     return True
 
 
-NO_FLOAT16 = "torch cannot compute this LSTM with it on a CPU; use bfloat16, or a GPU"
+NO_FLOAT16 = "torch cannot train this LSTM in it on a CPU; use bfloat16, or a GPU"
 
 
-def test_an_encoder_that_a_cpu_cannot_compute_is_rejected(tmp_path: Path, train: Any) -> None:
+def test_encoder_without_float16_support_is_rejected(tmp_path: Path, train: Any) -> None:
     if trains_an_lstm_in_float16():
         pytest.skip("this CPU trains an LSTM in float16")
     with pytest.raises(SettingsError, match=NO_FLOAT16):
         train(tmp_path / "run", "training.precision=float16")
 
 
-def test_an_encoder_without_gradients_is_rejected(tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_without_float16_gradients_is_rejected(
+    tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some CPUs compute the outputs of an LSTM in float16 but not its gradients."""
     forward = LSTM.forward
 
@@ -170,7 +172,7 @@ def test_an_encoder_without_gradients_is_rejected(tmp_path: Path, train: Any, mo
         train(tmp_path / "run", "training.precision=float16")
 
 
-def test_a_tally_forgives_what_is_not_in_a_row() -> None:
+def test_tally_fails_only_after_failures_in_a_row() -> None:
     tally = Tally(World(), 10, patience=3)
     norms = [math.inf, math.inf, 2.0, math.nan, math.inf, math.inf, 4.0]
     made = []
@@ -179,20 +181,20 @@ def test_a_tally_forgives_what_is_not_in_a_row() -> None:
         made.append(not bool(tally.found_inf))
     assert made == [False, False, True, False, False, False, False]  # nothing after the third in a row
     report = tally.report()
-    assert report.refused == 16
+    assert report.failed_step == 16
     assert math.isinf(report.gradient_norm)
     assert report.skipped == 5
     again = Tally(World(), 0, patience=3, skipped_in_a_row=1)
     for norm in (math.inf, 2.0, math.inf):
         again.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
     report = again.report()
-    assert (report.refused, report.skipped, report.skipped_in_a_row) == (0, 2, 1)
+    assert (report.failed_step, report.skipped, report.skipped_in_a_row) == (0, 2, 1)
     assert (report.sums, report.tokens, report.gradient_norm) == ({"nll": 1.5}, 4, 2.0)
     assert again.report().tokens == 0
 
 
-def test_processes_agree_on_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one finds nothing wrong, another one finds its loss infinite: none of them makes it."""
+def test_processes_agree_on_skipping_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the loss is infinite in another process, this process skips the update too."""
 
     def reduced(number: torch.Tensor, op: Any) -> None:
         assert op == dist.ReduceOp.MIN

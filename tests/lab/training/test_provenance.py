@@ -1,4 +1,4 @@
-"""A run knows what it was made with: its settings, its text, its code, and every sitting of it."""
+"""A run records its settings, its text, and the code of every session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reefknot.lab.training.display import Silent
 Train = Callable[..., Any]
 
 
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, train: Train, signal_in_step: Any) -> None:
+def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, train: Train, signal_in_step: Any) -> None:
     train(tmp_path / "other", "training.optimiser.learning_rate=0.5")
     signal_in_step(2)
     with pytest.raises(Stopped):
@@ -33,7 +33,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, train: Train,
         train(tmp_path / "run")
 
 
-def test_sittings_with_other_code_are_written_down(
+def test_sessions_with_other_code_are_recorded(
     tmp_path: Path, train: Train, heard: Any, signal_in_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = experiments.capture()
@@ -45,11 +45,11 @@ def test_sittings_with_other_code_are_written_down(
     train(tmp_path / "run")
     environment = RunFolder.open(tmp_path / "run").environment or {}
     assert environment["source_sha256"] == now["source_sha256"]
-    assert [each["source_sha256"] for each in environment["earlier"]] == ["of other code"]
+    assert [session["source_sha256"] for session in environment["earlier"]] == ["of other code"]
     assert any("begun with another environment (source_sha256)" in line for line in heard.lines)
 
 
-def test_what_ends_a_sitting_is_in_the_log(tmp_path: Path, train: Train, signal_in_step: Any) -> None:
+def test_reason_a_session_ends_is_logged(tmp_path: Path, train: Train, signal_in_step: Any) -> None:
     signal_in_step(3)
     with pytest.raises(Stopped):
         train(tmp_path / "run")
@@ -58,7 +58,7 @@ def test_what_ends_a_sitting_is_in_the_log(tmp_path: Path, train: Train, signal_
     assert "types" in log
 
 
-def test_a_run_is_done_only_with_its_settings_and_its_text(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
+def test_run_is_done_only_for_its_settings_and_text(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
     recipe = load_recipe(str(tiny_recipe()))
     row, out = recipe.row("tied"), tmp_path / "run"
     experiment = recipe.experiments["tied"]
@@ -79,14 +79,14 @@ def train_tied(recipe: Any, out: Path) -> None:
     experiments.train(recipe, recipe.row("tied"), out, world=experiments.World(), display=Silent())
 
 
-def test_metrics_close_with_every_epoch(tmp_path: Path, train: Train) -> None:
+def test_every_epoch_ends_with_a_line_of_metrics(tmp_path: Path, train: Train) -> None:
     train(tmp_path / "run", "training.log_every=4")
     lines = [line for line in RunFolder.open(tmp_path / "run").metrics.read() if line["kind"] == "train"]
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, 4), (1, 6), (2, 8), (2, 12)]
     assert [line["tokens"] for line in lines] == [80, 36, 40, 76]
 
 
-def test_a_hang_up_stops_in_order_and_nohup_is_respected(
+def test_sighup_stops_training_unless_nohup_ignores_it(
     tmp_path: Path, tiny_recipe: Callable[..., Path], command: Any, start: Any, wait_for: Any
 ) -> None:
     endless = ("training.epochs=100000", "training.save_every=1000000", "training.log_every=1")

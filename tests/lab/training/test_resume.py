@@ -1,4 +1,4 @@
-"""A run that was stopped, damaged or starved ends with the very bits of an unbroken one. Dropout is on."""
+"""A run that was stopped or damaged, or that ran out of disk space, resumes bit for bit. Dropout is on."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.training.loop import Trainer
 
 STEPS = 12
-"""Updates of the tiny recipe: two epochs of six windows, the last one ragged."""
+"""Updates of the tiny recipe: two epochs of six windows. The last window of an epoch is shorter."""
 
 Outcome = Callable[[Path], dict[str, Any]]
 
 
 @pytest.fixture
 def unbroken(tmp_path: Path, train: Any, outcome: Outcome) -> dict[str, Any]:
-    """What a run gives that nothing happened to."""
+    """The outcome of a run without interruptions."""
     assert train(tmp_path / "unbroken")["training"]["steps"] == STEPS
     return outcome(tmp_path / "unbroken")
 
 
-def test_equal_seeds_give_equal_bits_and_other_seeds_other_ones(
-    tmp_path: Path, train: Any, outcome: Outcome, unbroken: dict[str, Any]
-) -> None:
+def test_runs_depend_only_on_the_seed(tmp_path: Path, train: Any, outcome: Outcome, unbroken: dict[str, Any]) -> None:
     train(tmp_path / "again")
     assert outcome(tmp_path / "again") == unbroken
     train(tmp_path / "other", "training.seed=1")
@@ -44,7 +42,7 @@ def test_dropout_is_on(tmp_path: Path, train: Any, outcome: Outcome, unbroken: d
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_a_stop_at_every_step(
+def test_run_stopped_at_any_step_resumes_bit_for_bit(
     tmp_path: Path,
     train: Any,
     outcome: Outcome,
@@ -58,15 +56,15 @@ def test_a_stop_at_every_step(
         train(out)
     (_,) = (out / "checkpoints").glob(f"*_{step:08d}")
     train(out)
-    kept = outcome(out)
-    # The stop left a checkpoint that the unbroken run does not have; whichever are in both are equal.
-    assert kept["weights"].keys() >= {f"step_{STEPS:08d}", unbroken["link"]}
-    shared = kept["weights"].keys() & unbroken["weights"].keys()
-    assert all(kept["weights"][name] == unbroken["weights"][name] for name in shared)
-    assert {**kept, "weights": None} == {**unbroken, "weights": None}
+    resumed = outcome(out)
+    # The stop saved a checkpoint that the unbroken run does not have. All checkpoints of both runs are equal.
+    assert resumed["weights"].keys() >= {f"step_{STEPS:08d}", unbroken["link"]}
+    shared = resumed["weights"].keys() & unbroken["weights"].keys()
+    assert all(resumed["weights"][name] == unbroken["weights"][name] for name in shared)
+    assert {**resumed, "weights": None} == {**unbroken, "weights": None}
 
 
-def test_a_stop_at_each_step_of_one_run(
+def test_run_stopped_after_every_step_resumes_bit_for_bit(
     tmp_path: Path, train: Any, outcome: Outcome, unbroken: dict[str, Any], signal_in_step: Callable[[int], None]
 ) -> None:
     out = tmp_path / "stopped"
@@ -81,7 +79,7 @@ def test_a_stop_at_each_step_of_one_run(
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(("log_every", "save_every"), [(4, 100), (100, 4), (5, 3)])
-def test_stops_and_kills_between_two_looks_at_the_device(
+def test_stops_and_kills_between_two_reports(
     tmp_path: Path,
     train: Any,
     outcome: Outcome,
@@ -90,7 +88,7 @@ def test_stops_and_kills_between_two_looks_at_the_device(
     log_every: int,
     save_every: int,
 ) -> None:
-    """What was added up on the device is in the checkpoint of a stop, and in the last one before a kill."""
+    """Checkpoints include the sums that have accumulated on the device since the last report."""
     often = (f"training.log_every={log_every}", f"training.save_every={save_every}")
     train(tmp_path / "unbroken", *often)
     for step in (3, 2, 5):
@@ -110,7 +108,7 @@ def test_stops_and_kills_between_two_looks_at_the_device(
 
 
 def kill_before(number: int) -> Callable[[Trainer, Any], bool]:
-    """A step of training, until that of this number: it saves nothing."""
+    """Return a training step that raises KeyboardInterrupt, without saving, before step `number`."""
     step = Trainer._step
 
     def until(self: Trainer, stop: Any) -> bool:
@@ -121,7 +119,7 @@ def kill_before(number: int) -> Callable[[Trainer, Any], bool]:
     return until
 
 
-def test_a_finished_run_is_left_alone(tmp_path: Path, train: Any, heard: Any) -> None:
+def test_finished_run_is_not_changed(tmp_path: Path, train: Any, heard: Any) -> None:
     first = train(tmp_path / "run")
     before = contents(tmp_path / "run")
     assert train(tmp_path / "run") == first
@@ -130,7 +128,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, train: Any, heard: Any) ->
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json", "MANIFEST.json"])
-def test_a_damaged_checkpoint_is_stepped_back_from(
+def test_training_falls_back_from_a_damaged_checkpoint(
     tmp_path: Path,
     train: Any,
     outcome: Outcome,
@@ -166,7 +164,7 @@ def test_the_best_checkpoint_damaged_at_the_end_of_an_epoch(
     assert outcome(out) == unbroken
 
 
-def test_no_sound_checkpoint_left(tmp_path: Path, train: Any, signal_in_step: Callable[[int], None]) -> None:
+def test_error_if_no_checkpoint_can_be_read(tmp_path: Path, train: Any, signal_in_step: Callable[[int], None]) -> None:
     out = tmp_path / "damaged"
     signal_in_step(4)
     with pytest.raises(Stopped):
@@ -178,7 +176,7 @@ def test_no_sound_checkpoint_left(tmp_path: Path, train: Any, signal_in_step: Ca
 
 
 @pytest.mark.parametrize("stop", [5, STEPS])
-def test_other_settings_are_refused_with_the_difference(
+def test_changed_settings_are_rejected_with_the_difference(
     tmp_path: Path, train: Any, signal_in_step: Callable[[int], None], stop: int
 ) -> None:
     out = tmp_path / "run"
@@ -203,33 +201,33 @@ def test_one_trainer_at_a_time(tmp_path: Path, train: Any) -> None:
 
 
 @pytest.mark.parametrize("victim", ["metrics.jsonl", "model.safetensors", "state.safetensors"])
-def test_no_room_to_write(
+def test_failed_write_keeps_the_last_checkpoint(
     tmp_path: Path, train: Any, outcome: Outcome, signal_in_step: Callable[[int], None], victim: str
 ) -> None:
-    """The kernel tears a file in the middle: the last checkpoint holds, and with room again the run goes on."""
+    """A write fails in the middle of a file. The last checkpoint stays valid, and the run resumes later."""
     train(tmp_path / "unbroken", "training.log_every=1")
     out = tmp_path / "full"
     signal_in_step(8)
     with pytest.raises(Stopped):
         train(out, "training.log_every=1")
     newest = out / "checkpoints" / "pause_00000008"
-    room = (out / victim).stat().st_size + 100 if victim == "metrics.jsonl" else (newest / victim).stat().st_size - 1
+    limit = (out / victim).stat().st_size + 100 if victim == "metrics.jsonl" else (newest / victim).stat().st_size - 1
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(ResourceError, match=r"cannot write .*: File too large"):
             train(out, "training.log_every=1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(out.rglob("*.tmp-*"))
-    found = RunFolder.open(out).checkpoints.latest(pytest.fail)
-    assert found is not None
-    assert found.path == newest
+    checkpoint = RunFolder.open(out).checkpoints.latest(pytest.fail)
+    assert checkpoint is not None
+    assert checkpoint.path == newest
     train(out, "training.log_every=1")
     assert outcome(out) == outcome(tmp_path / "unbroken")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder but the lock, which names the process that held it last."""
+    """Return all files of a folder except the lock, which names the process that held it last."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

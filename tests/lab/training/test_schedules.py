@@ -1,4 +1,4 @@
-"""Rates by epoch and by update, as the papers print them, as torch has them, and as the loop applies them."""
+"""Learning-rate schedules agree with the papers and with torch, and the loop applies them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_decay_from_the_first_epoch_on() -> None:
     assert [Decay(0, 0.8).factor(epoch, 0) for epoch in (1, 2, 3)] == pytest.approx([0.8, 0.64, 0.512])
 
 
-def test_constant() -> None:
+def test_constant_schedule() -> None:
     assert {Constant().factor(epoch, 7 * epoch) for epoch in range(1, 100)} == {1.0}
 
 
 WIKITEXT = Cosine(18_000, warmup=16_000, warmup_from=1e-7, growth=2.0, shrink=0.75, least=1e-5)
-"""Baevski & Auli (2019) with a rate of 1."""
+"""The schedule of Baevski & Auli (2019), with a rate of 1."""
 FIRST = 16_000
 SECOND = FIRST + 18_000
 THIRD = SECOND + 36_000
@@ -59,7 +59,7 @@ def test_the_cycles_of_wikitext(step: int, factor: float) -> None:
     assert WIKITEXT.factor(1, step) == pytest.approx(factor, rel=1e-12)
 
 
-def test_a_cycle_ends_in_its_valley_and_the_last_one_with_training() -> None:
+def test_cosine_cycles_end_at_their_minimum_and_training_with_a_cycle() -> None:
     for i, last in enumerate((SECOND - 1, THIRD - 1, FOURTH - 1, 286_000 - 1)):
         assert WIKITEXT.factor(1, last) == pytest.approx(1e-5 * 0.75**i, rel=1e-2)
         assert WIKITEXT.factor(1, last) < WIKITEXT.factor(1, last - 1)
@@ -72,30 +72,32 @@ def test_the_single_cycle_of_the_published_recipe() -> None:
         assert schedule.factor(1, step) == pytest.approx(expected, rel=1e-12)
 
 
-def torchs(make: Callable[[Any], LRScheduler], steps: int) -> list[float]:
+def torch_rates(make: Callable[[Any], LRScheduler], steps: int) -> list[float]:
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-    scheduler, found = make(optimiser), []
+    scheduler, rates = make(optimiser), []
     for _ in range(steps):
-        found.append(scheduler.get_last_lr()[0])
+        rates.append(scheduler.get_last_lr()[0])
         optimiser.step()
         scheduler.step()
-    return found
+    return rates
 
 
 @pytest.mark.parametrize("growth", [1, 2, 3])
 def test_cosine_is_torchs_warm_restarts(growth: int) -> None:
-    theirs = torchs(lambda each: CosineAnnealingWarmRestarts(each, T_0=7, T_mult=growth, eta_min=0.125), 100)
+    theirs = torch_rates(
+        lambda optimiser: CosineAnnealingWarmRestarts(optimiser, T_0=7, T_mult=growth, eta_min=0.125), 100
+    )
     ours = Cosine(7, growth=float(growth), least=0.125)
     assert [ours.factor(1, step) for step in range(100)] == pytest.approx(theirs, rel=1e-12)
 
 
-def test_one_cycle_is_torchs_annealing() -> None:
-    theirs = torchs(lambda each: CosineAnnealingLR(each, T_max=50, eta_min=0.01), 50)
+def test_one_cycle_agrees_with_torch_annealing() -> None:
+    theirs = torch_rates(lambda optimiser: CosineAnnealingLR(optimiser, T_max=50, eta_min=0.01), 50)
     ours = Cosine(50, least=0.01)
     assert [ours.factor(1, step) for step in range(50)] == pytest.approx(theirs, rel=1e-9)
 
 
-def test_a_growth_that_is_no_whole_number_begins_each_cycle_at_its_peak() -> None:
+def test_cycles_with_fractional_growth_start_at_their_peak() -> None:
     schedule, first = Cosine(100, growth=1.1, shrink=0.5), 0
     for cycle in range(20):
         assert schedule.factor(1, first) == 0.5**cycle
@@ -110,7 +112,7 @@ def test_the_inverse_square_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
         ({"period": 0}, "period = 0: must be at least 1"),
         ({"warmup": -1}, "warmup = -1: must be at least 0"),
@@ -120,12 +122,12 @@ def test_the_inverse_square_root() -> None:
         ({"least": math.nan}, "least = nan: must lie between 0 and 1"),
     ],
 )
-def test_impossible_cycles_are_refused(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_cosine_settings_are_rejected(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         Cosine(**({"period": 10} | wrong))
 
 
-def test_no_warmup_is_refused() -> None:
+def test_inverse_sqrt_without_warmup_is_rejected() -> None:
     with pytest.raises(SettingsError, match="warmup = 0: must be at least 1"):
         InverseSqrt(0)
 
@@ -142,4 +144,4 @@ def test_the_rate_of_the_last_update_is_in_the_metrics(tmp_path: Path, train: An
     expected = Cosine(8, warmup=4)
     lines = [line for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
-    assert [line["learning_rate"] for line in lines] == [0.5 * expected.factor(1, each - 1) for each in (3, 6, 9, 12)]
+    assert [line["learning_rate"] for line in lines] == [0.5 * expected.factor(1, step - 1) for step in (3, 6, 9, 12)]

@@ -1,5 +1,7 @@
-"""Two processes with a copy of the model each, or a part of it each: every run is the one that a process makes alone,
-and each goes on with what another left. The rows are those of `together.toml`."""
+"""Replicated and sharded models: several processes train like one, and can resume the runs of one another.
+
+The rows are those of `together.toml`.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ ROWS = (
     "frozen",
 )
 RESUMED = ("blocks-in-pieces", "sentences-in-pieces", "streams-in-pieces", "frozen")
-"""Those with an optimiser's state of several tensors, averages, a hidden state, and a table that is not trained."""
-WAYS = ("copies", "shards")
+"""Rows with several optimiser tensors per parameter, averages, a hidden state, and a frozen table."""
+MODES = ("copies", "shards")
 LAST, EARLIER = "step_00000004", "step_00000002"
 
 Metrics = Callable[[Path], list[dict[str, Any]]]
@@ -43,7 +45,7 @@ Metrics = Callable[[Path], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The override that names a text of 24 words in lines of 1 to 12, half of them with frequent words only."""
+    """The override for a text of 24 words in lines of 1 to 12 words. Half of the lines have only frequent words."""
     folder = tmp_path_factory.mktemp("text")
     draw = random.Random(0)
     words = [first + last for first in ("ko", "mi", "ru", "se") for last in ("ba", "du", "fi", "le", "no", "ra")]
@@ -56,7 +58,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def train_alone(text: str, row: str, out: Path) -> Path:
     recipe = load_recipe(str(RECIPE), [text])
-    train(recipe, next(each for each in recipe.rows if each.slug == row), out, World())
+    train(recipe, next(candidate for candidate in recipe.rows if candidate.slug == row), out, World())
     return out
 
 
@@ -69,7 +71,7 @@ def train_together(processes: int, folder: Path, text: str) -> None:
 
 
 def rewind(run: Path, out: Path) -> Path:
-    """A copy of a finished run as it stood after its second update."""
+    """Copy a finished run and remove everything after its second update."""
     shutil.copytree(run, out, symlinks=True)
     (out / "best").unlink()
     for path in (out / "checkpoints").iterdir():
@@ -80,7 +82,7 @@ def rewind(run: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
-    """Every row, by one process."""
+    """All rows trained by one process."""
     folder = tmp_path_factory.mktemp("alone")
     for row in ROWS:
         train_alone(text, row, folder / row)
@@ -89,12 +91,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory, text: str, alone: Path) -> Path:
-    """Every row by two processes in both ways, and the runs of one process gone on with in both."""
+    """All rows trained by two processes in both modes, and resumed from runs of one process in both modes."""
     folder = tmp_path_factory.mktemp("together")
-    for way in WAYS:
-        (folder / way).mkdir()
+    for mode in MODES:
+        (folder / mode).mkdir()
         for row in RESUMED:
-            rewind(alone / row, folder / f"{way} resumed" / row)
+            rewind(alone / row, folder / f"{mode} resumed" / row)
     train_together(2, folder, text)
     return folder
 
@@ -111,31 +113,31 @@ def assert_equal_runs(run: Path, expected: Path, metrics: Metrics) -> None:
         assert line["nll"] == pytest.approx(other["nll"], rel=1e-6 if line["kind"] == "valid" else 1e-12)
         assert line.get("gradient_norm", 0.0) == pytest.approx(other.get("gradient_norm", 0.0), rel=1e-10)
     for name in ("model.safetensors", "state.safetensors"):
-        found, wanted = (load_file(each / "checkpoints" / LAST / name) for each in (run, expected))
-        kept = {key for key in wanted if not key.startswith("generator.")}
-        assert {key for key in found if not key.startswith("generator.")} == kept
-        for key in kept:
-            torch.testing.assert_close(found[key], wanted[key], rtol=0, atol=1e-10)
+        tensors, wanted = (load_file(folder / "checkpoints" / LAST / name) for folder in (run, expected))
+        names = {key for key in wanted if not key.startswith("generator.")}
+        assert {key for key in tensors if not key.startswith("generator.")} == names
+        for key in names:
+            torch.testing.assert_close(tensors[key], wanted[key], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_are_one(way: str, row: str, together: Path, alone: Path, metrics: Metrics) -> None:
-    assert_equal_runs(together / way / row, alone / row, metrics)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_are_one(mode: str, row: str, together: Path, alone: Path, metrics: Metrics) -> None:
+    assert_equal_runs(together / mode / row, alone / row, metrics)
     norms = [line["gradient_norm"] for line in metrics(alone / row) if line["kind"] == "train"]
     assert max(norms) > 0.25  # some of them were clipped
 
 
 @pytest.mark.parametrize("row", RESUMED)
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_go_on_with_the_run_of_one(
-    way: str, row: str, together: Path, alone: Path, metrics: Metrics
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_resume_the_run_of_one(
+    mode: str, row: str, together: Path, alone: Path, metrics: Metrics
 ) -> None:
-    assert_equal_runs(together / f"{way} resumed" / row, alone / row, metrics)
+    assert_equal_runs(together / f"{mode} resumed" / row, alone / row, metrics)
 
 
-def test_four_processes_go_on_with_the_run_of_one(tmp_path: Path, text: str, alone: Path, metrics: Metrics) -> None:
-    """Some parameters have fewer rows than that, so some parts are empty."""
+def test_four_processes_resume_the_run_of_one(tmp_path: Path, text: str, alone: Path, metrics: Metrics) -> None:
+    """Some parameters have fewer than four rows, so some shards are empty."""
     for row in RESUMED:
         rewind(alone / row, tmp_path / "shards" / row)
     train_together(4, tmp_path, text)
@@ -151,18 +153,18 @@ def test_one_process_goes_on_with_the_run_of_two(
     assert_equal_runs(train_alone(text, row, run), alone / row, metrics)
 
 
-def test_a_process_alone_holds_the_whole_model() -> None:
+def test_single_process_is_not_sharded() -> None:
     model: Any = torch.nn.Linear(3, 3)
     assert type(World().parallel(model, shard=True)) is Parallel
 
 
-def test_a_process_alone_says_so(tmp_path: Path, text: str) -> None:
+def test_single_process_reports_that_it_does_not_shard(tmp_path: Path, text: str) -> None:
     settings = (text, "training.updates=1", "training.shard=true")
-    said = run_command("train", RECIPE, "--row", "blocks", "--out", tmp_path / "run", *settings).out
-    assert said.count("training.shard: a process alone holds the whole model; torchrun starts several") == 1
+    output = run_command("train", RECIPE, "--row", "blocks", "--out", tmp_path / "run", *settings).out
+    assert output.count("training.shard: a process alone holds the whole model; torchrun starts several") == 1
 
 
-def test_a_torch_that_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_if_torch_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
     monkeypatch.delitem(sys.modules, "reefknot.lab.training.sharding", raising=False)
     model: Any = torch.nn.Linear(3, 3)

@@ -1,4 +1,4 @@
-"""Signals as a scheduler or a person sends them, to processes of their own."""
+"""Signals from a scheduler or a user, sent to separate processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def has_lines(run: Path, least: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_saves_and_leaves_with_75(
+def test_signal_saves_and_exits_with_code_75(
     tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start, wait_for: WaitFor, number: int
 ) -> None:
     out = tmp_path / "run"
@@ -44,21 +44,21 @@ def test_it_saves_and_leaves_with_75(
         process = start(words)
         wait_for(partial(has_lines, out, reached + 4))
         process.send_signal(number)
-        said, complained = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == 75
-        assert "saved; the same command resumes" in complained
-        assert "Traceback" not in complained
-        found = RunFolder.open(out).checkpoints.latest(pytest.fail)
-        assert found is not None
-        assert found.step > reached
-        assert found.values["progress"]["metrics_lines"] == lines(out)
-        assert ("resumed at step" in said) == (reached > 0)
+        assert "saved; the same command resumes" in errors
+        assert "Traceback" not in errors
+        checkpoint = RunFolder.open(out).checkpoints.latest(pytest.fail)
+        assert checkpoint is not None
+        assert checkpoint.step > reached
+        assert checkpoint.values["progress"]["metrics_lines"] == lines(out)
+        assert ("resumed at step" in output) == (reached > 0)
         reached = lines(out)
 
 
 @pytest.mark.parametrize("number", WATCHED)
-def test_a_second_signal_ends_it_at_once(start: Start, number: signal.Signals) -> None:
-    """The loop below never looks at the request, as a step that hangs would not."""
+def test_second_signal_ends_the_process_at_once(start: Start, number: signal.Signals) -> None:
+    """After the first signal, the loop below ignores the request, like a step that hangs."""
     code = """
 import time
 from reefknot.lab.training.signals import StopRequest
@@ -71,23 +71,23 @@ with StopRequest() as stop:
 """
     process = start([sys.executable, "-c", code])
     assert process.stdout is not None
-    for heard in ("listening", "noted"):
-        assert process.stdout.readline().strip() == heard
+    for expected in ("listening", "noted"):
+        assert process.stdout.readline().strip() == expected
         process.send_signal(number)
     assert process.wait(timeout=20) == -number
     process.communicate()
 
 
-@pytest.mark.parametrize("moment", ["say", "update"])
-def test_a_stop_while_it_prepares_or_scores(
+@pytest.mark.parametrize("moment", ["print", "update"])
+def test_stop_before_training_or_while_scoring(
     tmp_path: Path, train: Any, heard: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Before the first step it speaks, before it scores the best weights it shows so; then there is nothing to save."""
-    speak = getattr(heard, moment)
+    """There is nothing to save before the first step, nor while the best weights are scored."""
+    original = getattr(heard, moment)
 
     def interrupt(text: str) -> None:
-        speak(text)
-        if moment == "say" or "scoring" in text:
+        original(text)
+        if moment == "print" or "scoring" in text:
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(heard, moment, interrupt)
@@ -97,7 +97,7 @@ def test_a_stop_while_it_prepares_or_scores(
     assert train(tmp_path / "run")["training"]["steps"] == 12
 
 
-def test_handlers_are_put_back() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in WATCHED]
     with StopRequest() as stop:
         assert not stop
@@ -111,7 +111,7 @@ def test_handlers_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_table_hands_the_signal_on(
+def test_table_forwards_the_signal_to_its_runs(
     tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start, wait_for: WaitFor, jobs: int
 ) -> None:
     root = tmp_path / "runs"
@@ -119,25 +119,25 @@ def test_a_table_hands_the_signal_on(
     process = start(words)
     wait_for(lambda: sum(lines(run) > 3 for run in root.glob("*/seed0")) == jobs)
     process.send_signal(signal.SIGTERM)
-    _, complained = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert complained.splitlines()[-1] == "reefknot: stopped; the same command goes on where it stands"
+    assert errors.splitlines()[-1] == "reefknot: stopped; the same command goes on where it stands"
     for run in list(root.glob("*/seed0"))[:jobs]:
-        found = RunFolder.open(run).checkpoints.latest(pytest.fail)
-        assert found is not None
-        assert found.step > 3
-        RunFolder.open_for_training(run, RunFolder.open(run).config).close()  # nobody is left training there
+        checkpoint = RunFolder.open(run).checkpoints.latest(pytest.fail)
+        assert checkpoint is not None
+        assert checkpoint.step > 3
+        RunFolder.open_for_training(run, RunFolder.open(run).config).close()  # no process trains there any more
 
 
-def test_a_table_stopped_while_its_rows_start(
+def test_table_stopped_while_its_runs_start(
     tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start
 ) -> None:
-    """The row cannot listen yet and dies of the signal, but the table was asked to stop and says so."""
+    """The run does not handle signals yet and dies, but the table reports the requested stop."""
     process = start(command("table", tiny_recipe(), "--out", tmp_path / "runs", *LONG))
     assert process.stdout is not None
     while "2 runs in" not in process.stdout.readline():
         pass
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    _, complained = process.communicate(timeout=60)
-    assert process.returncode == 75, complained
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors

@@ -1,4 +1,4 @@
-"""Training skip-gram: what it writes, how it resumes, how it stops."""
+"""Skip-gram training: metrics, checkpoints, resuming and stopping."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ WORDS, VOCABULARY, EOS = 2_000, 30, 0
 SETTINGS = SkipGramSettings(dim=8, window=3, negatives=3, sample=1e-2)
 TRAINING = SkipGramTraining(epochs=2, log_every=450, save_every=900, seed=5, learning_rate=0.05)
 STEPS = 5
-"""Stretches of an epoch: four of 450 words and one of 200."""
+"""Number of stretches in an epoch: four of 450 words and one of 200."""
 Outcome = tuple[Progress, dict[str, torch.Tensor], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def ids() -> NDArray[np.int32]:
-    """Words of ten and ten go together; every tenth place is a line's end."""
+    """A text with two groups of ten words that occur together. Every tenth word ends a line."""
     draw = np.random.default_rng(0)
     lines = [np.append(1 + 10 * draw.integers(2) + draw.integers(10, size=9), EOS) for _ in range(WORDS // 10)]
     return np.concatenate(lines).astype(np.int32)
 
 
-def trainer(
+def make_trainer(
     run: RunFolder, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, tied: bool = False, **options: Any
 ) -> SkipGramTrainer:
     torch.manual_seed(training.seed)
@@ -52,9 +52,9 @@ def trainer(
 
 def train(out: Path, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, **options: Any) -> Outcome:
     with RunFolder.open_for_training(out, {"settings": training.model_dump()}) as run:
-        here = trainer(run, ids, training, **options)
-        progress = here.train()
-        weights = {name: weight.detach().clone() for name, weight in here.model.named_parameters()}
+        trainer = make_trainer(run, ids, training, **options)
+        progress = trainer.train()
+        weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
         metrics = [{key: value for key, value in line.items() if key != "wall"} for line in run.metrics.read()]
         return progress, weights, metrics
 
@@ -72,18 +72,18 @@ def test_metrics_and_checkpoints(tmp_path: Path, ids: NDArray[np.int32], tied: b
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     assert len(tracked) == 2 * STEPS
     assert all(line["wall"]["tokens_per_second"] > 0 for line in tracked)
-    found = RunFolder.open(tmp_path).checkpoints
-    best = found.best()
+    checkpoints = RunFolder.open(tmp_path).checkpoints
+    best = checkpoints.best()
     assert best is not None
-    saved = found.load(best)
+    saved = checkpoints.load(best)
     assert saved.step == 2 * STEPS
     assert saved.model.keys() == weights.keys()
     assert len(weights) == (1 if tied else 2)
     assert all(torch.equal(saved.model[name], weights[name]) for name in weights)
-    assert [path.name for path in sorted(found.folder.iterdir())] == ["step_00000009", "step_00000010"]
+    assert [path.name for path in sorted(checkpoints.folder.iterdir())] == ["step_00000009", "step_00000010"]
 
 
-def test_words_that_go_together_end_up_together(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+def test_related_words_get_similar_vectors(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     _, weights, _ = train(tmp_path, ids, TRAINING.model_copy(update={"epochs": 20}))
     unit = torch.nn.functional.normalize(weights["input.weight"][1:21], dim=1)
     cosines = unit @ unit.T
@@ -92,7 +92,7 @@ def test_words_that_go_together_end_up_together(tmp_path: Path, ids: NDArray[np.
 
 @pytest.fixture
 def signal_in_stretch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sends SIGTERM to this process in its n-th stretch from now."""
+    """A function that makes this process receive SIGTERM in its n-th stretch from now."""
     real = skip_gram.train_stretch
 
     def arm(number: int) -> None:
@@ -136,13 +136,13 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, ids: NDArray[np.int
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_a_table_that_is_not_finite_stops_it(tmp_path: Path, ids: NDArray[np.int32], tied: bool, value: float) -> None:
+def test_nonfinite_table_stops_training(tmp_path: Path, ids: NDArray[np.int32], tied: bool, value: float) -> None:
     with RunFolder.open_for_training(tmp_path, {}) as run:
-        here = trainer(run, ids, tied=tied)
+        trainer = make_trainer(run, ids, tied=tied)
         with torch.no_grad():
-            here.model.input.weight[3, 0] = value
-        with pytest.raises(NonFiniteError, match="step 1 has made a weight that is not a number") as caught:
-            here.train()
+            trainer.model.input.weight[3, 0] = value
+        with pytest.raises(NonFiniteError, match="a weight is not finite after step 1") as caught:
+            trainer.train()
         assert "training.learning_rate" in str(caught.value)
     assert json.loads((tmp_path / "nonfinite.json").read_text()) == {"step": 1, "window": 0, "epoch": 1, "seed": 5}
     assert not (tmp_path / "checkpoints").exists()
@@ -159,17 +159,17 @@ def test_seeds_and_workers(tmp_path: Path, ids: NDArray[np.int32]) -> None:
         assert outcomes[5, workers] == pytest.approx(outcomes[5, 1], rel=0.1)
 
 
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     train(tmp_path, ids)
     (tmp_path / "config.json").write_text('{"settings": {}}')
     with (
         RunFolder.open_for_training(tmp_path, {"settings": {}}) as run,
         pytest.raises(DataError, match="a run with other settings"),
     ):
-        trainer(run, ids).train()
+        make_trainer(run, ids).train()
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+def test_text_and_draws_must_fit_the_model(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     model = SETTINGS.build(VOCABULARY)
     with RunFolder.open_for_training(tmp_path, {}) as run:
 
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, ids: NDArray[np.int32]) ->
             draws = SETTINGS.draws([1] * words, eos=None, unknown=None, seed=0)
             return SkipGramTrainer(model, ids, draws, TRAINING, run)
 
-        with pytest.raises(SettingsError, match="draws over 29 words for a model of 30"):
+        with pytest.raises(SettingsError, match="29 words, but the model has 30"):
             make(ids, 29)
         with pytest.raises(DataError, match="is empty"):
             make(ids[:0], VOCABULARY)

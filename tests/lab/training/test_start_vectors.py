@@ -1,4 +1,4 @@
-"""Tables that start from a file of word vectors, and tables that stay as they start."""
+"""Tables that start from a file of word vectors, trainable and frozen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TABLE = "input.table.weight"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Vectors of every second word of the text, and of one that it has not."""
+    """A file of vectors for every second word of the text, and for a word that the text lacks."""
     rows = np.random.default_rng(0).standard_normal((len(KNOWN) + 1, 8)).astype(np.float32)
     write_vectors(WordVectors((*KNOWN, "elsewhere"), rows), tmp_path / "start.vec", "word2vec")
     return tmp_path / "start.vec"
@@ -56,14 +56,14 @@ def test_a_frozen_table_keeps_the_vectors_of_the_file_whatever_decays(
     for row, word in enumerate(words):
         if word in vectors:
             assert table[row].tobytes() == vectors.vector(word).tobytes()
-        else:  # as the recipe's [init] draws it
+        else:  # drawn as the recipe's [init] says
             assert 0.0 < np.abs(table[row]).max() <= 0.1
-    found = sum(word in vectors for word in words)
-    assert f"tied  {file} has vectors of {found} of the {len(words)} words; the others are drawn" in heard.lines
-    assert f"{file} has vectors of {found} of the" in (tmp_path / "run" / "log.txt").read_text()
+    known = sum(word in vectors for word in words)
+    assert f"tied  {file} has vectors of {known} of the {len(words)} words; the others are drawn" in heard.lines
+    assert f"{file} has vectors of {known} of the" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_a_table_that_is_not_frozen_only_starts_so(tmp_path: Path, train: Any, file: Path) -> None:
+def test_trainable_table_starts_from_the_vectors_and_changes(tmp_path: Path, train: Any, file: Path) -> None:
     train(tmp_path / "file", f"tables.words.vectors={file}", "training.save_every=1", "training.keep=20")
     train(tmp_path / "drawn", "training.save_every=1", "training.keep=20")
     first, last = _first_and_last(tmp_path / "file")
@@ -71,7 +71,7 @@ def test_a_table_that_is_not_frozen_only_starts_so(tmp_path: Path, train: Any, f
     words, vectors = open_run(tmp_path / "file").vocabulary.words, read_vectors(file)
     given = torch.tensor([word in vectors for word in words])
     wanted = torch.from_numpy(np.stack([vectors.vector(word) for word in words if word in vectors]))
-    # After one update it is still near to the file, and what was drawn near to what is drawn without one.
+    # After one update, the given rows are still close to the file, and the other rows to those of a run without it.
     assert (first[given] - wanted).abs().mean() < 0.1
     assert (first[~given] - drawn[~given]).abs().mean() < 0.1
     assert not torch.equal(first, last)
@@ -79,7 +79,7 @@ def test_a_table_that_is_not_frozen_only_starts_so(tmp_path: Path, train: Any, f
 
 @pytest.mark.parametrize("frozen", [(), (FROZEN,)])
 @pytest.mark.parametrize("row", ["tied", "untied"])
-def test_a_stopped_run_goes_on_to_the_same_bits(
+def test_stopped_run_resumes_bit_for_bit(
     tmp_path: Path,
     train: Any,
     outcome: Callable[[Path], dict[str, Any]],
@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize("frozen", [(), (FROZEN,)])
-def test_a_run_with_weights_of_its_own_goes_on_without_the_file(
+def test_run_with_checkpoints_resumes_without_the_vector_file(
     tmp_path: Path, train: Any, heard: Any, signal_in_step: Any, file: Path, frozen: tuple[str, ...]
 ) -> None:
     settings = (f"tables.words.vectors={file}", *frozen)
@@ -120,7 +120,7 @@ def test_a_run_with_weights_of_its_own_goes_on_without_the_file(
     assert is_done(tmp_path / "stopped", recipe, recipe.row("tied"), 0, dataset)
 
 
-def test_a_run_without_weights_yet_still_needs_the_file(tmp_path: Path, train: Any, file: Path) -> None:
+def test_run_without_checkpoints_needs_the_vector_file(tmp_path: Path, train: Any, file: Path) -> None:
     settings = (f"tables.words.vectors={file}",)
     train(tmp_path / "run", *settings)
     for left in ("checkpoints", "result.json", "best"):
@@ -130,7 +130,9 @@ def test_a_run_without_weights_yet_still_needs_the_file(tmp_path: Path, train: A
         train(tmp_path / "run", *settings)
 
 
-def test_a_changed_file_is_noticed_and_a_run_needs_none(tmp_path: Path, train: Any, file: Path) -> None:
+def test_changed_vector_file_is_rejected_but_opening_a_run_needs_no_file(
+    tmp_path: Path, train: Any, file: Path
+) -> None:
     settings = (f"tables.words.vectors={file}", FROZEN)
     train(tmp_path / "run", *settings)
     assert RunFolder.open(tmp_path / "run").config["vectors"] == {"words": fingerprint(file)}
@@ -148,26 +150,24 @@ def test_a_changed_file_is_noticed_and_a_run_needs_none(tmp_path: Path, train: A
     assert not (tmp_path / "another").exists()
 
 
-def test_what_does_not_fit_is_refused_before_a_folder_is_made(tmp_path: Path, train: Any, file: Path) -> None:
+def test_unsuitable_vectors_are_rejected_before_a_folder_is_made(tmp_path: Path, train: Any, file: Path) -> None:
     narrow, strange, cut = (tmp_path / name for name in ("narrow", "strange", "cut"))
     write_vectors(WordVectors(("w1",), np.ones((1, 5), np.float32)), narrow, "glove")
     write_vectors(WordVectors(("ja", "nein"), np.ones((2, 8), np.float32)), strange, "glove")
     cut.write_bytes(file.read_bytes()[:-60])
-    for path, error, sentence in (
+    for path, error, message in (
         (narrow, SettingsError, "has vectors of 5 numbers but the table has dim = 8; make them equal"),
         (strange, DataError, r"has none of the \d+ words; start from vectors of the same language"),
         (cut, DataError, "cut off|numbers after the word"),
     ):
-        with pytest.raises(error, match=sentence):
+        with pytest.raises(error, match=message):
             train(tmp_path / "run", f"tables.words.vectors={path}")
         assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("classifier", list(CLASSIFIERS))
 @pytest.mark.parametrize("output", [kind for kind in OUTPUTS if kind != "adaptive"])
-def test_every_other_parameter_has_the_gradient_that_it_has_beside_a_table_that_is_trained(
-    output: str, classifier: str
-) -> None:
+def test_freezing_a_table_does_not_change_other_gradients(output: str, classifier: str) -> None:
     gradients = []
     for frozen in (False, True):
         settings = Case("lookup", "lstm", output, classifier, tied=True).settings()
@@ -176,7 +176,7 @@ def test_every_other_parameter_has_the_gradient_that_it_has_beside_a_table_that_
         model = build_model(check_experiment(settings, "here"), WORDS).double()
         model.loss(torch.arange(10).view(2, 5)).mean().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    trained, beside = gradients
-    assert beside[TABLE] is None
-    for name in trained.keys() - {TABLE}:
-        torch.testing.assert_close(beside[name], trained[name], rtol=0, atol=1e-14)
+    trainable, frozen_gradients = gradients
+    assert frozen_gradients[TABLE] is None
+    for name in trainable.keys() - {TABLE}:
+        torch.testing.assert_close(frozen_gradients[name], trainable[name], rtol=0, atol=1e-14)

@@ -1,4 +1,4 @@
-"""A second stage: training that begins with the best weights of another row's finished run."""
+"""A second stage of training that starts from the best weights of another row's finished run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ quoted = true
 
 @pytest.fixture
 def staged(tiny_recipe: Callable[..., Path]) -> Callable[..., str]:
-    """The tiny recipe with a second stage of its tied row, and rows of your own."""
+    """A function that writes the tiny recipe with a second stage of its tied row and, optionally, more rows."""
 
     def write(more: str = "") -> str:
         path = tiny_recipe()
@@ -56,7 +56,7 @@ def train(recipe: Recipe, row: str, out: Path | None = None, start: Path | None 
     return result and result.record()
 
 
-def test_a_second_stage_begins_with_the_best_weights_of_the_first(
+def test_second_stage_starts_from_the_best_weights_of_the_first(
     tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_a_second_stage_begins_with_the_best_weights_of_the_first(
     assert result["training"]["averaged_from_epoch"] == 1
 
 
-def test_the_command_to_run_first_is_complete(tmp_path: Path, staged: Callable[..., str]) -> None:
+def test_error_names_the_complete_command_to_run_first(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged(), ["training.seed=3", "corpus.tokens=500", "training.start.row=tied"], "finetune")
     said = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/tied`, or"
     with pytest.raises(SettingsError, match=said):
@@ -99,26 +99,26 @@ def test_the_command_to_run_first_is_complete(tmp_path: Path, staged: Callable[.
         train(recipe, "finetune", tmp_path / "run")
 
 
-def test_a_start_that_was_named_is_not_asked_for_again(tmp_path: Path, staged: Callable[..., str]) -> None:
+def test_missing_explicit_start_is_reported(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     named = tmp_path / "nope"
     wants = f'--start {named}: row "finetune" starts from row "tied", and this folder'
     advice = f"Name the folder of one, or train it there: `reefknot train {recipe.asked} --row tied --out {named}`"
 
-    def told() -> str:
+    def error() -> str:
         with pytest.raises(SettingsError) as caught:
             train(recipe, "finetune", tmp_path / "run", start=named)
         return str(caught.value)
 
-    assert told() == f"{wants} is not there. {advice}"
+    assert error() == f"{wants} is not there. {advice}"
     named.mkdir()
-    assert told() == f"{wants} holds no finished run of that row (it has no result.json). {advice}"
+    assert error() == f"{wants} holds no finished run of that row (it has no result.json). {advice}"
     train(recipe, "tied", named / "seed0")
-    assert told() == f"{wants} holds runs but is none; name one of them, such as {named / 'seed0'}"
+    assert error() == f"{wants} holds runs but is none; name one of them, such as {named / 'seed0'}"
     assert not (tmp_path / "run").exists()
 
 
-def test_the_first_stage_is_looked_for_beside_the_second(
+def test_first_stage_is_searched_next_to_the_second(
     tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -128,11 +128,11 @@ def test_the_first_stage_is_looked_for_beside_the_second(
     for first, out in places.items():
         train(recipe, "tied", Path(first))
         assert find_start(recipe, row, 0, None, Path(out)) == Path(first)
-    train(recipe, "untied", Path("c/tied"))  # the name of a folder is no proof
+    train(recipe, "untied", Path("c/tied"))  # the name of a folder is not enough
     assert find_start(recipe, row, 0, None, Path("c/second")) == Path("runs/tiny/tied/seed0")
 
 
-def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, staged: Callable[..., str]) -> None:
+def test_different_start_weights_are_rejected(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     for name in ("one", "twin"):
         train(recipe, "tied", tmp_path / name)
@@ -149,7 +149,7 @@ def test_equal_starts_give_equal_configs_and_others_are_refused(tmp_path: Path, 
         assert is_done(tmp_path / "second", recipe, row, 0, dataset, tmp_path / start) is done
 
 
-def test_a_stage_that_has_begun_needs_its_start_no_more(
+def test_stage_with_checkpoints_does_not_need_its_start(
     tmp_path: Path, staged: Callable[..., str], signal_in_step: Callable[[int], None], outcome: Any
 ) -> None:
     recipe = load_recipe(staged())
@@ -166,21 +166,21 @@ def test_a_stage_that_has_begun_needs_its_start_no_more(
         train(load_recipe(recipe.asked, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
     train(recipe, "finetune", out, start=first)
     assert {**outcome(out), "weights": None} == {**outcome(tmp_path / "whole"), "weights": None}
-    # One that was stopped before its first checkpoint has nothing but its settings.
+    # A run that was stopped before its first checkpoint has only its settings.
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_bytes((out / "config.json").read_bytes())
     with pytest.raises(ReefknotError, match="this folder is not there"):
         train(recipe, "finetune", tmp_path / "bare", start=first)
 
 
-def test_a_start_must_be_asked_for_and_fit(
+def test_start_must_be_requested_and_match_the_model(
     tmp_path: Path, staged: Callable[..., str], made_text: Callable[[int], Path]
 ) -> None:
     recipe = load_recipe(staged())
     train(recipe, "untied", tmp_path / "untied")
     with pytest.raises(SettingsError, match=r'"tied" begins with no other run; --start needs training\.start'):
         train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
-    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* another model: \S+ do not fit"):
+    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* a different model: \S+ do not match"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
     other = made_text(120)
     path = other / "train.txt"
@@ -192,7 +192,7 @@ def test_a_start_must_be_asked_for_and_fit(
 
 
 @pytest.mark.parametrize(
-    ("row", "fault"),
+    ("row", "message"),
     [
         ("start = { row = 'tide' }", 'no row "tide" can be trained; there are: "tied", "untied", "finetune", "new"'),
         ("start = { row = 'quoted' }", 'no row "quoted" can be trained'),
@@ -201,18 +201,18 @@ def test_a_start_must_be_asked_for_and_fit(
         ("start = {}", "training.start.row: must be set"),
     ],
 )
-def test_a_start_that_cannot_be(staged: Callable[..., str], row: str, fault: str) -> None:
+def test_invalid_starts_are_rejected(staged: Callable[..., str], row: str, message: str) -> None:
     name = staged(f'\n[[rows]]\nname = "new"\n[rows.set.training]\n{row}\n')
-    for asked in (None, "new"):
-        if asked and "another model" in fault:
-            continue  # only where the other row is read too
+    for requested in (None, "new"):
+        if requested and "another model" in message:
+            continue  # the models are compared only if all rows are loaded
         with pytest.raises(SettingsError) as caught:
-            load_recipe(name, row=asked)
+            load_recipe(name, row=requested)
         assert 'row "new":' in str(caught.value)
-        assert fault in str(caught.value)
+        assert message in str(caught.value)
 
 
-def test_rows_that_begin_with_each_other(staged: Callable[..., str]) -> None:
+def test_circular_starts_are_rejected(staged: Callable[..., str]) -> None:
     chain = "".join(
         f'\n[[rows]]\nname = "{name}"\n[rows.set.training]\nstart = {{ row = "{start}" }}\n'
         for name, start in (("a", "b"), ("b", "c"), ("c", "b"))
@@ -220,11 +220,11 @@ def test_rows_that_begin_with_each_other(staged: Callable[..., str]) -> None:
     with pytest.raises(SettingsError) as caught:
         load_recipe(staged(chain))
     assert '"a" <- "b" <- "c" <- "b"' in str(caught.value)
-    # Another drop rate is no other model.
+    # A different dropout rate is not a different model.
     assert load_recipe(staged(), ["encoder.dropout=0.1"]).rows[2].name == "finetune"
 
 
-def test_where_a_start_lies(staged: Callable[..., str]) -> None:
+def test_folder_of_a_start(staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     rows = {row.name: row for row in recipe.rows}
     assert start_folder(recipe, rows["finetune"], 2) == default_folder(recipe, rows["tied"], 2)
@@ -232,37 +232,43 @@ def test_where_a_start_lies(staged: Callable[..., str]) -> None:
     assert start_folder(recipe, rows["tied"], 0) is None
 
 
-def job(name: str, start: str | None = None) -> Job:
+def make_job(name: str, start: str | None = None) -> Job:
     return Job("recipe", name, 0, Path(name), start=Path(start) if start else None)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 8])
-def test_a_job_waits_for_its_start(at_once: int) -> None:
+def test_job_runs_after_the_job_it_starts_from(at_once: int) -> None:
     order: list[str] = []
-    jobs = [job("third", "second"), job("second", "first"), job("first"), job("alone"), job("late", "done before")]
+    jobs = [
+        make_job("third", "second"),
+        make_job("second", "first"),
+        make_job("first"),
+        make_job("alone"),
+        make_job("late", "done before"),
+    ]
 
-    def run(each: Job) -> int:
-        order.append(each.row)
+    def run(job: Job) -> int:
+        order.append(job.row)
         return 0
 
     with ThreadPoolExecutor(at_once) as pool:
-        assert _run_in_order(jobs, lambda each: pool.submit(run, each)) == [0] * 5
-    assert sorted(order) == sorted(each.row for each in jobs)
+        assert _run_in_order(jobs, lambda job: pool.submit(run, job)) == [0] * 5
+    assert sorted(order) == sorted(job.row for job in jobs)
     assert order.index("first") < order.index("second") < order.index("third")
     assert jobs[0].command()[-2:] == ["--start", "second"]
     assert "--start" not in jobs[2].command()
 
 
-def test_a_job_whose_start_fails_is_not_run() -> None:
+def test_job_is_not_run_if_its_start_fails() -> None:
     ran = []
 
-    def submit(each: Job) -> Future[int]:
-        ran.append(each.row)
+    def submit(job: Job) -> Future[int]:
+        ran.append(job.row)
         ended: Future[int] = Future()
-        ended.set_result(4 if each.row == "first" else 0)
+        ended.set_result(4 if job.row == "first" else 0)
         return ended
 
-    jobs = [job("third", "second"), job("second", "first"), job("first"), job("alone")]
+    jobs = [make_job("third", "second"), make_job("second", "first"), make_job("first"), make_job("alone")]
     codes = _run_in_order(jobs, submit)
     assert codes == [4, 4, 4, 0]
     assert ran == ["first", "alone"]

@@ -1,4 +1,4 @@
-"""State is a value: whatever it holds comes back, and what it does not hold cannot be forgotten silently."""
+"""Training state: everything it holds is saved and restored, and new fields cannot be forgotten silently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reefknot.nn.models.language_model import LanguageModel
 
 
 class Model(nn.Module):
-    """A tied weight, a lasting buffer and a passing one."""
+    """A model with a tied weight, a persistent buffer and a non-persistent buffer."""
 
     scale: Tensor
     scratch: Tensor
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 def new_state(streams: int = 2) -> TrainState:
     model = Model()
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)  # has tensors and numbers of its own to save
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)  # its state has tensors and numbers
     parallel = World().parallel(cast(LanguageModel, model))
     hidden = {"h": torch.zeros(1, streams, 3)}
     return TrainState(parallel, optimiser, hidden, Progress(), scaler=parallel.scaler(enabled=True))
@@ -73,41 +73,41 @@ def flatten(value: Any) -> Iterator[Any]:
     elif isinstance(value, Tensor):
         yield from flatten(value.tolist())
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from flatten(each)
+        for item in value:
+            yield from flatten(item)
     else:
         yield value
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Progress)])
-def test_every_field_of_progress_comes_back(tmp_path: Path, field: str) -> None:
+def test_every_field_of_progress_is_restored(tmp_path: Path, field: str) -> None:
     state = used_state()
-    plain = getattr(state.progress, field)
-    setattr(state.progress, field, 0.125 if plain is None or isinstance(plain, float) else 17)
-    assert getattr(state.progress, field) != plain
-    back = new_state()
-    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
-    assert asdict(back.progress) == asdict(state.progress)
+    default = getattr(state.progress, field)
+    setattr(state.progress, field, 0.125 if default is None or isinstance(default, float) else 17)
+    assert getattr(state.progress, field) != default
+    restored = new_state()
+    restored.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert asdict(restored.progress) == asdict(state.progress)
 
 
-def test_every_part_of_the_state_comes_back(tmp_path: Path) -> None:
-    state, back = used_state(), new_state()
+def test_every_part_of_the_state_is_restored(tmp_path: Path) -> None:
+    state, restored = used_state(), new_state()
     saved = through_disk(tmp_path, state, World())
     after = torch.rand(3)
     torch.manual_seed(99)
-    back.restore(*saved, World(), 0)
+    restored.restore(*saved, World(), 0)
     assert torch.equal(torch.rand(3), after)
-    assert list(flatten(weights(back.parallel.model))) == list(flatten(weights(state.parallel.model)))
-    assert list(flatten(back.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
-    assert torch.equal(back.hidden["h"], state.hidden["h"])
-    assert back.averages is not None
+    assert list(flatten(weights(restored.parallel.model))) == list(flatten(weights(state.parallel.model)))
+    assert list(flatten(restored.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
+    assert torch.equal(restored.hidden["h"], state.hidden["h"])
+    assert restored.averages is not None
     assert state.averages is not None
-    assert back.averages.count.item() == 2
-    assert list(flatten(back.averages.means)) == list(flatten(state.averages.means))
-    assert back.scaler.state_dict() == state.scaler.state_dict()
-    held = {"parallel", "optimiser", "hidden", "progress", "averages", "scaler"}
-    assert {field.name for field in fields(TrainState)} == held, (
-        "a field was added: save it in capture, bring it back in restore, and compare it here"
+    assert restored.averages.count.item() == 2
+    assert list(flatten(restored.averages.means)) == list(flatten(state.averages.means))
+    assert restored.scaler.state_dict() == state.scaler.state_dict()
+    compared = {"parallel", "optimiser", "hidden", "progress", "averages", "scaler"}
+    assert {field.name for field in fields(TrainState)} == compared, (
+        "a field was added: save it in capture, restore it in restore, and compare it here"
     )
 
 
@@ -120,34 +120,34 @@ def test_the_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
     assert torch.equal(model["scale"], weights(state.parallel.model)["scale"])
 
 
-def test_a_rate_on_the_device_stays_where_it_is(tmp_path: Path) -> None:
-    state, back = used_state(), new_state()
+def test_restoring_fills_the_learning_rate_tensor_in_place(tmp_path: Path) -> None:
+    state, restored = used_state(), new_state()
     state.optimiser.param_groups[0]["lr"] = torch.tensor(0.125)
-    place = back.optimiser.param_groups[0]["lr"] = torch.tensor(0.5)
-    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
-    assert back.optimiser.param_groups[0]["lr"] is place
-    assert place.item() == 0.125
+    rate = restored.optimiser.param_groups[0]["lr"] = torch.tensor(0.5)
+    restored.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert restored.optimiser.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.125
 
 
-def test_an_optimiser_runs_as_its_device_wants(tmp_path: Path) -> None:
-    """Saved on a GPU, whose optimisers can be captured, and taken up on a CPU, where torch refuses that."""
-    state, back = used_state(), new_state()
+def test_restored_optimiser_keeps_the_options_of_its_device(tmp_path: Path) -> None:
+    """A state saved on a GPU has `capturable` optimisers, which torch rejects on a CPU."""
+    state, restored = used_state(), new_state()
     state.optimiser.param_groups[0] |= {"capturable": True, "fused": True}
-    back.restore(*through_disk(tmp_path, state, World()), World(), 0)
-    assert not back.optimiser.param_groups[0]["capturable"]
-    assert not back.optimiser.param_groups[0]["fused"]
-    cast(Model, back.parallel.model).first(torch.rand(4, 3)).sum().backward()
-    back.optimiser.step()
+    restored.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    assert not restored.optimiser.param_groups[0]["capturable"]
+    assert not restored.optimiser.param_groups[0]["fused"]
+    cast(Model, restored.parallel.model).first(torch.rand(4, 3)).sum().backward()
+    restored.optimiser.step()
 
 
-def test_a_field_that_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_a_missing_field_is_rejected(tmp_path: Path) -> None:
     model, tensors, values = through_disk(tmp_path, used_state(), World())
     del values["progress"]["best_nll"]
     with pytest.raises(DataError, match="another version of Reefknot"):
         new_state().restore(model, tensors, values, World(), 0)
 
 
-def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
+def test_weights_hold_tied_tables_once_and_no_temporary_buffers(tmp_path: Path) -> None:
     model = Model()
     assert weights(model).keys() == {"first.weight", "first.bias", "scale"}
     other = Model()
@@ -157,19 +157,19 @@ def test_a_tied_weight_and_a_passing_buffer(tmp_path: Path) -> None:
     assert not torch.equal(other.scratch, model.scratch)
 
 
-def test_another_model_is_refused() -> None:
-    with pytest.raises(DataError, match=r"the checkpoint holds another model: scale do not fit"):
+def test_weights_of_a_different_model_are_rejected() -> None:
+    with pytest.raises(DataError, match=r"a different model: scale do not match"):
         load_weights(Model(), {**weights(Model()), "scale": torch.zeros(3)})
     saved = weights(Model())
     saved["extra"] = saved.pop("scale")
-    with pytest.raises(DataError, match=r"another model: extra, scale do not fit"):
+    with pytest.raises(DataError, match=r"a different model: extra, scale do not match"):
         load_weights(Model(), saved)
 
 
-def test_the_streams_are_shared_out_anew(tmp_path: Path) -> None:
+def test_streams_are_redistributed_over_processes(tmp_path: Path) -> None:
     state = used_state()
     saved = through_disk(tmp_path, state, World())
     for rank in range(2):
-        back = new_state(streams=1)
-        back.restore(*saved, World(rank=rank, size=2), 0)
-        assert torch.equal(back.hidden["h"], state.hidden["h"][:, rank : rank + 1])
+        restored = new_state(streams=1)
+        restored.restore(*saved, World(rank=rank, size=2), 0)
+        assert torch.equal(restored.hidden["h"], state.hidden["h"][:, rank : rank + 1])

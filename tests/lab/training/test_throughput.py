@@ -1,4 +1,4 @@
-"""Speed: what is told of it, the share of a measured rate, and a measurement that leaves no trace."""
+"""Throughput: speed, share of the measured matrix rate, and a measurement without side effects."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ def _model() -> LanguageModel:
     return LanguageModel(Lookup(table), LSTM(8, 8, 1), Softmax(Plain(table)))
 
 
-def test_the_matrix_rate_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_rate_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIZES, "cpu", 256)
     assert 1e8 < matrix_rate("cpu", torch.float32, seconds=0.01) < 1e14
 
 
-def test_measuring_draws_from_no_generator_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_does_not_use_the_global_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIZES, "cpu", 32)
     before = torch.get_rng_state()
     matrix_rate("cpu", torch.bfloat16, seconds=0.0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_cpu_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_rate_is_not_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "matrix_rate", lambda *_: pytest.fail("nothing is measured on a CPU"))
-    found = Throughput(_model(), World(), torch.float32)
+    meter = Throughput(_model(), World(), torch.float32)
     x_BT = torch.zeros(2, 5, dtype=torch.long)
-    speed = found.speed(1000.0, x_BT, x_BT)
+    speed = meter.speed(1000.0, x_BT, x_BT)
     assert speed.share is None
     assert speed.flops == 1000.0 * 6 * (8 * 8 * 8 + 8 * 20)
     assert speed.memory_bytes > 2**20
     assert set(speed.record()) == {"tokens_per_second", "flops", "memory_bytes"}
-    assert not any("matrix rate" in fact for fact in speed.told())
+    assert not any("matrix rate" in fact for fact in speed.describe())
 
 
-def test_the_share_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_the_matrix_rate_counts_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "matrix_rate", lambda device, dtype: 1e9 if dtype == torch.bfloat16 else 1.0)
     monkeypatch.setattr(throughput, "peak_memory_bytes", lambda device: 3 * 2**30)
     model = _model()
     several = World(rank=0, size=4, device=torch.device("cuda"))
-    found = Throughput(model, several, torch.bfloat16)
-    assert found.rate == 4e9
+    meter = Throughput(model, several, torch.bfloat16)
+    assert meter.rate == 4e9
     x_BT = torch.zeros(2, 5, dtype=torch.long)
-    speed = found.speed(1e5, x_BT, x_BT)
+    speed = meter.speed(1e5, x_BT, x_BT)
     assert speed.share == pytest.approx(1e5 * model.flops(x_BT, x_BT) / 10 / 4e9)
     assert json.loads(json.dumps(speed.record()))["share"] == speed.share
     assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).rate is None
 
 
-def test_a_target_costs_what_its_window_says() -> None:
-    found = Throughput(_model(), World(), torch.float32)
+def test_flops_per_target_come_from_the_window() -> None:
+    meter = Throughput(_model(), World(), torch.float32)
     x_BT = torch.zeros(2, 5, dtype=torch.long)
     padded = x_BT.clone()
     padded[1:] = IGNORE
-    assert found.speed(7.0, x_BT, padded).flops == found.speed(7.0, x_BT, x_BT).flops
-    assert found.speed(7.0, x_BT, torch.full_like(x_BT, IGNORE)).flops == 0.0
+    assert meter.speed(7.0, x_BT, padded).flops == meter.speed(7.0, x_BT, x_BT).flops
+    assert meter.speed(7.0, x_BT, torch.full_like(x_BT, IGNORE)).flops == 0.0
 
 
-def test_a_line_for_people() -> None:
-    told = Speed(12_345.6, 1e12, 12 * 2**30, 0.384).told()
-    assert told == ["12,346 tokens/s", "12.0 GiB", "38% of the matrix rate"]
-    line = progress_line("tied", ["epoch 1/2", *told], 0.25, 95)
+def test_progress_line() -> None:
+    texts = Speed(12_345.6, 1e12, 12 * 2**30, 0.384).describe()
+    assert texts == ["12,346 tokens/s", "12.0 GiB", "38% of the matrix rate"]
+    line = progress_line("tied", ["epoch 1/2", *texts], 0.25, 95)
     assert line.startswith("tied  ━━╌╌╌╌╌╌╌╌ 25%, 1m35s left  epoch 1/2  12,346 tokens/s")
     assert progress_line("tied", [], 1.0, 0).endswith("100%, 0s left")

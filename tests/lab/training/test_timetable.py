@@ -1,4 +1,4 @@
-"""When training tells, validates, saves and ends, and the time that is left."""
+"""When training logs, validates, saves and ends, and how much time is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress
-from reefknot.lab.training.timetable import Sitting, Timetable
+from reefknot.lab.training.timetable import SessionClock, Timetable
 
 BASE: dict[str, Any] = {
     "batch": 1,
@@ -31,36 +31,36 @@ def timetable(**settings: object) -> Timetable:
     )
 
 
-def course(table: Timetable) -> dict[str, list[int]]:
-    """After which updates something is due, until training has ended."""
-    found: dict[str, list[int]] = {"turn": [], "end": [], "line": [], "validation": [], "checkpoint": []}
+def due_updates(table: Timetable) -> dict[str, list[int]]:
+    """Return the updates after which each event is due, until training ends."""
+    updates: dict[str, list[int]] = {"epoch_ends": [], "end": [], "log": [], "validation": [], "checkpoint": []}
     progress = Progress()
     while not table.finished(progress):
         progress.step += 1
         progress.window += 1
         due = table.due(progress)
-        for name, steps in found.items():
+        for name, steps in updates.items():
             steps += [progress.step] if getattr(due, name) else []
-        if due.turn:
+        if due.epoch_ends:
             progress.epoch, progress.window = progress.epoch + 1, 0
-    return found
+    return updates
 
 
-def test_epochs() -> None:
-    assert course(timetable(epochs=2)) == {
-        "turn": [5, 10],
+def test_timetable_in_epochs() -> None:
+    assert due_updates(timetable(epochs=2)) == {
+        "epoch_ends": [5, 10],
         "end": [10],
-        "line": [4, 5, 8, 10],
+        "log": [4, 5, 8, 10],
         "validation": [5, 10],
         "checkpoint": [3, 5, 6, 9, 10],
     }
 
 
 def test_updates_end_in_the_middle_of_an_epoch() -> None:
-    assert course(timetable(updates=7)) == {
-        "turn": [5],
+    assert due_updates(timetable(updates=7)) == {
+        "epoch_ends": [5],
         "end": [7],
-        "line": [4, 5, 7],
+        "log": [4, 5, 7],
         "validation": [5, 7],
         "checkpoint": [3, 5, 6, 7],
     }
@@ -68,59 +68,59 @@ def test_updates_end_in_the_middle_of_an_epoch() -> None:
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"updates": 10}])
 def test_validations_between_epochs(length: dict[str, int]) -> None:
-    found = course(timetable(validate_every=4, **length))
-    assert found["validation"] == [4, 8, 10]
-    assert found["checkpoint"] == [3, 4, 6, 8, 9, 10]
+    updates = due_updates(timetable(validate_every=4, **length))
+    assert updates["validation"] == [4, 8, 10]
+    assert updates["checkpoint"] == [3, 4, 6, 8, 9, 10]
 
 
-def test_a_stop_ends_it() -> None:
+def test_early_stop_finishes_training() -> None:
     assert not timetable(updates=7).finished(Progress(step=6))
     assert timetable(updates=7).finished(Progress(step=6, stopped="enough"))
 
 
-def test_where_training_stands() -> None:
-    place = Progress(step=1007, epoch=2, window=2)
-    assert timetable(epochs=40).place_of_all(place) == "epoch 2/40"
-    assert timetable(updates=286_000).place_of_all(place) == "update 1,007/286,000"
-    assert timetable(epochs=40).passes(place) == 1.4
-    assert timetable(epochs=40).passes(Progress(epoch=2, window=WINDOWS)) == 2
-    assert timetable(epochs=4).done(place) == 0.35
-    assert timetable(updates=2014).done(place) == 0.5
+def test_position_and_share_of_training() -> None:
+    progress = Progress(step=1007, epoch=2, window=2)
+    assert timetable(epochs=40).position_of_total(progress) == "epoch 2/40"
+    assert timetable(updates=286_000).position_of_total(progress) == "update 1,007/286,000"
+    assert timetable(epochs=40).epochs_done(progress) == 1.4
+    assert timetable(epochs=40).epochs_done(Progress(epoch=2, window=WINDOWS)) == 2
+    assert timetable(epochs=4).done(progress) == 0.35
+    assert timetable(updates=2014).done(progress) == 0.5
 
 
-def test_the_time_left_has_validating_and_saving_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_includes_validation_and_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1100.0)
-    # A hundred seconds for the second tenth of the way, and eight tenths to go.
-    assert Sitting(began=1000.0, done=0.1, tokens=0, seconds=0.0).left(0.2) == pytest.approx(800.0)
+    # The second tenth of training took a hundred seconds, and eight tenths are left.
+    assert SessionClock(started=1000.0, done=0.1, tokens=0, seconds=0.0).seconds_left(0.2) == pytest.approx(800.0)
 
 
-def test_speed_is_that_of_this_sitting() -> None:
-    sitting = Sitting(began=0.0, done=0.5, tokens=1_000, seconds=100.0)
-    assert sitting.speed(Progress(tokens=1_600, seconds=103.0)) == pytest.approx(200.0)
+def test_speed_is_that_of_this_session() -> None:
+    clock = SessionClock(started=0.0, done=0.5, tokens=1_000, seconds=100.0)
+    assert clock.speed(Progress(tokens=1_600, seconds=103.0)) == pytest.approx(200.0)
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
-        ({}, "set epochs or updates: training ends with one of them"),
-        ({"epochs": 2, "updates": 7}, "epochs = 2 and updates = 7: training ends with one of them; take the other"),
+        ({}, "set epochs or updates"),
+        ({"epochs": 2, "updates": 7}, "epochs = 2 and updates = 7: only one of them"),
         (
             {"epochs": 2, "batching": "blocks", "random_steps": {}},
             'no meaning with batching = "blocks"',
         ),
         (
             {"epochs": 2, "batching": "sentences", "divisor": "batch"},
-            'divisor = "batch" counts streams, or pairs; .* use "tokens"',
+            'divisor = "batch" counts streams or pairs, .* use "tokens"',
         ),
         ({"epochs": 2, "batching": "pairs", "random_steps": {}}, 'no meaning with batching = "pairs"'),
         ({"epochs": 2, "batch": 4, "accumulate": 3}, "accumulate = 3 does not divide batch = 4"),
     ],
 )
-def test_settings_that_contradict_each_other(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValidationError, match=sentence):
+def test_contradictory_settings_are_rejected(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         timetable(**settings)
 
 
 @pytest.mark.parametrize("batching", ["blocks", "sentences", "pairs"])
-def test_samples_may_be_cut_into_unequal_pieces(batching: str) -> None:
+def test_samples_may_be_split_into_unequal_micro_batches(batching: str) -> None:
     assert timetable(epochs=2, batching=batching, batch=4, accumulate=3).settings.accumulate == 3

@@ -1,4 +1,4 @@
-"""Translators trained as runs: they learn pairs by heart, resume to the bit, average checkpoints, keep their ties."""
+"""Training runs of translators: learning, exact resume, averaged checkpoints and tied tables."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ source.table = "theirs"
 
 
 def sentences() -> list[tuple[str, str]]:
-    """Fifty pairs, word for word but for the verb, which goes to the end."""
-    found = []
+    """Return fifty pairs, translated word by word, except that the verb moves to the end."""
+    pairs = []
     for number, (article, noun) in enumerate((a, n) for a in ARTICLES for n in NOUNS):
         for verb, german in VERBS.items():
             other = NOUNS[(number + 2) % 5]
             source = f"{article} {noun} {verb} {other}"
-            found.append((source, f"{GERMAN[article]} {GERMAN[noun]} {GERMAN[other]} {german}"))
-    return found
+            pairs.append((source, f"{GERMAN[article]} {GERMAN[noun]} {GERMAN[other]} {german}"))
+    return pairs
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe over a folder of fifty pairs, of which the first ten are held out as well."""
+    """A recipe on a folder of fifty pairs. The first ten are also the valid and test pairs."""
     folder = tmp_path / "pairs"
     folder.mkdir()
     for split, number in (("train", 50), ("valid", 10), ("test", 10)):
@@ -102,7 +102,7 @@ def train(recipe: Path, heard: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def stop_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sends SIGTERM to this process while it computes its n-th update from now."""
+    """A function that makes this process receive SIGTERM during its n-th update from now."""
     read = PairBatches.window
 
     def arm(step: int) -> None:
@@ -135,12 +135,12 @@ def test_fifty_pairs_are_learned_by_heart(tmp_path: Path, train: Callable[..., A
     written = (tmp_path / "run" / "translations" / "test.txt").read_text(encoding="utf-8").splitlines()
     references = [target for _, target in sentences()[:10]]
     assert written == references
-    own = sacrebleu.corpus_bleu(written, [references], tokenize="none")
-    assert own.score == pytest.approx(result["translation"]["test"]["bleu"])
+    expected = sacrebleu.corpus_bleu(written, [references], tokenize="none")
+    assert expected.score == pytest.approx(result["translation"]["test"]["bleu"])
 
 
 @pytest.mark.parametrize(("cut", "per"), [((), ""), (("vocabulary.bpe.merges=5",), " per piece")])
-def test_lines_say_what_perplexities_are_of(
+def test_perplexities_of_sub_words_are_marked(
     tmp_path: Path, train: Callable[..., Any], heard: Any, cut: tuple[str, ...], per: str
 ) -> None:
     train(tmp_path / "run", "transformer", "training.epochs=1", *cut)
@@ -161,24 +161,24 @@ def test_a_stop_in_the_middle_of_an_epoch(
     stopped = train(tmp_path / "stopped", row, *averaged)
     assert stopped["test"] == whole["test"]
     assert stopped["translation"] == whole["translation"]
-    one, other = (Checkpoints(tmp_path / name) for name in ("whole", "stopped"))
-    best, again = (each.load(each.best()) for each in (one, other))  # type: ignore[arg-type]
-    assert best.values == again.values
+    checkpoints = (Checkpoints(tmp_path / name) for name in ("whole", "stopped"))
+    best, resumed = (folder.load(folder.best()) for folder in checkpoints)  # type: ignore[arg-type]
+    assert resumed.values == best.values
     assert best.values["mean_of"]
-    assert all(torch.equal(best.model[name], again.model[name]) for name in best.model)
+    assert all(torch.equal(best.model[name], resumed.model[name]) for name in best.model)
 
 
 @pytest.mark.parametrize(
     ("every", "number"), [((), 2), (("training.save_every=1000", "training.validate_every=1000"), 1)]
 )
-def test_a_mean_of_fewer_checkpoints_than_asked_for_says_so(
+def test_averaging_fewer_checkpoints_than_requested_is_reported(
     tmp_path: Path, train: Callable[..., Any], heard: Any, every: tuple[str, ...], number: int
 ) -> None:
-    """No epoch ends with a validation, and so with a checkpoint, where validations are counted in updates."""
+    """If validations are counted in updates, epochs do not end with a validation and a checkpoint."""
     result = train(tmp_path / "run", "transformer", "evaluation.average=2", *every)
     assert len(result["averaged"]) == number
-    told = [line for line in heard.lines if "evaluation.average" in line]
-    assert told == [
+    reports = [line for line in heard.lines if "evaluation.average" in line]
+    assert reports == [
         "transformer  evaluation.average = 2, but training has left 1 checkpoint: the mean is of 1; a smaller "
         "training.save_every or training.validate_every leaves more"
     ] * (number < 2)
@@ -187,13 +187,13 @@ def test_a_mean_of_fewer_checkpoints_than_asked_for_says_so(
 @pytest.mark.gpu
 @pytest.mark.parametrize("row", ["transformer", "gru"])
 def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -> None:
-    """Sentences of any length have few shapes, and what is replayed is what was captured, to the bit."""
-    found = []
+    """Sentences of any length have few shapes, and replayed updates equal eager updates bit for bit."""
+    weights = []
     for capture in ("true", "false"):
         change = f"training.capture={capture}", "training.determinism=exact", "training.epochs=6"
         train(tmp_path / capture, row, *change, device="cuda")
-        found.append(load_file(max((tmp_path / capture / "checkpoints").iterdir()) / "model.safetensors"))
-    assert all(torch.equal(found[0][name], each) for name, each in found[1].items())
+        weights.append(load_file(max((tmp_path / capture / "checkpoints").iterdir()) / "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
 
 
 def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[..., Any]) -> None:
@@ -212,9 +212,7 @@ def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[...
     assert separate.dataset(None).fingerprint == separate.run.config["corpus"]
 
 
-def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
-    tmp_path: Path, train: Callable[..., Any]
-) -> None:
+def test_run_with_joint_bpe_opens_with_the_vocabulary_of_each_side(tmp_path: Path, train: Callable[..., Any]) -> None:
     train(tmp_path / "run", "separate", "training.epochs=1", "vocabulary={sides = 'joint_bpe', bpe = {merges = 30}}")
     opened = open_run(tmp_path / "run")
     source, target = opened.words.vocabularies
@@ -226,7 +224,7 @@ def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
 
 
 @pytest.mark.parametrize(
-    ("row", "override", "says"),
+    ("row", "override", "message"),
     [
         ("transformer", "corpus.pairs=default", "[source] is for translation, which needs corpus.pairs too"),
         ("transformer", "training.batching=sentences", 'which needs training.batching = "pairs" too'),
@@ -242,8 +240,8 @@ def test_a_run_with_joint_merges_is_opened_with_the_pieces_of_either_side(
         ("transformer", "evaluation.train=true", "translation scores pair by pair"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(recipe: Path, row: str, override: str, says: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(says)):
+def test_settings_that_do_not_fit_together_are_rejected(recipe: Path, row: str, override: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
         load_recipe(str(recipe), [override], row)
 
 

@@ -1,4 +1,4 @@
-"""One update against the formulas of the papers, written out in float64."""
+"""One update agrees with the formulas of the papers, written out in float64."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Update = Callable[..., tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]
 
 @pytest.fixture
 def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
-    """Makes exactly one update: an epoch of one window. Returns the model before and after it, and the metrics."""
+    """A function that makes exactly one update and returns the model before and after it, and the metrics."""
 
     def run(*overrides: str, uniform: float = 0.5) -> tuple[LanguageModel, LanguageModel, list[dict[str, Any]]]:
         fixed = ("encoder.dropout=0.0", f"init.uniform={uniform}", "training.epochs=1", f"training.steps={STEPS}")
@@ -58,7 +58,7 @@ def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
 
 
 def unrolled(layer: Any, x_BTD: Tensor) -> Tensor:
-    """An LSTM layer by its equations, with one bias per gate."""
+    """Compute an LSTM layer by its equations, with one bias per gate."""
     h_BD = c_BD = torch.zeros_like(x_BTD[:, 0])
     states = []
     for x_BD in x_BTD.unbind(1):
@@ -78,7 +78,7 @@ def hidden_states(model: Any, x_BT: Tensor) -> Tensor:
 
 
 def summed_loss(model: Any) -> Tensor:
-    """sum over streams and steps of -log p(next word), spelled out."""
+    """Compute the sum over streams and steps of -log p(next word)."""
     x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
     h_BTD = hidden_states(model, x_BT)
     classifier = model.output.classifier
@@ -88,7 +88,7 @@ def summed_loss(model: Any) -> Tensor:
 
 
 def assert_moved(before: LanguageModel, after: LanguageModel, rate: float) -> None:
-    """A step of plain gradient descent lies between them."""
+    """Check that `after` is one step of plain gradient descent from `before`."""
     moved = dict(after.named_parameters())
     for name, parameter in before.named_parameters():
         assert parameter.grad is not None
@@ -96,7 +96,7 @@ def assert_moved(before: LanguageModel, after: LanguageModel, rate: float) -> No
 
 
 @pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
-def test_the_penalised_sum_is_divided_once(update: Update, divisor: str, by: int) -> None:
+def test_penalised_loss_is_divided_once(update: Update, divisor: str, by: int) -> None:
     rate, weight = 0.25, 0.7
     before, after, lines = update(
         f"training.divisor={divisor}",
@@ -117,8 +117,8 @@ def test_the_penalised_sum_is_divided_once(update: Update, divisor: str, by: int
 
 
 @pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
-def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by: int) -> None:
-    """Inan's loss, AR and TAR are logged plain; in the objective they have their weights and the divisor of the nll."""
+def test_every_part_of_the_loss_has_its_weight(update: Update, divisor: str, by: int) -> None:
+    """Inan's loss, AR and TAR are logged without weights. The objective weights them and divides them like the nll."""
     rate, tau, alpha, ar, tar = 0.25, 3.0, 2.0, 1.5, 0.7
     before, after, lines = update(
         f"training.divisor={divisor}",
@@ -138,7 +138,7 @@ def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by
     nll = -torch.log_softmax(plain_BTV + bias_V, -1).gather(-1, y_BT[..., None]).sum()
     soft_BTV = torch.softmax(table_VD[y_BT] @ table_VD.T / tau, -1)
     kl = (soft_BTV * (soft_BTV.log() - torch.log_softmax(plain_BTV / tau, -1))).sum()
-    # Without dropout the raw and the dropped output are one.
+    # Without dropout, the outputs before and after dropout are equal.
     small, slow = h_BTD.square().mean(), (h_BTD[:, 1:] - h_BTD[:, :-1]).square().mean()
     tokens = BATCH * STEPS
     ((nll + alpha * kl + tokens * (ar * small + tar * slow)) / by).backward()
@@ -149,18 +149,18 @@ def test_every_part_weighs_what_the_recipe_says(update: Update, divisor: str, by
     assert lines[0]["parts"] == pytest.approx({name: value.item() for name, value in parts.items()}, abs=3e-7)
 
 
-def test_a_step_has_the_rate_of_its_epoch_and_its_window(
+def test_learning_rate_depends_on_epoch_and_window(
     tmp_path: Path, tiny_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ("training.epochs=3", "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}")
     experiment = load_recipe(str(tiny_recipe()), overrides, "tied").experiments["tied"]
     settings = experiment.training
     ids = np.random.default_rng(7).integers(0, VOCABULARY, BATCH * 30).astype(np.int32)
-    found: list[float] = []
+    rates: list[float] = []
     step = SGD.step
 
     def recorded(self: SGD) -> None:
-        found.append(self.param_groups[0]["lr"])
+        rates.append(self.param_groups[0]["lr"])
         step(self)
 
     monkeypatch.setattr(SGD, "step", recorded)
@@ -172,11 +172,11 @@ def test_a_step_has_the_rate_of_its_epoch_and_its_window(
         batches.begin(epoch)
         factors.append([batches.rate_factor(index) for index in range(batches.windows)])
     first, second, third = factors
-    assert found == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
+    assert rates == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
     assert first != second
 
 
-def test_a_label_network_runs_once_for_all_pieces(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_encoder_runs_once_for_all_micro_batches(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     encode = Drill.encode
 
@@ -201,7 +201,7 @@ def test_clipping_bounds_the_whole_gradient(update: Update) -> None:
     assert moved == pytest.approx(0.125, rel=1e-4)
 
 
-def test_a_small_gradient_is_not_stretched(update: Update) -> None:
+def test_small_gradient_is_not_scaled_up(update: Update) -> None:
     before, after, lines = update("training.clip=1000.0", "training.optimiser.learning_rate=1.0")
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     moved = math.sqrt(sum((a - b).square().sum().item() for b, a in pairs))
@@ -212,13 +212,13 @@ def test_uniform_draws_every_parameter_from_its_range(update: Update) -> None:
     before, _, _ = update(uniform=0.3)
     for name, parameter in before.named_parameters():
         assert parameter.abs().max().item() <= 0.3, name
-        assert parameter.std().item() > 0.05, name  # biases too: nothing stayed at zero
+        assert parameter.std().item() > 0.05, name  # biases are drawn too
     values = torch.cat([parameter.flatten() for parameter in before.parameters()])
     assert values.min().item() < -0.29
     assert values.max().item() > 0.29
 
 
-def test_a_tied_table_is_drawn_once(update: Update) -> None:
+def test_tied_table_is_initialised_once(update: Update) -> None:
     model, _, _ = update()
     assert model.tied
     torch.manual_seed(5)
@@ -248,10 +248,10 @@ ADAPTIVE = (
     ],
     ids=["random lengths", "pieces", "sentences", "augmented", "adaptive"],
 )
-def test_replayed_updates_are_the_updates(
+def test_replayed_updates_equal_eager_updates(
     tiny_recipe: Callable[..., Path], recorded: list[RecordedGraph], overrides: tuple[str, ...], graphs: int
 ) -> None:
-    """To the bit, with dropout and a state that is carried over windows of several lengths."""
+    """Bit for bit, with dropout and a hidden state that is carried over windows of several lengths."""
     rate = "training.optimiser.learning_rate=0.5"
     experiment = load_recipe(str(tiny_recipe()), ("encoder.dropout=0.3", rate, *overrides), "tied").experiments["tied"]
     settings, world = experiment.training, World()
@@ -263,20 +263,20 @@ def test_replayed_updates_are_the_updates(
     for replay in (False, True):
         model = copy.deepcopy(built).train()
         parallel = world.parallel(model)
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
         hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
-        averages = Averages.at_once(parallel.parameters, settings.averaging)
+        averages = Averages.at_start(parallel.parameters, settings.averaging)
         state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.scaler(False))
         update = WindowUpdate(model, state, world, settings)
         if replay:
-            # As on a GPU, where the host does not look at an update before the next one.
-            update.at_once = False
+            # As on a GPU, where the host does not wait for an update.
+            update.synchronous = False
             update._replays = CapturedUpdates(update._make, world.device)
         torch.manual_seed(2)
         for epoch in (1, 2):
             batches.begin(epoch)
             for index in range(batches.windows):
-                with using("reference"):  # on a CPU the other kernels look at the value of a factor
+                with using("reference"):  # the other kernels read a value on the host
                     update(*batches.window(index), 0.5, batches.count(index))
         outcomes.append((update.tally.report(), model.state_dict(), state.hidden))
     assert len(recorded) >= graphs

@@ -1,6 +1,6 @@
-"""Every row of a recipe, one after the other and in float64, in the processes that torchrun made.
+"""Train all rows of a recipe in float64, in the processes started by torchrun.
 
-torchrun --nproc-per-node=2 tests/training/train_rows.py RECIPE OUT [key=value ...]
+torchrun --nproc-per-node=2 tests/lab/training/train_rows.py RECIPE OUT [key=value ...]
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs of a recipe in float64 up to their last checkpoint, in one process or in those that torchrun made.
+"""Train runs of a recipe in float64 up to their last checkpoint, in one process or under torchrun.
 
-torchrun --nproc-per-node=2 tests/training/train_together.py RECIPE OUT [key=value ...]
+    torchrun --nproc-per-node=2 tests/lab/training/train_together.py RECIPE OUT [key=value ...]
 
-OUT has folders of runs. In those whose name begins with `shards`, each process holds a part of the model. A folder that
-has begun runs has these gone on with, an empty one gets a run of every row.
+OUT contains folders of runs. In a folder whose name starts with `shards`, the model is sharded. Runs that are already
+in a folder are resumed; an empty folder gets a run of every row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reefknot.nn.models.language_model import LanguageModel, Losses
 
 
 def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
-    """As `experiments.train`, without the findings, and in a precision in which the order of sums does not show."""
+    """Train as `experiments.train` does, but in float64, so that the order of sums does not matter."""
     experiment = recipe.experiments[row.name]
     dataset = open_dataset(experiment.corpus, experiment.vocabulary)
     text = dataset.splits["train"]
@@ -51,7 +51,7 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
 
 
 def overflow(model: LanguageModel) -> None:
-    """Make the loss of the second window infinite, and with that of the third its gradient too."""
+    """Make the loss of the second window infinite, and both loss and gradient of the third."""
     compute, numbers = model.loss, count(1)
 
     def loss(*window: Any) -> Losses:
@@ -68,7 +68,7 @@ if __name__ == "__main__":
     name, root, *overrides = sys.argv[1:]
     folders = {folder: {run.name for run in folder.iterdir()} for folder in sorted(Path(root).iterdir())}
     with join_world("cpu") as world:
-        world.wait()  # until all have seen what is there
+        world.wait()  # until all processes have listed the folders
         for folder, begun in folders.items():
             shard = str(folder.name.startswith("shards")).lower()
             recipe = load_recipe(name, [*overrides, f"training.shard={shard}"])

@@ -41,7 +41,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import Piece, Update, carries
+from reefknot.lab.training.update import MicroBatch, Update, carries
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -164,9 +164,9 @@ class Looped(Encoder):
 def prepare_update(model: LanguageModel, settings: TrainingSettings, world: World, streams: int) -> Update:
     """Return an `Update` at the start of training."""
     parallel = world.parallel(model)
-    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
+    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
     hidden = model.initial_state(streams) if carries(model, settings) else {}
-    averages = Averages.at_once(parallel.parameters, settings.averaging)
+    averages = Averages.at_start(parallel.parameters, settings.averaging)
     scaler = parallel.scaler(settings.precision == "float16")
     state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
     return Update(model, state, world, settings)
@@ -198,10 +198,10 @@ class Workload:
         return sum(count for *_, count in self.windows)
 
     @cached_property
-    def piece(self) -> Piece:
+    def piece(self) -> MicroBatch:
         """The rows of the first window that pass through the model at once: its first micro-batch."""
         x_BT, y_BT, _ = self.windows[0]
-        return Piece.cut(x_BT, y_BT, self.settings.accumulate, self.model.output)[0]
+        return MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)[0]
 
     def run(self) -> None:
         """Train on each window once."""

@@ -308,11 +308,11 @@ def _matrix_rates(place: str, precisions: Iterable[str]) -> dict[str, float]:
     """Operations a second in large products, on a GPU: a CPU is shared with everything else that runs there."""
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.training.throughput import matrix_rate
-    from reefknot.lab.training.update import PRODUCTS
+    from reefknot.lab.training.update import AUTOCAST_DTYPES
 
     if place == "cpu":
         return {}
-    return {each: matrix_rate(place, PRODUCTS[each], 2 * SUSTAINED) for each in dict.fromkeys(precisions)}
+    return {each: matrix_rate(place, AUTOCAST_DTYPES[each], 2 * SUSTAINED) for each in dict.fromkeys(precisions)}
 
 
 def _job(loaded: Recipe, row: Row, data: Path | None) -> steps.Job:

@@ -293,7 +293,7 @@ class SequenceTask(Task[S, D, L]):
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world
         if settings.shard and world.size == 1:
-            session.display.say("training.shard: a process alone holds the whole model; torchrun starts several")
+            session.display.print("training.shard: a process alone holds the whole model; torchrun starts several")
         trainer = Trainer(
             model,
             self.batches(data).slice(world.rank, world.size),
@@ -323,7 +323,7 @@ class SequenceTask(Task[S, D, L]):
         checkpoints = session.run.checkpoints
         checkpoints.average(number)
         if (averaged := len(checkpoints.averaged())) < number:
-            session.display.say(
+            session.display.print(
                 f"{session.name}  evaluation.average = {number}, but training has left {averaged} "
                 f"checkpoint{'s' * (averaged > 1)}: the mean is of {averaged}; a smaller training.save_every or "
                 "training.validate_every leaves more"

@@ -1,1 +1,1 @@
-"""Training that can be killed anywhere and resumes to the same bits."""
+"""Training that can be killed at any moment and resumes to bit-identical results."""

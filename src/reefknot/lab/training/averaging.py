@@ -1,14 +1,17 @@
-"""Averaged stochastic gradient descent (Polyak and Juditsky 1992): the mean of all iterates, not the last of them, is
-the model that training ends with. AWD-LSTM (Merity et al. 2018) begins to average when plain descent no longer
-helps, and calls it NT-ASGD.
+"""Averaging of the weights, and early stopping: both can start from the non-monotone rule of NT-ASGD.
 
-The mean is that of every iterate since averaging began. `torch.optim.ASGD` with `t0 = 0` leaves out the first of them:
-its weight of a step is reckoned in the step before.
+Averaged stochastic gradient descent (Polyak and Juditsky 1992) returns the mean of all iterates instead of the last
+one. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD no longer improves the validation loss (NT-ASGD),
+and ends its finetuning by the same rule. The rule implemented here is that of the authors' code; the condition printed
+in the paper is a mistake, as the authors have confirmed.
+
+The mean covers every iterate since averaging started. `torch.optim.ASGD` with `t0 = 0` leaves out the first one,
+because it computes the weight of a step in the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -20,17 +23,48 @@ from reefknot.lab.config.parts import describe_values
 from reefknot.lab.config.settings import Count, Settings
 
 
+def is_nonmonotone(earlier: Sequence[float], current: float, interval: int) -> bool:
+    """Return whether the current loss is worse than the best loss of more than `interval` validations ago."""
+    return len(earlier) > interval and current > min(earlier[:-interval])
+
+
+def is_out_of_patience(earlier: Sequence[float], current: float, interval: int) -> bool:
+    """Return whether none of the last `interval` validations reached a new best loss."""
+    losses = [*earlier, current]
+    return len(losses) - 1 - losses.index(min(losses)) >= interval
+
+
 class AveragingSettings(Settings):
-    """Validate and keep the mean of the iterates, while training goes on from the last one."""
+    """Validate and save the mean of the iterates, while training continues from the last iterate."""
 
     start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_values("training.averaging.start"))]
-    interval: Annotated[Count, Field(description="validations that the nonmonotone rule does not look at")] = 5
+    interval: Annotated[Count, Field(description="number of recent validations that the nonmonotone rule ignores")] = 5
+
+    def starts(self, earlier: Sequence[float], current: float) -> bool:
+        """Return whether a run that does not average yet starts to do so after this validation loss."""
+        return is_nonmonotone(earlier, current, self.interval)
+
+
+class StoppingSettings(Settings):
+    """Stop training early. With averaging, only the validation losses of the averages count."""
+
+    rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_values("training.stop.rule"))]
+    interval: Annotated[Count, Field(description="number of validations that the rule waits")] = 5
+
+    def reason_to_stop(self, earlier: Sequence[float], current: float) -> str | None:
+        """Return why training stops after this validation loss, or None if it continues."""
+        if self.rule == "nonmonotone" and is_nonmonotone(earlier, current, self.interval):
+            return f"the non-monotone rule: the best of more than {self.interval} validations ago was better"
+        if self.rule == "patience" and is_out_of_patience(earlier, current, self.interval):
+            return f"patience: no new best in {self.interval} validations"
+        return None
 
 
 class Averages:
-    """The running mean of named parameters, one `update` per optimiser step; before the first, what they are now.
+    """The running mean of named parameters, updated once per optimiser step.
 
-    Nothing waits for the device, and `update` can be captured in a CUDA graph.
+    Before the first update, the means are the values of the parameters. `update` never waits for the device and can be
+    captured in a CUDA graph.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -38,32 +72,32 @@ class Averages:
         self.means = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         device = next(iter(self.means.values())).device
         self.count = torch.zeros((), dtype=torch.float64, device=device)
-        """Iterates so far."""
+        """Number of iterates in the means."""
 
     @classmethod
-    def at_once(cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None) -> Averages | None:
-        """Those that training has before its first step; None: it has none yet."""
+    def at_start(cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None) -> Averages | None:
+        """Return the averages before the first step, or None if the settings do not average from the start."""
         return cls(parameters) if settings is not None and settings.start == "at_once" else None
 
     @torch.no_grad()
-    def update(self, made: Tensor) -> None:
-        """Take the parameters as they are now into the mean; `made` is 0 where they are those of the last time."""
+    def update(self, applied: Tensor) -> None:
+        """Include the current parameters in the means. `applied` is 1, or 0 if the optimiser skipped its step."""
         means = list(self.means.values())
-        self.count += made
+        self.count += applied
         steps = torch._foreach_sub(list(self._parameters.values()), means)
-        torch._foreach_mul_(steps, (made / self.count.clamp(min=1.0)).to(means[0].dtype))
+        torch._foreach_mul_(steps, (applied / self.count.clamp(min=1.0)).to(means[0].dtype))
         torch._foreach_add_(means, steps)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The parameters with the means for values; afterwards with their own again. The tensors stay the same ones."""
-        own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        self._put(self.means)
+        """Give the parameters the values of the means, and restore them on exit. The tensors stay the same objects."""
+        iterate = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._copy_to_parameters(self.means)
         try:
             yield
         finally:
-            self._put(own)
+            self._copy_to_parameters(iterate)
 
     @torch.no_grad()
-    def _put(self, values: dict[str, Tensor]) -> None:
+    def _copy_to_parameters(self, values: dict[str, Tensor]) -> None:
         torch._foreach_copy_(list(self._parameters.values()), list(values.values()))

@@ -1,4 +1,4 @@
-"""What a person sees while training: a live line on a terminal, plain lines elsewhere."""
+"""Progress display of training: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from rich.text import Text
 
 
 def duration(seconds: float) -> str:
-    """95 -> 1m35s."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Format a duration for people, such as 1m35s for 95 seconds."""
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes}m{remainder:02d}s" if minutes else f"{remainder}s"
 
 
 class Display(Protocol):
-    """Where the loop reports to."""
+    """The interface through which training reports to the user."""
 
-    def say(self, text: str) -> None: ...
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
 
     def update(self, line: str) -> None:
-        """The state of things now: replaces the line before it on a terminal, or comes every few seconds."""
+        """Show the current state. A terminal replaces the previous state; elsewhere a line is printed now and then."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the terminal."""
 
 
 class Silent:
-    """Nothing: for the processes that are not the first, and for library calls."""
+    """A display that shows nothing, for library calls and for all processes but the first."""
 
-    def say(self, text: str) -> None: ...
+    def print(self, text: str) -> None: ...
 
     def update(self, line: str) -> None: ...
 
@@ -43,13 +45,13 @@ class Silent:
 
 
 class Lines:
-    """Plain lines, at most one update every few seconds."""
+    """A display of plain lines, with at most one update in `seconds` seconds."""
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
         self._last = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         print(text, flush=True)
 
     def update(self, line: str) -> None:
@@ -62,13 +64,13 @@ class Lines:
 
 
 class LiveLine:
-    """One line that changes in place, on a terminal."""
+    """A display on a terminal, whose last line changes in place."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(Text(""), console=console, refresh_per_second=8, transient=True)
         self._live.start()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
 
     def update(self, line: str) -> None:
@@ -79,14 +81,14 @@ class LiveLine:
 
 
 class Logged:
-    """What is said is also written down."""
+    """A display that also passes every printed line to a log."""
 
     def __init__(self, display: Display, log: Callable[[str], None]) -> None:
         self._display = display
         self._log = log
 
-    def say(self, text: str) -> None:
-        self._display.say(text)
+    def print(self, text: str) -> None:
+        self._display.print(text)
         self._log(text)
 
     def update(self, line: str) -> None:
@@ -97,12 +99,15 @@ class Logged:
 
 
 def open_display() -> Display:
-    """A live line where there is a terminal to draw it on."""
+    """Return a live line if the standard output is a terminal, or else plain lines."""
     return LiveLine(Console()) if sys.stdout.isatty() else Lines()
 
 
 def progress_line(name: str, facts: Iterable[str], done: float, seconds_left: float) -> str:
-    """One line: how far, the time left, then what may be cut off where the terminal is narrow."""
+    """Format a line of progress.
+
+    The share that is done and the time left come first, because a narrow terminal cuts off the end.
+    """
     filled = round(10 * done)
     bar = "━" * filled + "╌" * (10 - filled)
     return "  ".join([name, f"{bar} {done:.0%}, {duration(seconds_left)} left", *facts])

@@ -1,9 +1,10 @@
-"""Several processes under torchrun: who we are, what they tell each other, and a model that they train together.
+"""Training in several processes started by torchrun: ranks, collective operations, and data-parallel models.
 
     torchrun --nproc-per-node=2 -m reefknot train RECIPE
 
-Every process owns a share of each window's rows. Losses are sums, so gradients are summed, not averaged, and the number
-of processes does not show in the result. Each holds the whole model, or, with `training.shard`, a part of it.
+Every process trains on a share of the rows of each window. Losses are sums over tokens, so gradients are summed and not
+averaged, and the result does not depend on the number of processes. Each process holds the whole model, or one shard of
+it with `training.shard`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from reefknot.nn.encoders.contract import State, join_streams
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import Plan
 
-PATIENCE = timedelta(hours=12)
-"""How long processes wait for one another: the others have nothing to do while the first scores a text. If one dies,
-torchrun ends them all at once."""
+TIMEOUT = timedelta(hours=12)
+"""How long processes wait for one another. It is long because the others wait while the first process scores a text. If
+a process dies, torchrun ends the others immediately."""
 
 
 class Window(nn.Module):
-    """The loss of one window as a module's forward, which is what torch's ways to train together can wrap."""
+    """A module whose forward pass computes the loss of one window, because DDP and FSDP wrap forward passes."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -47,68 +48,78 @@ class Window(nn.Module):
         parts = {name: part.sum.detach() for name, part in losses.parts.items()}
         return losses.sum(), parts, losses.state, losses.penalties
 
-    def during(self, function: Callable[[], float]) -> float:
-        """A number that a function finds while the model's parameters are there to be used."""
+    def run(self, function: Callable[[], float]) -> float:
+        """Call a function that uses the model. FSDP gathers the parameters for the duration of the call."""
         return function()
 
 
 class Parallel:
-    """A model as this process trains it: alone, or a copy of one that other processes train too."""
+    """A model as this process trains it: alone, or as one of several replicas."""
 
     def __init__(self, model: LanguageModel, world: World) -> None:
         self.model = model
         self.world = world
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        """What this process holds of the parameters, under the model's names."""
+        """The parameters, or this process's shards of them, by their names in the model."""
         self.window: nn.Module = Window(model)
         if world.size > 1:
-            self.window = self._joined(self.window)
+            self.window = self._wrap(self.window)
 
     @property
-    def trained(self) -> list[nn.Parameter]:
-        """What its optimiser changes. A frozen table is not among them: decay, too, would change it."""
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters to optimise. Frozen tables are left out, because weight decay would change them too."""
         return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
-    def _joined(self, window: nn.Module) -> nn.Module:
-        """A module whose gradients are averaged over the processes as its backward makes them."""
+    def _wrap(self, window: nn.Module) -> nn.Module:
+        """Return a module whose backward pass averages gradients over the processes."""
         wrapped = DistributedDataParallel(window, gradient_as_bucket_view=True)
-        # Buffers follow from the settings and never change. The argument of this name warns in newer versions.
+        # Buffers follow from the settings and never change. The constructor argument is deprecated in newer versions.
         wrapped.broadcast_buffers = False
         return wrapped
 
-    def quiet(self) -> AbstractContextManager[None]:
-        """Where a backward pass's gradients stay in the process, until a later one's are exchanged. Those of parts are
-        exchanged each time: no process has room for the whole."""
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients accumulate locally, to be exchanged by a later backward pass.
+
+        Gradients of a sharded model are exchanged every time, because no process has the memory for all of them.
+        """
         if isinstance(self.window, DistributedDataParallel):
-            alone: AbstractContextManager[None] = self.window.no_sync()
-            return alone
+            context: AbstractContextManager[None] = self.window.no_sync()
+            return context
         return nullcontext()
 
     def clip(self, limit: float | None) -> Tensor:
-        """Scale the whole gradient down to a norm, if it is longer; returns the norm that it had."""
+        """Clip the norm of the whole gradient to `limit`, if there is one, and return the norm before clipping."""
         return nn.utils.clip_grad_norm_(self.parameters.values(), limit or math.inf)
 
     def scaler(self, enabled: bool) -> GradScaler:
-        """What scales the loss and finds the same overflows in every process; not enabled, it does nothing."""
+        """Return a gradient scaler that detects the same overflows in every process. It does nothing if not enabled."""
         return GradScaler(self.world.device.type, enabled=enabled)
 
     def score(self, validate: Callable[[], float]) -> float:
-        """What a function finds that computes with the model, the same in every process."""
-        return self.world.from_first(validate() if self.world.first else math.nan)
+        """Return the result of `validate`, which uses the model, in every process."""
+        return self.world.broadcast(validate() if self.world.first else math.nan)
 
-    def whole(self, name: str, tensor: Tensor) -> Tensor | None:
-        """A parameter, or what an optimiser or a mean keeps of it, to be saved. All processes call it; the first is
-        given it whole, the others may be given None. What has not the parameter's shape comes back as it is."""
+    def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
+        """Return the full tensor to save for the parameter `name`. All processes must call this together.
+
+        Args:
+            name: Name of the parameter in the model.
+            tensor: The parameter, or a tensor that the optimiser or the averages keep for it. A tensor that does not
+                have the shape of the local parameter is returned unchanged.
+
+        Returns:
+            The full tensor in the first process. The other processes may get None.
+        """
         return tensor.detach()
 
-    def own(self, name: str, whole: Tensor) -> Tensor:
-        """What this process keeps of what `whole` gave to be saved."""
-        return whole
+    def local_shard(self, name: str, full: Tensor) -> Tensor:
+        """Return this process's shard of a tensor that `gather_full` returned."""
+        return full
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others. One process alone is a world of size 1 and talks to nobody."""
+    """The group of processes, seen from this one. A single process is a world of size 1 and does not communicate."""
 
     rank: int = 0
     size: int = 1
@@ -116,19 +127,19 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files and speaks to the user."""
+        """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
     def parallel(self, model: LanguageModel, shard: bool = False) -> Parallel:
-        """A model for all processes to train. `shard` cuts its parameters up in place, so optimisers come after."""
+        """Wrap a model for training. `shard` shards its parameters in place, so create optimisers afterwards."""
         if not shard or self.size == 1:
             return Parallel(model, self)
-        from reefknot.lab.training.sharding import Sharded  # half a second of imports that few runs need
+        from reefknot.lab.training.sharding import Sharded  # imports half a second of modules that few runs need
 
         return Sharded(model, self)
 
     def sum(self, values: list[float]) -> list[float]:
-        """Each value added up over the processes."""
+        """Return the sum of each value over all processes."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -136,16 +147,16 @@ class World:
         summed: list[float] = tensor.tolist()
         return summed
 
-    def agreed(self, flag: Tensor) -> Tensor:
-        """Whether a flag is set in every process, the same tensor everywhere; nobody waits for the device."""
+    def all(self, flag: Tensor) -> Tensor:
+        """Return a tensor that tells whether the flag is set in every process, without waiting for the device."""
         if self.size == 1:
             return flag
         number = flag.to(torch.int32)
         dist.all_reduce(number, dist.ReduceOp.MIN)
         return number.bool()
 
-    def from_first(self, value: float) -> float:
-        """The first process's value, everywhere."""
+    def broadcast(self, value: float) -> float:
+        """Return the value of the first process in every process."""
         if self.size == 1:
             return value
         tensor = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -153,33 +164,34 @@ class World:
         return float(tensor)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, by rank. Shapes must agree."""
+        """Return the tensors of all processes, by rank. They must have the same shape."""
         if self.size == 1:
             return [tensor]
-        # A GPU's generator state lives on the host, where NCCL cannot see it.
+        # The state of a GPU's random generator is a tensor on the host, which NCCL cannot gather.
         local = tensor.to(self.device).contiguous()
-        found = [torch.empty_like(local) for _ in range(self.size)]
-        dist.all_gather(found, local)
-        return [each.to(tensor.device) for each in found]
+        gathered = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(gathered, local)
+        return [remote.to(tensor.device) for remote in gathered]
 
     def gather_streams(self, state: State) -> State:
-        """The carried state of all streams, in their order in the text."""
+        """Return the hidden state of the streams of all processes, in the order of the text."""
         if self.size == 1:
             return state
         shares = {name: self.gather(tensor) for name, tensor in sorted(state.items())}
         return join_streams([{name: shares[name][rank] for name in shares} for rank in range(self.size)])
 
     def wait(self) -> None:
+        """Wait until all processes have arrived."""
         if self.size > 1:
             dist.barrier()
 
 
 def choose_device(name: str) -> str:
-    """Return `cpu` or `cuda`; `auto` is a GPU where there is one."""
+    """Return `cpu` or `cuda` for the value of `--device`. `auto` chooses a GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("--device cuda: torch sees no GPU here; use --device cpu")
+        raise SettingsError("--device cuda: torch finds no GPU; use --device cpu")
     if name not in ("cpu", "cuda"):
         raise SettingsError(f"--device {name}: must be auto, cpu or cuda")
     return name
@@ -187,7 +199,7 @@ def choose_device(name: str) -> str:
 
 @contextmanager
 def join_world(device: str) -> Iterator[World]:
-    """Enter the world that torchrun made, or a world of one. `device` is `cpu` or `cuda`."""
+    """Join the processes started by torchrun, or yield a world of size 1. `device` is `cpu` or `cuda`."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(device=torch.device(device))
@@ -197,15 +209,15 @@ def join_world(device: str) -> Iterator[World]:
     if local.type == "cuda":
         torch.cuda.set_device(local)
     for module in ("torch.distributed.nn", "torch.distributed.fsdp.sharded_grad_scaler"):
-        # torch would import them later, when the group is the default of their functions, which then keep it for good.
+        # If torch imported them later, the default arguments of their functions would hold the process group forever.
         import_module(module)
-    dist.init_process_group("nccl" if local.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if local.type == "cuda" else "gloo", timeout=TIMEOUT)
     world = World(rank, size, local)
     try:
         yield world
-        world.wait()  # torchrun ends whoever is not done yet when another process fails, be it on its way out
+        world.wait()  # torchrun kills unfinished processes when another one fails, even during its shutdown
     finally:
-        # A model that was trained together holds the group in cycles of references, and its threads, if they are still
-        # at work when the interpreter goes, abort the process.
+        # Wrapped models hold the process group in reference cycles. If its threads still run when the interpreter
+        # exits, they abort the process.
         gc.collect()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Every source of random numbers: seeded together, saved and put back to the bit."""
+"""Random number generators of Python, NumPy and torch: seeded together, saved and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed all generators. Ranks differ, so that each drops other units."""
+    """Seed all generators. Every rank gets a different seed, so that dropout masks differ between ranks."""
     mixed = (seed + 1_000_003 * rank) % 2**32
     random.seed(mixed)
     np.random.seed(mixed)
@@ -20,11 +20,13 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
-    """`exact` gives equal bits on the same device and versions; no level promises them across devices."""
+    """Set how reproducible computations are, as `training.determinism` describes.
+
+    `exact` gives equal bits on the same device and the same versions. No level gives equal bits on different devices.
+    """
     if level == "exact":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # The switch of `use_deterministic_algorithms`, which also loads the compiler, for a setting of that one alone: a
-    # second of every verb's start.
+    # Not `use_deterministic_algorithms`: it sets the same switch but also imports the compiler, which takes a second.
     torch.set_deterministic_debug_mode("error" if level == "exact" else "default")
     torch.backends.cudnn.benchmark = level == "fast"
     torch.backends.cudnn.allow_tf32 = level == "fast"
@@ -32,7 +34,7 @@ def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
 
 
 def capture(device: torch.device) -> dict[str, Tensor]:
-    """The generators' states as byte and integer tensors."""
+    """Return the states of all generators as tensors."""
     _, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, python_gauss = random.getstate()
     states = {
@@ -49,7 +51,7 @@ def capture(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put the generators back. A state saved on another kind of device keeps what both have."""
+    """Restore the generators. If the kind of device has changed, the generator of the GPU is left as it is."""
     torch.set_rng_state(states["torch"])
     position, has_gauss = states["numpy_position"].tolist()
     numpy_gauss, python_gauss = states["gauss"].tolist()

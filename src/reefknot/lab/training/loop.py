@@ -1,6 +1,6 @@
-"""The training loop: windows of a text, updates, metrics, validations, checkpoints.
+"""The training loop: updates on the windows of a text, metrics, validations and checkpoints.
 
-Everything that decides the next step lives in `TrainState`; the rest of this file can be rebuilt from the recipe.
+Everything that determines the next step is in `TrainState`; all else is rebuilt from the recipe.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.stopping import nonmonotone
 from reefknot.lab.training.throughput import Throughput
-from reefknot.lab.training.timetable import Due, Sitting, Timetable
-from reefknot.lab.training.update import OVERFLOWS, PRODUCTS, Update, carries, check_precision
+from reefknot.lab.training.timetable import Due, SessionClock, Timetable
+from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Update, carries, check_precision
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import write_json
@@ -37,7 +36,7 @@ Metric = dict[str, Any]
 
 
 class Trainer:
-    """Trains one model in one run folder, from wherever the folder stands."""
+    """Trains a model in a run folder, and resumes from the latest checkpoint of the folder if there is one."""
 
     def __init__(
         self,
@@ -53,13 +52,24 @@ class Trainer:
         pieces: bool = False,
         trackers: Sequence[Callable[[Metric], None]] = (),
     ) -> None:
-        """`batches` are this process's share; `validate` returns the mean loss per token on the validation text.
+        """Create a trainer.
 
-        `pieces`: tokens are pieces of words, and lines say that perplexities are.
+        Args:
+            model: The model to train. It is moved to the device of `world`.
+            batches: This process's share of the training text.
+            validate: Function that returns the mean loss per token on the validation text.
+            settings: The training settings.
+            run: The run folder.
+            world: The processes that train together. By default, this process trains alone.
+            display: Where progress is shown. By default, nowhere.
+            name: Name of the run, which starts every line on the display.
+            pieces: Whether tokens are sub-words. Displayed perplexities are then marked as such.
+            trackers: Functions that are called with every line of metrics.
         """
         if settings.batching == "streams" and batches.batch % settings.accumulate:
             raise SettingsError(
-                f"training.accumulate = {settings.accumulate} does not divide the {batches.batch} streams of a process"
+                f"training.accumulate = {settings.accumulate} does not divide the {batches.batch} streams of a "
+                "process; use a divisor, or another number of processes"
             )
         self.settings = settings
         self.world = world or World()
@@ -76,38 +86,38 @@ class Trainer:
         check_precision(self.model, settings)
         self.schedule = SCHEDULES.build(settings.schedule, {})
         parallel = self.world.parallel(self.model, settings.shard)
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trained})
-        # Not the optimiser's own: on a GPU that is a float32.
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
+        # From the settings, because the optimiser's rate on a GPU is rounded to float32.
         self.first_rate = float(settings.optimiser.model_dump()["learning_rate"])
-        averages = Averages.at_once(parallel.parameters, settings.averaging)
+        averages = Averages.at_start(parallel.parameters, settings.averaging)
         self.state = TrainState(
             parallel,
             optimiser,
-            self._first_state(),
+            self._initial_state(),
             Progress(averaged_from=0 if averages is None else 1),
             averages,
             parallel.scaler(settings.precision == "float16"),
         )
 
-    def _first_state(self) -> State:
-        """What the first window of an epoch begins with; nothing where windows do not go on from one another."""
+    def _initial_state(self) -> State:
+        """Return the hidden state for the first window of an epoch; empty if windows do not carry state."""
         return self.model.initial_state(self.batches.batch) if carries(self.model, self.settings) else {}
 
-    # -- the whole run ---------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------------
 
     def train(self) -> Progress:
-        """Train to the end, or until it is enough. Raises `Stopped` when asked to stop, after saving."""
+        """Train to the end, or until the stopping rule applies. After a signal, save and raise `Stopped`."""
         self._resume()
         self.update = Update(self.model, self.state, self.world, self.settings)
-        dtype = PRODUCTS[self.settings.precision]
+        dtype = AUTOCAST_DTYPES[self.settings.precision]
         if self.world.first:
             self.run.log(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
         self.throughput = Throughput(self.model, self.world, dtype)
         progress = self.state.progress
         self.batches.begin(progress.epoch)
-        self._sitting = Sitting(time.monotonic(), self.timetable.done(progress), progress.tokens, progress.seconds)
+        self._clock = SessionClock(time.monotonic(), self.timetable.done(progress), progress.tokens, progress.seconds)
         if self.settings.start is not None and progress.best_nll is None:
-            self._score_start()
+            self._score_initial_weights()
         self.model.train()
         with StopRequest() as stop:
             while not self.timetable.finished(progress):
@@ -115,54 +125,61 @@ class Trainer:
         return progress
 
     def _resume(self) -> None:
-        found = self.checkpoints.latest(self.display.say)
-        if found is None:
+        checkpoint = self.checkpoints.latest(self.display.print)
+        if checkpoint is None:
             self._cut_metrics()
             return
-        if found.fingerprint != self.run.config_hash:
-            raise DataError(f"{found.path} is a checkpoint of a run with other settings than {self.run.path} has")
-        self.state.restore(found.model, found.state, found.values, self.world, self.settings.seed)
+        if checkpoint.fingerprint != self.run.config_hash:
+            raise DataError(
+                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
+                "use another --out"
+            )
+        self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)
         progress = self.state.progress
         self._cut_metrics()
         if self.world.first and progress.best_nll is not None and self.checkpoints.path_of(progress.best_step).exists():
-            # Killed between a checkpoint's commit and the mark: the checkpoint knows what was best.
+            # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(progress.best_step)
-        place = "the end of training" if self.timetable.finished(progress) else f"epoch {progress.epoch}"
-        self.display.say(f"{self.name}  resumed at step {progress.step:,}, {place}")
+        position = "the end of training" if self.timetable.finished(progress) else f"epoch {progress.epoch}"
+        self.display.print(f"{self.name}  resumed at step {progress.step:,}, {position}")
 
     def _cut_metrics(self) -> None:
+        """Remove lines of metrics that were written after the checkpoint."""
         if self.world.first:
             self.run.metrics.cut(self.state.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
-        """One update and what follows it."""
+        """Make one update, then log, validate, save and stop as needed."""
         progress = self.state.progress
-        asked, due = self._step(stop)
-        if due.line:
+        stop_requested, due = self._step(stop)
+        if due.log:
             self._log_training()
         best = due.validation and self._validate(due)
-        if due.turn:
+        if due.epoch_ends:
             progress.epoch, progress.window = progress.epoch + 1, 0
-            self.state.hidden = self._first_state()
+            self.state.hidden = self._initial_state()
             self.batches.begin(progress.epoch)
-        if due.checkpoint or asked:
+        if due.checkpoint or stop_requested:
             self._save(pause=not due.checkpoint)
         if best and self.world.first:
             self.checkpoints.mark_best(progress.step)
-        # A validation takes long enough to be asked in.
-        if asked or (due.validation and self._asked(stop)):
-            raise self._stopped()
+        # A signal may have arrived during the validation.
+        if stop_requested or (due.validation and self._stop_requested(stop)):
+            raise Stopped(f"stopped at step {progress.step:,} and saved; the same command resumes")
 
-    def _score_start(self) -> None:
-        """Weights that come trained are the best so far: a second session can end no worse than it began."""
+    def _score_initial_weights(self) -> None:
+        """Validate and save the weights of another row that training starts from.
+
+        They count as the best so far, so that this stage never ends with worse weights.
+        """
         nll, _ = self._score(epoch=0)
-        self.display.say(f"{self.name}  begins at valid perplexity {shown(perplexity(nll))}{self._per}")
+        self.display.print(f"{self.name}  begins at valid perplexity {shown(perplexity(nll))}{self._per}")
         self._save()
         if self.world.first:
             self.checkpoints.mark_best(self.state.progress.step)
 
     def _score(self, epoch: float) -> tuple[float, bool]:
-        """The validation loss after so many epochs, and whether it is the best so far."""
+        """Return the validation loss after `epoch` epochs, and whether it is the best so far."""
         progress = self.state.progress
         self.display.update(f"{self.name}  validating")
         started = time.monotonic()
@@ -176,50 +193,47 @@ class Trainer:
         return nll, best
 
     def _validate(self, due: Due) -> bool:
-        """Look at the validation text and act on it; returns whether this is the best so far."""
+        """Validate, then apply the averaging and stopping rules. Returns whether the loss is the best so far."""
         progress = self.state.progress
-        nll, best = self._score(self.timetable.passes(progress))
-        self.display.say(
-            f"{self.name}  {self.timetable.place_of_all(progress)}  "
+        nll, best = self._score(self.timetable.epochs_done(progress))
+        self.display.print(
+            f"{self.name}  {self.timetable.position_of_total(progress)}  "
             f"valid perplexity {shown(perplexity(nll))}{self._per}{'  (best)' if best else ''}"
         )
         if nll > math.log(classes := self.model.output.vocab_size):
-            self.display.say(
-                f"{self.name}  warning: worse than {classes:,}, which is the perplexity of taking all "
-                f"{'pieces' if self._per else 'words'} for equally likely; a smaller learning rate may help"
+            self.display.print(
+                f"{self.name}  warning: worse than {classes:,}, the perplexity of a uniform distribution over "
+                f"all {'pieces' if self._per else 'words'}; a smaller learning rate may help"
             )
         self._average_or_stop(nll, due)
         return best
 
     def _average_or_stop(self, nll: float, due: Due) -> None:
-        """Begin to average or stop, as this validation loss and the earlier ones say."""
+        """Start averaging, or stop, if this validation loss and the earlier ones call for it."""
         progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
         earlier, progress.validated = progress.validated, [*progress.validated, nll]
         if due.end:
-            return  # there is nothing left to average, or to leave out
+            return  # no updates follow that could be averaged or skipped
         if averaging is not None and self.state.averages is None:
-            if nonmonotone(earlier, nll, averaging.interval):
+            if averaging.starts(earlier, nll):
                 self.state.averages = Averages(self.state.parallel.parameters)
-                self.update.forget()
-                progress.averaged_from = progress.epoch + due.turn
-                self.display.say(f"{self.name}  averaging begins after {self.timetable.place(progress)}")
-                # Losses of averages are another series: what an iterate had is nothing to measure them by.
+                self.update.reset_capture()
+                progress.averaged_from = progress.epoch + due.epoch_ends
+                self.display.print(f"{self.name}  averaging begins after {self.timetable.position(progress)}")
+                # Losses of averages are not compared with losses of single iterates.
                 progress.validated = []
-        elif stop is not None and (reason := stop.verdict(earlier, nll)):
-            progress.stopped = f"stopped after {self.timetable.place(progress)} by {reason}"
-            self.display.say(f"{self.name}  {progress.stopped}")
+        elif stop is not None and (reason := stop.reason_to_stop(earlier, nll)):
+            progress.stopped = f"stopped after {self.timetable.position(progress)} by {reason}"
+            self.display.print(f"{self.name}  {progress.stopped}")
 
-    def _asked(self, stop: StopRequest) -> bool:
-        """Whether any process was asked to stop."""
+    def _stop_requested(self, stop: StopRequest) -> bool:
+        """Return whether any process has received a signal."""
         return self.world.sum([float(bool(stop))])[0] > 0
-
-    def _stopped(self) -> Stopped:
-        return Stopped(f"stopped at step {self.state.progress.step:,} and saved; the same command resumes")
 
     # -- one update ------------------------------------------------------------------------------------------------
 
     def _step(self, stop: StopRequest) -> tuple[bool, Due]:
-        """One update; returns whether any process was asked to stop, and what follows."""
+        """Make one update. Returns whether any process has received a signal, and what is due."""
         started = time.monotonic()
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
@@ -229,14 +243,17 @@ class Trainer:
         progress.step += 1
         progress.window += 1
         progress.tokens += count
-        asked, due = self._asked(stop), self.timetable.due(progress)
-        if asked or due.line or due.checkpoint or self.update.at_once or self.world.size > 1:
-            self._look()
+        stop_requested, due = self._stop_requested(stop), self.timetable.due(progress)
+        if stop_requested or due.log or due.checkpoint or self.update.synchronous or self.world.size > 1:
+            self._read_report()
         progress.seconds += time.monotonic() - started
-        return asked, due
+        return stop_requested, due
 
-    def _look(self) -> None:
-        """Wait for the device and see what the last updates came to. All processes see the same, and decide alike."""
+    def _read_report(self) -> None:
+        """Wait for the device and read the results of the last updates.
+
+        All processes see the same results, so they make the same decisions.
+        """
         progress = self.state.progress
         self.report = self.update.tally.report()
         totals = self.world.sum([*self.report.sums.values()])
@@ -245,15 +262,16 @@ class Trainer:
         progress.logged_tokens += self.report.tokens
         progress.skipped += self.report.skipped
         progress.skipped_in_a_row = self.report.skipped_in_a_row
-        if self.report.refused:
-            self._tell_refusal()
+        if self.report.failed_step:
+            self._raise_failed_update()
 
-    def _tell_refusal(self) -> NoReturn:
+    def _raise_failed_update(self) -> NoReturn:
+        """Raise the error for an update whose loss or gradient is not finite."""
         progress, nll, norm = self.state.progress, self.report.nll, self.report.gradient_norm
-        step = self.report.refused
-        many = f", the last of {OVERFLOWS} in a row" if self.settings.precision == "float16" else ""
+        step = self.report.failed_step
+        in_a_row = f", the last of {MAX_OVERFLOWS} in a row" if self.settings.precision == "float16" else ""
         self._stop_nonfinite(
-            f"the loss is {nll} and the gradient's norm {norm} at step {step:,}{many}; the update was not made",
+            f"the loss is {nll} and the gradient norm is {norm} at step {step:,}{in_a_row}; the update was not made",
             {
                 "step": step,
                 "window": progress.window - 1 - (progress.step - step),
@@ -262,31 +280,30 @@ class Trainer:
             },
         )
 
-    def _stop_nonfinite(self, fault: str, facts: dict[str, Any]) -> NoReturn:
-        """Write down what is needed to see it again, and leave. The last checkpoint is finite."""
+    def _stop_nonfinite(self, problem: str, details: dict[str, Any]) -> NoReturn:
+        """Record what is needed to reproduce the problem and raise an error. The last checkpoint is finite."""
         record = {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
         if self.world.first:
-            write_json(self.run.path / "nonfinite.json", facts | record)
+            write_json(self.run.path / "nonfinite.json", details | record)
         raise NonFiniteError(
-            f"{fault}. The last checkpoint is kept and {self.run.path / 'nonfinite.json'} names the batch. "
-            "Try a smaller training.optimiser.learning_rate or a training.clip, in another --out"
+            f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} names the batch. "
+            "Try a smaller training.optimiser.learning_rate or a training.clip in another --out"
         )
 
-    # -- what is written -------------------------------------------------------------------------------------------
+    # -- metrics and checkpoints------------------------------------------------------------------------------------
 
     def _save(self, pause: bool = False) -> None:
-        """Commit where training stands; a `pause` is no part of the timetable."""
+        """Save a checkpoint. `pause` marks one that only a stop request needs."""
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
         model, tensors, values = self.state.capture(self.world)
         finite = all(bool(weight.isfinite().all()) for weight in model.values())
-        if self.world.sum([float(not finite)])[0]:  # others may have seen nothing wrong: the first has all weights
-            # A finite gradient can still make an infinite weight, by weight decay for one.
+        # All processes must agree, although only the first one has all weights.
+        if self.world.sum([float(not finite)])[0]:
+            # A finite gradient can still lead to an infinite weight, for example through weight decay.
             step = progress.step
-            self._stop_nonfinite(
-                f"step {step:,} has made a weight that is not a number; it was not saved", {"step": step}
-            )
+            self._stop_nonfinite(f"a weight is not finite after step {step:,}; it was not saved", {"step": step})
         if self.world.first:
             self.run.metrics.sync()
             fingerprint = self.run.config_hash
@@ -294,12 +311,13 @@ class Trainer:
         self.world.wait()
 
     def _log_training(self) -> None:
+        """Write a line of metrics and update the display."""
         progress = self.state.progress
         if not progress.logged_tokens:
-            return  # no update was made since the last line; the next line tells how many were left out
+            return  # all updates since the last line were skipped; the next line counts them
         parts = {name: total / progress.logged_tokens for name, total in progress.logged.items()}
         nll = parts.pop("nll")
-        speed = self.throughput.speed(self._sitting.speed(progress), *self._window)
+        speed = self.throughput.speed(self._clock.speed(progress), *self._window)
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
         line |= {
             "tokens": progress.logged_tokens,
@@ -314,8 +332,12 @@ class Trainer:
         progress.logged, progress.logged_tokens = {}, 0
         self._write_metric(line)
         done = self.timetable.done(progress)
-        facts = [self.timetable.place_of_all(progress), f"perplexity {perplexity(nll):,.1f}{self._per}", *speed.told()]
-        self.display.update(progress_line(self.name, facts, done, self._sitting.left(done)))
+        facts = [
+            self.timetable.position_of_total(progress),
+            f"perplexity {perplexity(nll):,.1f}{self._per}",
+            *speed.describe(),
+        ]
+        self.display.update(progress_line(self.name, facts, done, self._clock.seconds_left(done)))
 
     def _write_metric(self, line: Metric) -> None:
         if not self.world.first:

@@ -1,8 +1,10 @@
-"""Optimisers: torch's own, with the settings that the papers state. No step waits for a GPU, nor is one made there
-that `found_inf` refuses, which torch's fused kernels read before they change anything.
+"""Optimisers: those of torch, with the settings of the papers.
 
-Nesterov's momentum is torch's: fairseq's keeps the rate inside its velocity and rescales it whenever the rate changes,
-which makes the same steps (Baevski & Auli 2019 train so, with momentum 0.99).
+No step waits for a GPU. On a GPU, a step with `found_inf` set changes nothing; torch's fused kernels read `found_inf`
+in the same way.
+
+Nesterov momentum is torch's. fairseq keeps the learning rate inside its velocity and rescales the velocity whenever the
+rate changes, which gives the same steps (Baevski & Auli 2019 use it with momentum 0.99).
 """
 
 from __future__ import annotations
@@ -42,34 +44,34 @@ class SGD(torch.optim.SGD):
         check_rates("sgd", momentum=momentum, decoupled_decay=decoupled_decay)
         _check_signs("sgd", learning_rate, weight_decay=weight_decay)
         if nesterov and not momentum:
-            raise SettingsError("sgd: nesterov = true looks ahead along the momentum, which is 0; give a momentum")
-        held = list(parameters)
+            raise SettingsError("sgd: nesterov = true needs a momentum, but momentum = 0; set one")
+        params = list(parameters)
         super().__init__(
-            held,
-            lr=_rate(held, learning_rate),
+            params,
+            lr=_rate(params, learning_rate),
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            fused=held[0].is_cuda or None,
+            fused=params[0].is_cuda or None,
         )
         for group in self.param_groups:
             group["decoupled_decay"] = decoupled_decay
         if momentum:
-            # Torch's fused kernel leaves them as it finds them where the first update is refused.
-            for parameter in held:
+            # Torch's fused kernel leaves these buffers uninitialised if the first update is skipped.
+            for parameter in params:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update, then decay. An update that is refused (torch's `found_inf`) does not decay either."""
+        """Update, then decay. If `found_inf` is set, both are skipped."""
         loss = super().step(closure)
-        refused: Tensor | None = getattr(self, "found_inf", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             decay = group["decoupled_decay"]
             if decay:
                 # Not p *= 1 - decay: float32 has no number between 1 - 1.2e-7 and 1 - 6e-8.
-                lost = torch._foreach_mul(group["params"], decay if refused is None else decay * (1.0 - refused))
-                torch._foreach_sub_(group["params"], lost)
+                decays = torch._foreach_mul(group["params"], decay if found_inf is None else decay * (1.0 - found_inf))
+                torch._foreach_sub_(group["params"], decays)
         return loss
 
 
@@ -96,8 +98,8 @@ class AdamW(torch.optim.AdamW):
     ) -> None:
         check_rates("adamw", beta1=beta1, beta2=beta2)
         _check_signs("adamw", learning_rate, epsilon=epsilon, weight_decay=weight_decay)
-        held = list(parameters)
-        super().__init__(held, _rate(held, learning_rate), (beta1, beta2), epsilon, weight_decay, **_fused(held))
+        params = list(parameters)
+        super().__init__(params, _rate(params, learning_rate), (beta1, beta2), epsilon, weight_decay, **_fused(params))
 
 
 class Adam(torch.optim.Adam):
@@ -121,8 +123,8 @@ class Adam(torch.optim.Adam):
     ) -> None:
         check_rates("adam", beta1=beta1, beta2=beta2)
         _check_signs("adam", learning_rate, epsilon=epsilon)
-        held = list(parameters)
-        super().__init__(held, _rate(held, learning_rate), (beta1, beta2), epsilon, **_fused(held))
+        params = list(parameters)
+        super().__init__(params, _rate(params, learning_rate), (beta1, beta2), epsilon, **_fused(params))
 
 
 class Adadelta(torch.optim.Optimizer):
@@ -133,8 +135,8 @@ class Adadelta(torch.optim.Optimizer):
         u += (1 - rho) (d^2 - u)
         p -= rate d
 
-    Torch's own has no fused kernel, so on a GPU it cannot skip an update with a gradient that is not finite. These
-    formulas can, with zero for 1 - rho and g.
+    Torch's implementation has no fused kernel, so on a GPU it cannot skip an update whose gradient is not finite. This
+    one skips an update by setting 1 - rho and g to zero.
 
     Args:
         parameters: The parameters to update.
@@ -153,68 +155,72 @@ class Adadelta(torch.optim.Optimizer):
         check_rates("adadelta", rho=rho)
         _check_signs("adadelta", learning_rate)
         if not epsilon > 0:
-            raise SettingsError(f"adadelta: epsilon = {epsilon}: must be above 0, since the first step follows from it")
-        held = list(parameters)
-        super().__init__(held, {"lr": _rate(held, learning_rate), "rho": rho, "eps": epsilon})
-        for parameter in held:
+            raise SettingsError(
+                f"adadelta: epsilon = {epsilon}: must be above 0, because it determines the length of the first step"
+            )
+        params = list(parameters)
+        super().__init__(params, {"lr": _rate(params, learning_rate), "rho": rho, "eps": epsilon})
+        for parameter in params:
             self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("square_avg", "acc_delta")}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update. One that is refused (`found_inf`, as torch's fused optimisers read it) changes nothing."""
+        """Update the parameters, unless `found_inf` is set, as in torch's fused optimisers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            changed: list[Tensor] = [each for each in group["params"] if each.grad is not None]
-            if changed:
-                self._change(changed, group)
+            with_gradient: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if with_gradient:
+                self._update(with_gradient, group)
         return loss
 
-    def _change(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        share: float | Tensor = 1.0 - group["rho"]
-        refused: Tensor | None = getattr(self, "found_inf", None)
-        if refused is not None:
-            # Not g * 0: where an update is refused, g may be anything.
-            gradients = [each.where(refused == 0, 0.0) for each in gradients]
-            share = share * (1.0 - refused.to(parameters[0].dtype))
-        squares, deltas = ([self.state[each][name] for each in parameters] for name in ("square_avg", "acc_delta"))
-        _remember(squares, gradients, share)
-        steps, roots = (list(torch._foreach_add(each, group["eps"])) for each in (deltas, squares))
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        weight: float | Tensor = 1.0 - group["rho"]
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            # Not g * 0, because g may be infinite or NaN.
+            gradients = [gradient.where(found_inf == 0, 0.0) for gradient in gradients]
+            weight = weight * (1.0 - found_inf.to(parameters[0].dtype))
+        squares, deltas = (
+            [self.state[parameter][name] for parameter in parameters] for name in ("square_avg", "acc_delta")
+        )
+        _update_mean_squares(squares, gradients, weight)
+        steps, roots = (list(torch._foreach_add(means, group["eps"])) for means in (deltas, squares))
         torch._foreach_sqrt_(steps)
         torch._foreach_sqrt_(roots)
         torch._foreach_div_(steps, roots)
         torch._foreach_mul_(steps, gradients)
-        _remember(deltas, steps, share)
+        _update_mean_squares(deltas, steps, weight)
         torch._foreach_mul_(steps, group["lr"])
         torch._foreach_sub_(parameters, steps)
 
 
-def _remember(means: list[Tensor], values: list[Tensor], share: float | Tensor) -> None:
-    """Let squares have a share in their running means."""
-    news = list(torch._foreach_mul(values, values))
-    torch._foreach_sub_(news, means)
-    torch._foreach_mul_(news, share)
-    torch._foreach_add_(means, news)
+def _update_mean_squares(means: list[Tensor], values: list[Tensor], weight: float | Tensor) -> None:
+    """Move running means towards the squares of the values: mean += weight (value^2 - mean)."""
+    differences = list(torch._foreach_mul(values, values))
+    torch._foreach_sub_(differences, means)
+    torch._foreach_mul_(differences, weight)
+    torch._foreach_add_(means, differences)
 
 
 def _rate(parameters: list[nn.Parameter], rate: float) -> float | Tensor:
-    """On a GPU in a tensor: a captured step reads its rate where it lies, as torch's fused kernels can."""
+    """Return the rate, on a GPU as a tensor, because a captured CUDA graph reads the rate from device memory."""
     return torch.tensor(rate, device=parameters[0].device) if parameters[0].is_cuda else rate
 
 
 def _fused(parameters: list[nn.Parameter]) -> dict[str, Any]:
-    """How torch runs an Adam: on a GPU in one kernel, whose counts lie there too."""
+    """Return the options with which torch runs Adam on a GPU in one kernel, with its step counts on the device."""
     on_gpu = parameters[0].is_cuda
     return {"fused": on_gpu or None, "capturable": on_gpu}
 
 
-def _check_signs(who: str, learning_rate: float, **values: float) -> None:
-    """A recipe is checked against the annotations, a call from Python is not."""
+def _check_signs(kind: str, learning_rate: float, **values: float) -> None:
+    """Check values in calls from Python. Recipes are already checked against the annotations."""
     if not learning_rate > 0:
-        raise SettingsError(f"{who}: learning_rate = {learning_rate}: must be above 0")
+        raise SettingsError(f"{kind}: learning_rate = {learning_rate}: must be above 0")
     for name, value in values.items():
         if not value >= 0:
-            raise SettingsError(f"{who}: {name} = {value}: must be at least 0")
+            raise SettingsError(f"{kind}: {name} = {value}: must be at least 0")

@@ -1,9 +1,10 @@
-"""Learning-rate schedules: what the first rate is multiplied with, a function of the epoch and of the updates made so
-far, so that there is nothing to resume.
+"""Learning-rate schedules: the factor of the first learning rate, as a function of the epoch and of the updates so far.
 
-The recurrent papers change the rate from epoch to epoch. Baevski & Auli (2019) change it with every update, after a
-linear warm-up: cosine cycles (Loshchilov & Hutter 2017), each longer and lower than the one before. The inverse square
-root is that of Vaswani et al. (2017).
+Schedules have no state, so there is nothing to save or resume.
+
+The papers on recurrent models change the rate once per epoch. Baevski & Auli (2019) change it in every update: after a
+linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017), each longer and lower than the one before.
+The inverse square root is the schedule of Vaswani et al. (2017).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Constant:
     """The same rate throughout."""
 
     def factor(self, epoch: int, step: int) -> float:
-        """What the first rate is multiplied with in this epoch, after so many updates; epochs count from 1."""
+        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
         return 1.0
 
 
@@ -41,6 +42,7 @@ class Decay:
         self.rate = factor
 
     def factor(self, epoch: int, step: int) -> float:
+        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
         return float(self.rate ** max(epoch - self.hold, 0))
 
 
@@ -67,32 +69,33 @@ class Cosine:
         shrink: PositiveShare = 1.0,
         least: Share = 0.0,
     ) -> None:
-        _refuse("period", period, "must be at least 1", period < 1)
-        _refuse("warmup", warmup, "must be at least 0", warmup < 0)
-        _refuse("warmup_from", warmup_from, "must lie between 0 and 1", not 0.0 <= warmup_from <= 1.0)
-        _refuse("growth", growth, "must be at least 1", not 1.0 <= growth < math.inf)
-        _refuse("shrink", shrink, "must be above 0 and at most 1", not 0.0 < shrink <= 1.0)
-        _refuse("least", least, "must lie between 0 and 1", not 0.0 <= least <= 1.0)
+        _check("period", period, "must be at least 1", period < 1)
+        _check("warmup", warmup, "must be at least 0", warmup < 0)
+        _check("warmup_from", warmup_from, "must lie between 0 and 1", not 0.0 <= warmup_from <= 1.0)
+        _check("growth", growth, "must be at least 1", not 1.0 <= growth < math.inf)
+        _check("shrink", shrink, "must be above 0 and at most 1", not 0.0 < shrink <= 1.0)
+        _check("least", least, "must lie between 0 and 1", not 0.0 <= least <= 1.0)
         self.period, self.growth, self.shrink, self.least = period, growth, shrink, least
         self.warmup, self.warmup_from = warmup, warmup_from
 
     def factor(self, epoch: int, step: int) -> float:
+        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
         if step < self.warmup:
             return self.warmup_from + (1.0 - self.warmup_from) * step / self.warmup
-        cycle, passed = self._place(step - self.warmup)
-        height = (1.0 + math.cos(math.pi * passed)) / 2
+        cycle, share = self._position(step - self.warmup)
+        height = (1.0 + math.cos(math.pi * share)) / 2
         return float(self.shrink**cycle * (self.least + (1.0 - self.least) * height))
 
-    def _place(self, step: int) -> tuple[int, float]:
-        """The cycle of a step after the warm-up, counted from 0, and how much of the cycle has passed."""
+    def _position(self, step: int) -> tuple[int, float]:
+        """Return the cycle of a step, counted from 0 after the warm-up, and the share of the cycle that has passed."""
         if self.growth == 1.0:
             return step // self.period, step % self.period / self.period
-        # Whole updates, one cycle after the other: a logarithm may take the first of a cycle for the end of the last.
-        cycle, into, length = 0, step, self.period
-        while into >= length:
-            cycle, into = cycle + 1, into - length
+        # Count cycles in whole updates: a logarithm can round the first update of a cycle into the cycle before.
+        cycle, offset, length = 0, step, self.period
+        while offset >= length:
+            cycle, offset = cycle + 1, offset - length
             length = round(self.period * self.growth**cycle)
-        return cycle, into / length
+        return cycle, offset / length
 
 
 class InverseSqrt:
@@ -103,14 +106,15 @@ class InverseSqrt:
     """
 
     def __init__(self, warmup: Count) -> None:
-        _refuse("warmup", warmup, "must be at least 1", warmup < 1)
+        _check("warmup", warmup, "must be at least 1", warmup < 1)
         self.warmup = warmup
 
     def factor(self, epoch: int, step: int) -> float:
+        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
         return step / self.warmup if step < self.warmup else math.sqrt(self.warmup / step)
 
 
-def _refuse(name: str, value: float, sentence: str, wrong: bool) -> None:
-    """A recipe is checked against the annotations, a call from Python is not."""
-    if wrong:
-        raise SettingsError(f"schedule: {name} = {value}: {sentence}")
+def _check(name: str, value: float, constraint: str, violated: bool) -> None:
+    """Check a value in a call from Python. Recipes are already checked against the annotations."""
+    if violated:
+        raise SettingsError(f"schedule: {name} = {value}: {constraint}")

@@ -1,11 +1,14 @@
-"""A model of which every process holds a part: FSDP2 of torch, after ZeRO (Rajbhandari et al. 2020).
+"""Sharded models: every process holds one shard of each parameter.
 
-Each parameter is cut along its first dimension, as `torch.chunk` does, and so are its gradient and what the optimiser
-keeps of it. torch gathers the parameters of one block of the encoder at a time, while it computes, and all others (the
-ends, or an encoder without blocks) for a whole window, forward and backward: every kernel sees plain, whole tensors.
+The implementation is FSDP2 of torch, which follows ZeRO (Rajbhandari et al. 2020).
 
-torch calls a part a DTensor. Optimisers, averages and clipping get the same memory as plain tensors instead: what they
-do is done number by number, torch's fused SGD knows no DTensors, and a norm is all that has to be added up.
+Each parameter is split along its first dimension, as `torch.chunk` does, and so are its gradient and the state of the
+optimiser. torch gathers the parameters of one block of the encoder at a time, while the block computes. It gathers all
+other parameters (the two ends, or an encoder without blocks) for a whole window, forward and backward. So kernels
+always see plain, whole tensors.
+
+torch represents a shard as a DTensor. Optimisers, averages and clipping use plain tensors on the same memory instead:
+their work is element-wise, torch's fused SGD does not support DTensors, and only the norm needs a sum over processes.
 """
 
 from __future__ import annotations
@@ -29,33 +32,33 @@ try:
     from torch.distributed.tensor import DTensor
 except ImportError as error:
     raise SettingsError(
-        "training.shard needs torch 2.6 or newer, built with its distributed package, and this is "
+        "training.shard needs torch 2.6 or newer with its distributed package, but this is torch "
         f"{torch.__version__}; leave training.shard out"
     ) from error
 
 
 class Sharded(Parallel):
-    """A part of a model, in each of several processes."""
+    """A model that is sharded over several processes."""
 
     window: Window
 
     def __init__(self, model: LanguageModel, world: World) -> None:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         super().__init__(model, world)
-        # torch may lay the parts out anew when the model is first used, and what was taken before would be a copy.
+        # torch may change the layout of the shards when the model is first used. Tensors taken before would be copies.
         self.score(lambda: 0.0)
-        self.parameters = {name: _own(parameter) for name, parameter in model.named_parameters()}
+        self.parameters = {name: _local_parameter(parameter) for name, parameter in model.named_parameters()}
 
-    def _joined(self, window: nn.Module) -> nn.Module:
+    def _wrap(self, window: nn.Module) -> nn.Module:
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         for block in getattr(self.model.encoder, "blocks", ()):
             fully_shard(block, mesh=mesh)
         fully_shard(window, mesh=mesh, reshard_after_forward=False)
-        register_fsdp_forward_method(window, "during")
+        register_fsdp_forward_method(window, "run")
         return window
 
     def clip(self, limit: float | None) -> Tensor:
-        gradients = [each.grad for each in self.parameters.values() if each.grad is not None]
+        gradients = [shard.grad for shard in self.parameters.values() if shard.grad is not None]
         square = nn.utils.get_total_norm(gradients).double().square()
         dist.all_reduce(square)
         norm = square.sqrt().to(gradients[0].dtype)
@@ -67,49 +70,52 @@ class Sharded(Parallel):
 
     @torch.no_grad()
     def score(self, validate: Callable[[], float]) -> float:
-        """All processes compute the same, because each needs the others' parts. That takes no longer than to wait for
-        the first, and no process holds more than it does in training."""
-        assert isinstance(self.window, FSDPModule)
-        found = self.window.during(validate)
-        self.window.reshard()
-        return self.world.from_first(found)
+        """Return the result of `validate` in every process.
 
-    def whole(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Gathered one by one on the first process's host; the others have their part in it and keep nothing."""
+        All processes compute it, because each needs the shards of the others. This takes no longer than waiting for the
+        first process, and needs no more memory than training does.
+        """
+        assert isinstance(self.window, FSDPModule)
+        result = self.window.run(validate)
+        self.window.reshard()
+        return self.world.broadcast(result)
+
+    def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
+        """Gather the shards of one tensor on the host of the first process. The other processes get None."""
         if tensor.shape != self.parameters[name].shape:
             return tensor.detach()
         shape = self._shapes[name]
         padded = tensor.new_zeros(self._rows(shape), *shape[1:])
         padded[: len(tensor)] = tensor.detach()
-        parts = [torch.empty_like(padded) for _ in range(self.world.size)] if self.world.first else None
-        dist.gather(padded, parts)
-        return None if parts is None else torch.cat([part.cpu() for part in parts])[: shape[0]]
+        shards = [torch.empty_like(padded) for _ in range(self.world.size)] if self.world.first else None
+        dist.gather(padded, shards)
+        return None if shards is None else torch.cat([shard.cpu() for shard in shards])[: shape[0]]
 
-    def own(self, name: str, whole: Tensor) -> Tensor:
+    def local_shard(self, name: str, full: Tensor) -> Tensor:
         shape = self._shapes.get(name)
-        if whole.shape != shape:
-            return whole
+        if full.shape != shape:
+            return full
         rows = self._rows(shape)
-        # A copy: the part must not keep the whole alive.
-        return whole[rows * self.world.rank : rows * (self.world.rank + 1)].clone()
+        # A copy, because a view would keep the full tensor alive.
+        return full[rows * self.world.rank : rows * (self.world.rank + 1)].clone()
 
     def _rows(self, shape: torch.Size) -> int:
-        """Of a parameter's first dimension, how much a part has; the last ones may have less, or nothing."""
+        """Return the rows of a shard of a parameter. The last shards may have fewer rows, or none."""
         return math.ceil(shape[0] / self.world.size)
 
 
-def _own(parameter: nn.Parameter) -> nn.Parameter:
-    """The memory of a part as a plain parameter, to which the gradients of all pieces are added."""
+def _local_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a plain parameter on the memory of a shard. It accumulates the gradients of all micro-batches."""
     assert isinstance(parameter, DTensor)
     with torch.no_grad():
-        own = nn.Parameter(parameter.to_local(), requires_grad=parameter.requires_grad)
-    if not own.requires_grad:
-        return own
+        local = nn.Parameter(parameter.to_local(), requires_grad=parameter.requires_grad)
+    if not local.requires_grad:
+        return local
 
-    def take(part: Tensor) -> None:
-        assert isinstance(part.grad, DTensor)
-        gradient, part.grad = part.grad.to_local(), None
-        own.grad = gradient if own.grad is None else own.grad.add_(gradient)
+    def move_gradient(shard: Tensor) -> None:
+        assert isinstance(shard.grad, DTensor)
+        gradient, shard.grad = shard.grad.to_local(), None
+        local.grad = gradient if local.grad is None else local.grad.add_(gradient)
 
-    parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
-    return own
+    parameter.register_post_accumulate_grad_hook(move_gradient)  # type: ignore[no-untyped-call]
+    return local

@@ -1,4 +1,4 @@
-"""Signals that ask for an orderly stop; a second one ends the process at once."""
+"""Handling of signals: the first one requests an orderly stop, the second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 def listen(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Handle the watched signals but those that are ignored, as `nohup` ignores SIGHUP; returns the old handlers."""
-    heard = [number for number in WATCHED if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heard}
+    """Install a handler for the watched signals and return the previous handlers.
+
+    Ignored signals stay ignored, such as SIGHUP under `nohup`.
+    """
+    handled = [number for number in WATCHED if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in handled}
 
 
 def restore(previous: dict[signal.Signals, Any]) -> None:
+    """Restore the handlers that `listen` returned."""
     for number, handler in previous.items():
         signal.signal(number, handler)
 
 
 class StopRequest:
-    """True once a signal has come: the loop finishes its step, saves and leaves. A second signal is not caught."""
+    """True once a signal has arrived, so that the loop can finish its step, save and exit.
+
+    A second signal is not caught and ends the process.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -35,7 +42,7 @@ class StopRequest:
         return self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self._previous = listen(self._note)
+        self._previous = listen(self._handle)
         return self
 
     def __exit__(
@@ -43,21 +50,21 @@ class StopRequest:
     ) -> None:
         restore(self._previous)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
-        # From now on the kernel answers: it ends even a process that waits for others inside a library.
-        for heard in self._previous:
-            signal.signal(heard, signal.SIG_DFL)
+        # The default action of a second signal ends even a process that waits for others inside a library.
+        for watched in self._previous:
+            signal.signal(watched, signal.SIG_DFL)
 
 
 @contextmanager
 def stopping_at_once(message: str) -> Iterator[None]:
-    """Where there is nothing to save: the first signal raises `Stopped` with this message."""
+    """Raise `Stopped` with this message at the first signal, for code that has nothing to save."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(message)
 
-    previous = listen(leave)
+    previous = listen(stop)
     try:
         yield
     finally:

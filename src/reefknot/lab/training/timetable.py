@@ -1,4 +1,4 @@
-"""When training tells, validates, saves and ends: it follows from the settings and from where training stands."""
+"""When training logs, validates, saves and ends, as a function of the settings and of the progress so far."""
 
 from __future__ import annotations
 
@@ -13,77 +13,79 @@ from reefknot.lab.training.state import Progress
 
 @dataclass(frozen=True)
 class Due:
-    """What follows an update."""
+    """What happens after an update."""
 
-    turn: bool
-    """A new epoch."""
+    epoch_ends: bool
     end: bool
-    """Nothing: it is the last one that the settings ask for."""
-    line: bool
-    """A line of metrics."""
+    """This was the last update that the settings ask for."""
+    log: bool
+    """A line of metrics is written."""
     validation: bool
     checkpoint: bool
 
 
 @dataclass(frozen=True)
-class Sitting:
-    """Where this process took training up."""
+class SessionClock:
+    """Speed and remaining time of a session, measured from where this process started or resumed training."""
 
-    began: float
+    started: float
+    """Time of the monotonic clock at the start of the session."""
     done: float
-    """The share of training that was done by then."""
+    """Share of training that was done before the session."""
     tokens: int
+    """Targets read before the session."""
     seconds: float
-    """What training had come to by then, in earlier sittings."""
+    """Time spent training before the session."""
 
     def speed(self, progress: Progress) -> float:
-        """Targets a second since then: an earlier sitting may have had another machine."""
+        """Return targets per second in this session. Earlier sessions do not count: they may have used another GPU."""
         return (progress.tokens - self.tokens) / (progress.seconds - self.seconds)
 
-    def left(self, done: float) -> float:
-        """Seconds until all is done, if it goes on as since then, with validating and saving."""
-        return (time.monotonic() - self.began) * (1 - done) / (done - self.done)
+    def seconds_left(self, done: float) -> float:
+        """Return the remaining seconds at the pace of this session, including validations and checkpoints."""
+        return (time.monotonic() - self.started) * (1 - done) / (done - self.done)
 
 
 class Timetable:
-    """Epochs or updates, whichever the settings count in. `batches` must be in the epoch that is asked about."""
+    """The timetable of a run, in epochs or updates. `batches` must be in the epoch of the progress that is passed."""
 
     def __init__(self, settings: TrainingSettings, batches: Batches) -> None:
         self.settings = settings
         self.batches = batches
-        # The one that is not set never ends training.
+        # The limit that is not set never ends training.
         self._epochs, self._updates = settings.epochs or math.inf, settings.updates or math.inf
 
     def finished(self, progress: Progress) -> bool:
+        """Return whether training is complete or has been stopped early."""
         return bool(progress.stopped) or progress.step >= self._updates or progress.epoch > self._epochs
 
     def due(self, progress: Progress) -> Due:
-        """What follows the update that was made last."""
+        """Return what happens after the latest update."""
         step, settings = progress.step, self.settings
-        turn = progress.window == self.batches.windows
-        end = step >= self._updates or (turn and progress.epoch >= self._epochs)
-        validation = end or (turn if settings.validate_every is None else step % settings.validate_every == 0)
+        epoch_ends = progress.window == self.batches.windows
+        end = step >= self._updates or (epoch_ends and progress.epoch >= self._epochs)
+        validation = end or (epoch_ends if settings.validate_every is None else step % settings.validate_every == 0)
         return Due(
-            turn=turn,
+            epoch_ends=epoch_ends,
             end=end,
-            line=turn or validation or step % settings.log_every == 0,
+            log=epoch_ends or validation or step % settings.log_every == 0,
             validation=validation,
             checkpoint=validation or step % settings.save_every == 0,
         )
 
-    def passes(self, progress: Progress) -> float:
-        """Over the text, so far."""
+    def epochs_done(self, progress: Progress) -> float:
+        """Return the number of passes over the text so far, including the current part."""
         whole = progress.window == self.batches.windows
         return progress.epoch if whole else progress.epoch - 1 + progress.window / self.batches.windows
 
     def done(self, progress: Progress) -> float:
-        """The share of training that is done."""
-        return max(progress.step / self._updates, self.passes(progress) / self._epochs)
+        """Return the share of training that is done."""
+        return max(progress.step / self._updates, self.epochs_done(progress) / self._epochs)
 
-    def place(self, progress: Progress) -> str:
-        """`epoch 3` or `update 4,000`."""
+    def position(self, progress: Progress) -> str:
+        """Return the current position, such as `epoch 3` or `update 4,000`."""
         return f"epoch {progress.epoch:,}" if self.settings.updates is None else f"update {progress.step:,}"
 
-    def place_of_all(self, progress: Progress) -> str:
-        """`epoch 3/40` or `update 4,000/286,000`."""
-        return f"{self.place(progress)}/{self.settings.updates or self.settings.epochs:,}"
+    def position_of_total(self, progress: Progress) -> str:
+        """Return the current position and the total, such as `epoch 3/40` or `update 4,000/286,000`."""
+        return f"{self.position(progress)}/{self.settings.updates or self.settings.epochs:,}"

@@ -1,4 +1,4 @@
-"""Metrics for other tools, only when asked for by name; metrics.jsonl is written always."""
+"""Export of metrics to other tools, on request. metrics.jsonl is always written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reefknot.errors import SettingsError
 
 
 def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
-    """Write each number of a metrics line as a TensorBoard scalar."""
+    """Return a function that writes every number of a metrics line as a TensorBoard scalar."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -20,20 +20,21 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
     def track(line: dict[str, Any]) -> None:
         nonlocal writer
         if writer is None:
-            # What a killed sitting wrote after its last checkpoint is written again, so the older points are hidden.
+            # A killed session may have written points after its last checkpoint. They are written again, so hide them.
             writer = SummaryWriter(str(folder), purge_step=line["step"])
-        for key, value in _numbers(line, line["kind"]):
-            writer.add_scalar(key, value, line["step"])
+        for tag, value in _scalars(line, line["kind"]):
+            writer.add_scalar(tag, value, line["step"])
         writer.flush()
 
     return track
 
 
-def _numbers(line: dict[str, Any], prefix: str) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+def _scalars(line: dict[str, Any], prefix: str) -> list[tuple[str, float]]:
+    """Return the numbers of a metrics line under tags such as `train/wall/seconds`."""
+    scalars: list[tuple[str, float]] = []
     for key, value in line.items():
         if isinstance(value, dict):
-            found += _numbers(value, f"{prefix}/{key}")
+            scalars += _scalars(value, f"{prefix}/{key}")
         elif key not in ("kind", "step") and isinstance(value, int | float):
-            found.append((f"{prefix}/{key}", float(value)))
-    return found
+            scalars.append((f"{prefix}/{key}", float(value)))
+    return scalars

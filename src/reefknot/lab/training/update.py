@@ -1,17 +1,17 @@
-"""One update: the gradients of a window, their clipping, the optimiser's step, the averages.
+"""One update: the gradients of a window, clipping, the step of the optimiser, and the averages.
 
-Nothing here waits for a GPU. What a log line or a decision needs is added up on the device until somebody asks, and an
-update whose loss or gradient is not a number is not made, nor is any after it. In float16 that is too strict, since the
-loss is scaled up until a gradient overflows (torch's GradScaler): there such an update is left out, the scale is
-halved, and only many in a row end training.
+Nothing here waits for a GPU. The numbers for log lines and decisions accumulate on the device until they are read. An
+update whose loss or gradient is not finite is not applied, nor is any update after it. float16 is less strict, because
+the loss is scaled up until a gradient overflows (torch's GradScaler): such an update is skipped, the scale is halved,
+and only many overflows in a row end training.
 
-In a process alone, an update is captured as a CUDA graph the second time that its shapes come up, and replayed from
-then on: small models take longer to launch than to run. So that shapes come up again where lines have any length, the
-number of targets is a tensor, and places that have none fill up those that have one. Where no shapes come up again, or
-a part of the model asks the device for a number, nothing is captured.
+If there is one process, an update is captured as a CUDA graph when its shapes occur for the second time, and is
+replayed from then on, because small models take longer to launch than to run. To make shapes repeat even though lines
+differ in length, the number of targets is a tensor, and positions without a target pad those that have one. Nothing is
+captured if shapes do not repeat, or if a part of the model reads a value from the device.
 
-Shapes: B rows of a window (streams, blocks, sentences or pairs), T steps, M of the B x T places: those that have a
-target, and some more.
+Shapes: B rows of a window (streams, blocks, sentences or pairs), T steps, M of the B x T positions: those that have a
+target, and the padding.
 """
 
 from __future__ import annotations
@@ -37,27 +37,30 @@ from reefknot.nn.encoders.contract import State, join_streams, overwrite, select
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
-GRAPHS = 128
-"""Sets of shapes that are looked out for. A recipe has about forty where windows have random lengths; where an output
-end's plan has another shape every time, there is no end of them, and nothing worth capturing."""
-PARTS = 16
-"""Of a window with padding: places reach the output end in sixteenths of them all, so that there are few numbers of
-them."""
-OVERFLOWS = 50
-"""Updates in a row that float16 may leave out. The scale is halved with each: what still overflows is no longer the
-scale's doing."""
-PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What products are made in, by `training.precision`; weights and their gradients are float32 in all."""
+MAX_GRAPHS = 128
+"""Number of sets of shapes that are tracked. A recipe with random window lengths has about forty. If the plan of an
+output end has a different shape every time, the number is unbounded and nothing is worth capturing."""
+TARGET_BUCKETS = 16
+"""In a window with padding, the number of positions that reach the output end is rounded up to a multiple of a
+sixteenth of all positions, so that few different numbers occur."""
+MAX_OVERFLOWS = 50
+"""Number of updates in a row that float16 may skip. The scale is halved each time, so after this many the scale is no
+longer the cause."""
+AUTOCAST_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Type of matrix products by `training.precision`. Weights and their gradients are always float32."""
 
 
 def carries(model: LanguageModel, settings: TrainingSettings) -> bool:
-    """Whether a window goes on from the state that the last one left; if not, each begins with the initial one."""
+    """Return whether each window continues from the hidden state of the previous one."""
     return settings.batching == "streams" and model.encoder.carries
 
 
 def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
-    """Reject float16 if torch cannot train this encoder with it. Few CPUs have an LSTM in float16, and some of those
-    compute its outputs but not its gradients, so the check includes a backward pass."""
+    """Raise an error if the precision is float16 and torch cannot train this encoder with it.
+
+    Few CPUs support an LSTM in float16, and some of those compute its outputs but not its gradients, so the check
+    includes a backward pass.
+    """
     device = next(model.parameters()).device
     if settings.precision != "float16" or device.type != "cpu":
         return
@@ -67,13 +70,13 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
         # The dropout masks drawn here must not change those of the run.
         with torch.random.fork_rng(devices=()), torch.autocast("cpu", dtype=torch.float16):
             x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
-            # A translator finds a source of one word before its target.
+            # A translator reads a source of one word before its target.
             result = model.target_log_probs(x_BU, y_BT)[0] if model.encoder.reads_source else model(y_BT).output
-            parameters = [each for each in model.parameters() if each.requires_grad]
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
     except RuntimeError as error:
         raise SettingsError(
-            f"training.precision = float16: torch cannot compute this {type(model.encoder).__name__} with it on a CPU; "
+            f"training.precision = float16: torch cannot train this {type(model.encoder).__name__} in it on a CPU; "
             "use bfloat16, or a GPU"
         ) from error
     finally:
@@ -81,109 +84,121 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Inputs, targets and plan of some of the rows of a window."""
+class MicroBatch:
+    """Inputs, targets and plan for some of the rows of a window."""
 
     x: Tensor
     y: Tensor
     places: Tensor | None
-    """Which of the B x T reach the output end, (M,): all that have a target; None: all."""
+    """Indices (M,) of the B x T positions that reach the output end, which include all targets; None for all."""
     plan: Plan
 
     @classmethod
-    def cut(cls, x_BT: Tensor, y_BT: Tensor, number: int, output: OutputEnd) -> list[Self]:
-        """The rows of a window in so many pieces, fewer where there are fewer rows. Made on the host: nobody has to ask
-        the device which places have a target."""
+    def split(cls, x_BT: Tensor, y_BT: Tensor, number: int, output: OutputEnd) -> list[Self]:
+        """Split the rows of a window into `number` micro-batches, or fewer if there are fewer rows.
+
+        This happens on the host, so that the device need not be asked which positions have a target.
+        """
         number = min(number, len(x_BT))
         xs, ys = x_BT.tensor_split(number), y_BT.tensor_split(number)
         flat = [y.reshape(-1) for y in ys]
         places = [_places(y_N) for y_N in flat]
         plans = output.prepare_micro_batches(
-            [y_N if at_M is None else y_N[at_M] for y_N, at_M in zip(flat, places, strict=True)]
+            [y_N if places_M is None else y_N[places_M] for y_N, places_M in zip(flat, places, strict=True)]
         )
-        return [cls(*piece) for piece in zip(xs, ys, places, plans, strict=True)]
+        return [cls(*fields) for fields in zip(xs, ys, places, plans, strict=True)]
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Piece:
-        """The same piece with another tensor for each of `tensors`, in their order."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
+        """Return a micro-batch with `function` applied to each of its `tensors`, in their order."""
         x, y = function(self.x), function(self.y)
         places_M = None if self.places is None else function(self.places)
-        return Piece(x, y, places_M, self.plan.map(function))
+        return MicroBatch(x, y, places_M, self.plan.map(function))
 
-    def to(self, device: torch.device) -> Piece:
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return a copy on a device."""
         return self.map(lambda tensor: send(tensor, device))
 
     def tensors(self) -> list[Tensor]:
+        """Return all tensors, including those of the plan."""
         return [self.x, self.y, *([] if self.places is None else [self.places]), *self.plan.tensors()]
 
     def shapes(self) -> Hashable:
-        """Everything but the values of its tensors, and how many of them are targets."""
+        """Return everything but the values of the tensors and the number of targets."""
         places = None if self.places is None else _shape(self.places)
         return replace(self.plan.map(_shape), count=0), _shape(self.x), _shape(self.y), places
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the updates since the last report came to."""
+    """Results of the updates since the last report."""
 
     sums: dict[str, float]
-    """Parts of the loss over the updates that were made, this process's rows."""
+    """Sums of the parts of the loss over the applied updates, for the rows of this process."""
     tokens: int
-    """Targets of those updates, of all processes."""
+    """Number of targets of the applied updates, over all processes."""
     penalties: dict[str, float]
-    """Of the last update that was made."""
+    """Penalties of the last applied update."""
     nll: float
-    """The summed loss of the last update that was made, or of the one that was refused."""
+    """Summed loss of the last applied update, or of the failed update."""
     gradient_norm: float
-    """Likewise, before clipping."""
-    refused: int
-    """The first update whose loss or gradient is not a number, and with which training ends; 0: none."""
+    """Norm before clipping of the gradient of the same update."""
+    failed_step: int
+    """The step at which training ends because its loss or gradient is not finite, or 0 if there is none."""
     skipped: int
-    """Updates that were left out."""
+    """Number of updates that were not applied."""
     skipped_in_a_row: int
-    """Of them, those since the last one that was made."""
+    """Number of skipped updates since the last one that was applied."""
 
 
 class Tally:
-    """What updates leave on the device until somebody asks: a few numbers, in as few kernels as can be."""
+    """Accumulates the results of updates on the device, in few kernels, until they are reported."""
 
     def __init__(self, world: World, step: int, *, patience: int = 1, skipped_in_a_row: int = 0) -> None:
-        """`patience`: how many updates in a row must fail for training to end; one that fails alone is left out."""
+        """Create a tally after `step` updates.
+
+        Args:
+            world: The processes that train together.
+            step: Number of updates so far.
+            patience: Number of updates in a row that must fail to end training. Fewer failures are skipped.
+            skipped_in_a_row: Number of skipped updates since the last one that was applied.
+        """
         self._world, self._patience = world, patience
         self._step = torch.tensor(step, device=world.device)
-        self._refused, self._skipped, self._tokens = (torch.zeros_like(self._step) for _ in range(3))
+        self._failed_step, self._skipped, self._tokens = (torch.zeros_like(self._step) for _ in range(3))
         self._in_a_row = torch.full_like(self._step, skipped_in_a_row)
         self.found_inf = torch.zeros((), device=world.device)
-        """1 where the update is not to be made, and once one was refused: what torch's fused optimisers read before
-        they change a weight."""
+        """1 if the update must not be applied, and for every update after a failed one. torch's fused optimisers read
+        this before they change a weight."""
         self._parts: list[str] = []
         self._penalties: list[str] = []
         self._sums, self._last = torch.zeros(2, 0, device=world.device).unbind()
 
     def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], count: Tensor) -> None:
+        """Add the results of an update and decide whether it is applied (`found_inf`)."""
         parts, last = list(sums.values()), [*penalties.values(), sums["nll"], norm]
-        numbers = torch.stack([each.detach().double() for each in (*parts, *last)])
+        numbers = torch.stack([number.detach().double() for number in (*parts, *last)])
         if not self._parts:
             self._parts, self._penalties = list(sums), list(penalties)
             self._sums, self._last = torch.zeros_like(numbers[: len(parts)]), torch.zeros_like(numbers[len(parts) :])
         self._step += 1
-        # A loss is each process's own, but all make an update or none does.
-        sound = self._world.agreed(numbers.isfinite().all())
-        self._skipped += ~sound
-        self._in_a_row.copy_((self._in_a_row + 1) * ~sound)
-        self._tokens += count * sound
-        self._sums += torch.where(sound, numbers[: len(parts)], 0.0)
-        # Once an update was refused, what it came to is what is told.
-        already, ends = self._refused > 0, self._in_a_row >= self._patience
-        self._last.copy_(torch.where(~already & (sound | ends), numbers[len(parts) :], self._last))
-        self._refused.copy_(torch.where(~already & ends, self._step, self._refused))
-        self.found_inf.copy_(~sound | (self._refused > 0))
+        # The loss differs between processes, but either all of them apply the update or none does.
+        finite = self._world.all(numbers.isfinite().all())
+        self._skipped += ~finite
+        self._in_a_row.copy_((self._in_a_row + 1) * ~finite)
+        self._tokens += count * finite
+        self._sums += torch.where(finite, numbers[: len(parts)], 0.0)
+        # After a failed update, the report keeps the numbers of that update.
+        failed, fails = self._failed_step > 0, self._in_a_row >= self._patience
+        self._last.copy_(torch.where(~failed & (finite | fails), numbers[len(parts) :], self._last))
+        self._failed_step.copy_(torch.where(~failed & fails, self._step, self._failed_step))
+        self.found_inf.copy_(~finite | (self._failed_step > 0))
 
     def report(self) -> Report:
-        """Wait for the device, tell, and begin anew."""
-        counts = torch.stack([self._tokens, self._refused, self._skipped, self._in_a_row]).double()
-        *numbers, tokens, refused, skipped, in_a_row = torch.cat([self._sums, self._last, counts]).tolist()
-        for each in (self._sums, self._tokens, self._skipped):
-            each.zero_()
+        """Wait for the device, return the accumulated results, and reset them."""
+        counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._in_a_row]).double()
+        *numbers, tokens, failed_step, skipped, in_a_row = torch.cat([self._sums, self._last, counts]).tolist()
+        for total in (self._sums, self._tokens, self._skipped):
+            total.zero_()
         nll, norm = numbers[-2:] or (math.nan, math.nan)
         sums, penalties = numbers[: len(self._parts)], numbers[len(self._parts) : -2]
         return Report(
@@ -192,14 +207,14 @@ class Tally:
             penalties=dict(zip(self._penalties, penalties, strict=True)),
             nll=nll,
             gradient_norm=norm,
-            refused=int(refused),
+            failed_step=int(failed_step),
             skipped=int(skipped),
             skipped_in_a_row=int(in_a_row),
         )
 
 
 class Update:
-    """Makes one update after the other, on whatever device the model is."""
+    """Applies updates to a model, one after the other, on the device of the model."""
 
     def __init__(
         self,
@@ -214,47 +229,47 @@ class Update:
         self.tally = Tally(
             world,
             state.progress.step,
-            patience=OVERFLOWS if settings.precision == "float16" else 1,
+            patience=MAX_OVERFLOWS if settings.precision == "float16" else 1,
             skipped_in_a_row=state.progress.skipped_in_a_row,
         )
-        self.at_once = world.device.type != "cuda"
-        """Whether what an update found is known when it returns, and so worth looking at."""
+        self.synchronous = world.device.type != "cuda"
+        """Whether the results of an update are known when the call returns, so that reading them is cheap."""
         waits = model.input.waits or model.encoder.waits
-        self.captured = settings.capture and not self.at_once and world.size == 1 and not waits
-        self.forget()
-        if not self.at_once:
+        self.captured = settings.capture and not self.synchronous and world.size == 1 and not waits
+        self.reset_capture()
+        if not self.synchronous:
             state.optimiser.found_inf = self.tally.found_inf  # type: ignore[attr-defined]
 
-    def forget(self) -> None:
-        """Capture anew: what an update does has changed."""
+    def reset_capture(self) -> None:
+        """Discard captured graphs, because the work of an update has changed."""
         self._replays = CapturedUpdates(self._make, self.world.device) if self.captured else None
 
     def __call__(self, x_BT: Tensor, y_BT: Tensor, rate: float, count: int) -> None:
-        """Train on a window; `count` is how many targets it has in all processes together."""
-        pieces = Piece.cut(x_BT, y_BT, self.settings.accumulate, self.model.output)
+        """Train on a window that has `count` targets in all processes together."""
+        batches = MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)
         for group in self.state.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):  # where a graph finds it
+            if isinstance(group["lr"], Tensor):  # captured graphs read this tensor
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
         targets = torch.tensor(count)
         if self._replays is None:
             device = self.world.device
-            pieces = [piece.to(device) for piece in pieces]
-            self.state.hidden = self._make(pieces, self.state.hidden, send(targets, device))
+            batches = [batch.to(device) for batch in batches]
+            self.state.hidden = self._make(batches, self.state.hidden, send(targets, device))
         else:
-            self.state.hidden = self._replays(pieces, self.state.hidden, targets)
+            self.state.hidden = self._replays(batches, self.state.hidden, targets)
 
-    def _make(self, pieces: Sequence[Piece], hidden: State, count: Tensor) -> State:
-        """The update itself; returns the state that follows."""
+    def _make(self, batches: Sequence[MicroBatch], hidden: State, count: Tensor) -> State:
+        """Compute and apply an update, and return the next hidden state."""
         optimiser, scaler = self.state.optimiser, self.state.scaler
         optimiser.zero_grad(set_to_none=True)
-        sums, penalties, hidden = self._backward(pieces, hidden, count)
+        sums, penalties, hidden = self._backward(batches, hidden, count)
         scaler.unscale_(optimiser)
         norm = self.parallel.clip(self.settings.clip)
         self.tally.add(norm, sums, penalties, count)
-        # On a GPU the optimiser looks at `found_inf` itself.
-        if not self.at_once or not self.tally.found_inf:
+        # On a GPU, the optimiser itself reads `found_inf`.
+        if not self.synchronous or not self.tally.found_inf:
             optimiser.step()
         scaler.update()
         if self.state.averages is not None:
@@ -262,31 +277,35 @@ class Update:
         return hidden
 
     def _backward(
-        self, pieces: Sequence[Piece], hidden: State, count: Tensor
+        self, batches: Sequence[MicroBatch], hidden: State, count: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
-        """The gradients of the pieces; the parts of their losses added up, the penalties, the state that follows."""
-        rows = sum(len(piece.x) for piece in pieces)
+        """Accumulate the gradients of micro-batches.
+
+        Returns:
+            The summed parts of the losses, the penalties, and the next hidden state.
+        """
+        rows = sum(len(batch.x) for batch in batches)
         divisor = torch.full_like(count, rows * self.world.size) if self.settings.divisor == "batch" else count
         sums: dict[str, Tensor] = {}
         penalties: dict[str, Tensor] = {}
         states: list[State] = []
         start = 0
         with self.model.output.sharing() as join:
-            for number, piece in enumerate(pieces):
-                own = slice(start, start + len(piece.x))
-                start = own.stop
-                last = number == len(pieces) - 1
+            for number, batch in enumerate(batches):
+                streams = slice(start, start + len(batch.x))
+                start = streams.stop
+                last = number == len(batches) - 1
                 if last:
                     join()
-                # Copies of a model exchange gradients once per update, with the last piece.
-                with nullcontext() if last else self.parallel.quiet():
+                # Replicas of a model exchange gradients once per update, with the last micro-batch.
+                with nullcontext() if last else self.parallel.no_sync():
                     with autocast(self.world.device, self.settings.precision):
-                        before = select_streams(hidden, own) if self.carries else None
+                        before = select_streams(hidden, streams) if self.carries else None
                         loss_sum, parts, state, penalties = self.parallel.window(
-                            piece.x, piece.y, before, piece.plan, piece.places
+                            batch.x, batch.y, before, batch.plan, batch.places
                         )
-                    # Processes average their gradients, so each share of the sum is weighted by their number;
-                    # penalties are the same in every process and enter once.
+                    # Processes average their gradients, so the loss is multiplied by their number. Penalties are the
+                    # same in every process and are added only once.
                     objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
                     if last and penalties:
                         objective = objective + torch.stack(list(penalties.values())).sum() / divisor
@@ -297,45 +316,55 @@ class Update:
 
 
 class CapturedUpdates:
-    """Replays updates as CUDA graphs when their shapes come up again.
+    """Replays updates as CUDA graphs when their shapes occur again.
 
-    All graphs read the hidden state from the same tensors and leave the next state there, so that a window of one
+    All graphs read the hidden state from the same tensors and write the next state there, so that a window of one
     length can follow a window of another.
     """
 
-    def __init__(self, make: Callable[[Sequence[Piece], State, Tensor], State], device: torch.device) -> None:
-        """`make` makes an update from pieces, hidden state and count, and returns the state that follows."""
+    def __init__(self, make: Callable[[Sequence[MicroBatch], State, Tensor], State], device: torch.device) -> None:
+        """Create a cache of graphs.
+
+        Args:
+            make: Function that applies an update, given micro-batches, hidden state and number of targets, and returns
+                the next hidden state.
+            device: The device of the model.
+        """
         self._make = make
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._steps: RepeatedSteps[None] = RepeatedSteps(device, GRAPHS)
+        self._steps: RepeatedSteps[None] = RepeatedSteps(device, MAX_GRAPHS)
         self._hidden: State = {}
 
-    def __call__(self, pieces: Sequence[Piece], hidden: State, count: Tensor) -> State:
+    def __call__(self, batches: Sequence[MicroBatch], hidden: State, count: Tensor) -> State:
         with side_stream(self._device, self._stream):
             if hidden is not self._hidden:
                 self._hidden = self._hidden or {name: torch.empty_like(tensor) for name, tensor in hidden.items()}
                 overwrite(self._hidden, hidden)
-            shapes = tuple(piece.shapes() for piece in pieces)
-            inputs = [count, *(tensor for piece in pieces for tensor in piece.tensors())]
-            self._steps(shapes, partial(self._step, pieces), inputs)
+            shapes = tuple(batch.shapes() for batch in batches)
+            inputs = [count, *(tensor for batch in batches for tensor in batch.tensors())]
+            self._steps(shapes, partial(self._step, batches), inputs)
         return self._hidden
 
-    def _step(self, pieces: Sequence[Piece], count: Tensor, *tensors: Tensor) -> None:
-        """Make an update on pieces that have these tensors in place of their own."""
+    def _step(self, batches: Sequence[MicroBatch], count: Tensor, *tensors: Tensor) -> None:
+        """Apply an update to the micro-batches, with `tensors` in place of their tensors."""
         replacements = iter(tensors)
-        pieces = [piece.map(lambda _: next(replacements)) for piece in pieces]
-        overwrite(self._hidden, self._make(pieces, self._hidden, count))
+        batches = [batch.map(lambda _: next(replacements)) for batch in batches]
+        overwrite(self._hidden, self._make(batches, self._hidden, count))
 
 
 def _places(y_N: Tensor) -> Tensor | None:
-    """The places with a target, in their order, and then as many without as fill up the last of `PARTS` parts; None:
-    all have one."""
-    there_N = y_N != IGNORE
-    if there_N.all():
+    """Return the positions that reach the output end, or None if all positions have a target.
+
+    The positions with a target come first, in their order. They are padded with positions without a target up to a
+    multiple of the bucket size.
+    """
+    has_target_N = y_N != IGNORE
+    if has_target_N.all():
         return None
-    part = -(-len(y_N) // PARTS)
-    return there_N.argsort(descending=True, stable=True)[: -(-int(there_N.sum()) // part) * part]
+    bucket = -(-len(y_N) // TARGET_BUCKETS)
+    padded = -(-int(has_target_N.sum()) // bucket) * bucket
+    return has_target_N.argsort(descending=True, stable=True)[:padded]
 
 
 def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -296,7 +296,7 @@ class RunResult(_Figures):
     best: Annotated[Best | None, OMIT_NONE] = None
     averaged: tuple[str, ...] = ()
     """Checkpoints whose mean is scored instead of the best one; empty if the best one is."""
-    start: Annotated[Start | None, OMIT_NONE] = None
+    start: Start | None = None
     training: Training = Training()
     frequency: Frequency = Frequency()
     samples: tuple[Sample, ...] = ()

@@ -81,7 +81,7 @@ def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
     assert result["training"]["tokens"] == 2 * 600
     assert result["paper_similarity"]["output"] == {"SimLex-999": 0.29, "MEN": 0.61}
     assert not result["neighbors"]["tied"]
-    assert set(result["embedding"]) >= {"input", "output"}
+    assert "embedding" not in result, "pictures are made when a report first shows them"
     assert set(result["neighbors"]["input"]) == set(result["neighbors"]["output"])
     for end in ("input", "output"):
         (judged,) = result["similarity"][end]
@@ -109,8 +109,10 @@ def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
             assert {word: {near for near, _ in each} for word, each in found[end].items()} == {
                 word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
             }
-        assert set(result["embedding"]["words"]) == {"alpha", "beta", "gamma", "delta"}
-        assert ends <= set(result["embedding"])
+        picture = store_picture(tmp_path / row).record()["embedding"]
+        assert set(picture["words"]) == {"alpha", "beta", "gamma", "delta"}
+        assert ends <= set(picture)
+        assert json.loads((tmp_path / row / "result.json").read_text())["embedding"] == picture
         told = run_command("neighbors", tmp_path / row, "alpha", "-k", 10)
         assert told.code == 0
         assert "beta" in told.out

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.errors import DataError
-from reefknot.lab.config.upgrade import upgrade_settings
+from reefknot.lab.config.upgrade import task_of_settings, upgrade_settings
 from reefknot.lab.runs.result import (
     MetricsLine,
     RunResult,
@@ -50,6 +50,11 @@ class Result:
     environment: Mapping[str, Any]
     evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
     """By kind: dynamic, cache, mc, or the windows of a text."""
+
+    @property
+    def task(self) -> str:
+        """The kind of experiment, such as `language_model`; see `lab/tasks`."""
+        return self.record.task if self.record else task_of_settings(self.settings)
 
     def last(self, kind: str) -> MetricsLine | None:
         """The newest metrics of a kind: `train` or `valid`."""

@@ -91,7 +91,7 @@ class PairwiseSimilarity(Figure):
 
 def _model(result: Result) -> str:
     settings = flatten(result.settings)
-    if result.record and result.record.task == "skip_gram":
+    if result.task == "skip_gram":
         return "word2vec"
     return f"NNLM, {settings.get('encoder.hidden_dim')} units"
 

@@ -79,8 +79,7 @@ _KINDS = {"skip_gram": "skip-gram", "translation": "translator", "language_model
 
 def _kind(result: Result) -> str:
     """What was trained, in words."""
-    assert result.record is not None  # only finished runs are chosen
-    return _KINDS[result.record.task]
+    return _KINDS[result.task]
 
 
 def _plural(kinds: Sequence[str]) -> str:

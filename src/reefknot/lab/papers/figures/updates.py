@@ -48,7 +48,7 @@ class UpdateRule(Figure):
         """Means over the seeds of each row."""
         models, norms = [], []
         for row, results in group(runs).items():
-            if results[0].record and results[0].record.task == "skip_gram":
+            if results[0].task == "skip_gram":
                 found = over_runs([_norms(result, device) for result in results])
                 norms.append({"row": row, "tables": found})
             else:

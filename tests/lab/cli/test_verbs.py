@@ -17,11 +17,7 @@ import pytest
 from reefknot.lab.training.stopping import StoppingSettings
 
 from reefknot.lab.evaluation.protocols import ProtocolName
-<<<<<<< HEAD
-from reefknot.lab.training.averaging import AveragingSettings
-=======
 from reefknot.lab.training.averaging import AveragingSettings, StoppingSettings
->>>>>>> edit-train
 
 from .conftest import Outcome, Runs
 

@@ -16,6 +16,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.upgrade import task_of_settings
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model, check_experiment
+from reefknot.lab.tasks.word_vectors import store_picture
 from reefknot.nn.models.skip_gram import SkipGram
 from skip_gram_recipe import write_judgements, write_recipe
 

@@ -32,7 +32,6 @@ from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.runs.modes import in_words
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
-from reefknot.lab.tasks.word_vectors import store_picture
 from reefknot.storage.files import write_text
 
 
@@ -169,6 +168,8 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
         if result.record and not result.record.embedding.words and (result.folder / "best").exists():
+            from reefknot.lab.tasks.word_vectors import store_picture  # imports torch, which nothing else here needs
+
             store_picture(result.folder)
         folder.mkdir(parents=True, exist_ok=True)
         if result.evaluations:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import pytest
-from reefknot.lab.training.stopping import StoppingSettings
 
 from reefknot.lab.evaluation.protocols import ProtocolName
 from reefknot.lab.training.averaging import AveragingSettings, StoppingSettings

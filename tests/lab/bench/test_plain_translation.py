@@ -208,5 +208,5 @@ def test_random_pairs_are_zipf_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_language_model_is_measured_elsewhere() -> None:
     recipe = load_recipe("press2017/table6")
-    with pytest.raises(SettingsError, match='row "Small model": a language model; use reefknot bench steps'):
+    with pytest.raises(SettingsError, match='row "Small model" trains a language model; use reefknot bench steps'):
         job_of(recipe, recipe.row("Small model"), None)

@@ -184,8 +184,8 @@ def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert "vocabulary.json is missing" in cli("generate", damaged).err
     (damaged / "config.json").write_text("{}", encoding="utf-8")
     outcome = cli("evaluate", damaged)
-    assert outcome.code == 2
-    assert "config.json" in outcome.err
+    assert outcome.code == 3
+    assert "config.json has no settings" in outcome.err
     assert cli("compare", damaged, runs.tied).code in (2, 3)
     (damaged / "config.json").write_text("[", encoding="utf-8")
     assert cli("evaluate", damaged).code == 3

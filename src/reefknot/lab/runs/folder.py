@@ -117,7 +117,10 @@ class RunFolder:
     @property
     def task(self) -> str:
         """The kind of experiment, such as `language_model`; see `lab/tasks`."""
-        return str(self.config.get("task", "language_model"))
+        task = self.config.get("task")
+        if not isinstance(task, str):
+            raise DataError(f"{self.path / 'config.json'} has no settings: it is damaged; {RESTORE}")
+        return task
 
     @property
     def config_hash(self) -> str:

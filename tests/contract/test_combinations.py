@@ -85,7 +85,9 @@ def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:
     chosen = [
         case for case in cases if case in (replace(cases[0], encoder=case.encoder), replace(case, encoder="lstm"))
     ]
-    translating = {case.encoder: case for case in translating_cases()}
+    translating: dict[str, Case] = {}
+    for case in translating_cases():
+        translating.setdefault(case.encoder, case)  # the first, so that a new end changes no entry
     now = {case.name: list(case.build().state_dict()) for case in (*chosen, *translating.values())}
     stored = frozen(Path(__file__).with_name("keys.json"), now)
     assert stored.keys() == now.keys()

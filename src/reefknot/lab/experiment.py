@@ -64,6 +64,7 @@ def train(
     config = run_config(recipe, row, experiment, dataset, started_from, begun)
     if begun:
         _reject_changed_files(begun, config)
+        # A resumed run has its tables in its checkpoint and does not read the vector files again.
         if "vectors" in config and (begun.result is not None or begun.checkpoints.latest(silent) is not None):
             experiment = experiment.without_files()
     task = task_of(experiment)

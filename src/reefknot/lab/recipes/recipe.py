@@ -86,9 +86,14 @@ def load_recipe(
 ) -> Recipe:
     """Read a recipe by its shipped name or its path, with `key=value` overrides.
 
-    Every row is checked, or those that are asked for: an override may suit one row and not another. One row is asked
-    for by its name; several by names in which * stands for anything, and they bring along the rows they build on, or
-    come `alone`, without those that are not trained and in the order they are asked for.
+    Only the chosen rows are checked, because an override may suit one row and not another.
+
+    Args:
+        name: name of a shipped recipe, or the path of a TOML file.
+        overrides: settings to change, as `key=value`.
+        row: the name of one row, or several names in which * stands for anything; by default all rows.
+        alone: with several names, return the trained rows in the order of the names, without the rows that they start
+            from.
     """
     path, known_as = find_recipe(name)
     parsed, changes = read_file(path, name), tuple(overrides)
@@ -126,7 +131,7 @@ def load_recipe(
 
 
 def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where: str) -> None:
-    """A row begins with the weights of another one that can be trained, by a way that has an end, with its shapes."""
+    """Check rows that start from another row: that row is trained, the chain of rows ends, and the shapes agree."""
     starts = {
         row.name: setting(merge(file.base, row.set), "training", "start", "row") for row in file.rows if row.trained
     }

@@ -306,7 +306,7 @@ MISTAKES = [
     ("--save", "--save goes with --dynamic, --cache, --mc, --context, .* training has saved the plain figures"),
     ("--context 5 --save --limit 9", "whole valid and test texts; leave --limit out"),
     ("--context 5 --windows lines", "--context and --windows: a text is cut in one way at a time; choose one"),
-    ("--windows complete", "no windows are called 'complete': context-C-stride-S, complete-L or lines"),
+    ("--windows complete", "unknown windows 'complete': use context-C-stride-S, complete-L or lines"),
     ("--context 5 --stride 5 --dynamic", "--context: --dynamic reads a text through, with a state; leave one of both"),
     ("--windows lines --streams 2", "--windows: --streams reads a text through, with a state"),
     ("--context -1", "--context"),

@@ -62,7 +62,7 @@ def test_means_over_a_text(cli: Cli, runs: Runs) -> None:
         (["green", "--data", "texts"], "--data goes with --split; add that or leave --data out"),
         (["--split", "test", "--top", "3"], "--top goes with phrases; add some or leave --top out"),
         (["--split", "nope"], "--split nope: must be one of train, valid, test"),
-        (["--split", "test", "--neighbors", "12"], "12 of 11 other words were asked for; choose from 1 to 11"),
+        (["--split", "test", "--neighbors", "12"], "12 of 11 other words; choose from 1 to 11"),
     ],
 )
 def test_mistakes(cli: Cli, runs: Runs, words: list[str], said: str) -> None:

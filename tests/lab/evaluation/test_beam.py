@@ -363,7 +363,7 @@ def test_what_is_refused() -> None:
         beam_search(model, source_BS, EOS, n_best=0)
     with pytest.raises(SettingsError, match="<eos> is among the ids"):
         beam_search(model, source_BS, EOS, never=(EOS,))
-    with pytest.raises(SettingsError, match="eos = 9 is no class of the model: there are 9"):
+    with pytest.raises(SettingsError, match="eos = 9 is not a class of the model, which has 9"):
         greedy(model, source_BS, 9)
     with pytest.raises(SettingsError, match="top_k = 0"):
         sample(model, source_BS, EOS, top_k=0)

@@ -128,7 +128,7 @@ def test_a_decoder_that_was_left_is_refused() -> None:
     model, source_BS = translator(), sources(3, 4)
     with decoding(model) as decoder:
         searched(decoder, source_BS, 2)
-    with pytest.raises(ArgumentError, match="this decoder was left"):
+    with pytest.raises(ArgumentError, match="this decoder is closed"):
         searched(decoder, source_BS, 2)
 
 
@@ -136,7 +136,7 @@ def test_autocast_goes_around() -> None:
     model, source_BS = translator("encoder_decoder").float(), sources(3, 4)
     with torch.autocast("cpu", torch.bfloat16), decoding(model, fixed=True) as decoder:
         found = searched(decoder, source_BS, 2)
-        with torch.autocast("cpu", enabled=False), pytest.raises(ArgumentError, match="begin to decode inside of auto"):
+        with torch.autocast("cpu", enabled=False), pytest.raises(ArgumentError, match="enter autocast before"):
             searched(decoder, source_BS, 2)
         for (mine, *_), (other, *_) in zip(found, searched(decoder, source_BS, 2), strict=True):
             assert mine == other

@@ -142,5 +142,5 @@ def test_what_is_refused(opened: Callable[..., PairDataset]) -> None:
         score_pairs(model, split, Vocabulary(("a", "b"), (2, 1)))
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match="the test text a probability that is not a number"):
+    with pytest.raises(NonFiniteError, match="test text is NaN or infinite"):
         score_pairs(model, split, dataset.vocabulary)

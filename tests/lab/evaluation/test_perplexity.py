@@ -283,7 +283,7 @@ def test_one_stream(opened: Open, end_of_line: bool) -> None:
     assert y_1T[0].tolist() == (ids if end_of_line else ids[1:])
     assert x_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
     if not end_of_line:
-        with pytest.raises(DataError, match="nothing can be scored"):
+        with pytest.raises(DataError, match="nothing to score"):
             one_stream(beginning(split, 1, vocabulary), vocabulary)
 
 

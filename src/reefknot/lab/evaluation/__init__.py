@@ -1,1 +1,1 @@
-"""What a trained model is worth: perplexity, its breakdowns, and honest comparisons."""
+"""Evaluation of trained models: perplexity, BLEU, word similarity, and comparisons with confidence intervals."""

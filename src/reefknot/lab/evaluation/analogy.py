@@ -1,9 +1,9 @@
 """Analogies: a is to b as c is to which word? (Mikolov et al. 2013)
 
-The answer is the word whose vector has the largest cosine to b - a + c, each of length one, the three being left out
-(3CosAdd), as word2vec's compute-accuracy and gensim's `most_similar` have it.
+The answer is the word whose vector has the largest cosine with b - a + c, where all vectors have length one and the
+three words of the question are excluded (3CosAdd), as in word2vec's compute-accuracy and gensim's `most_similar`.
 
-Shapes: Q questions, V words, D width.
+Shapes: Q questions, V words, D dimension.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of `asked` questions were answered rightly; the others `of` these have a word without a vector."""
+    """Accuracy on a section of questions.
+
+    Of `of` questions, `asked` have vectors for all of their words, and `right` of these are answered correctly.
+    """
 
     name: str
     right: int
@@ -45,12 +48,12 @@ class Accuracy:
 
     @property
     def share(self) -> float | None:
-        """Right answers among those asked; None where none could be asked."""
+        """Share of correct answers; None if no question has vectors for all of its words."""
         return self.right / self.asked if self.asked else None
 
 
 def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[str, float]]:
-    """The k best answers to "a is to b as c is to what", with their cosines, best first."""
+    """Return the k best answers to "a is to b as c is to what", with their cosines, best first."""
     ids_Q3 = np.array([Lookup(vectors).require([a, b, c], "these vectors")], dtype=np.int64)
     ((_, cosines_QV),) = _cosines(vectors, ids_Q3)
     order = np.argsort(-cosines_QV[0], kind="stable")[:k]
@@ -58,7 +61,7 @@ def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[
 
 
 def read_questions(path: Path) -> tuple[Section, ...]:
-    """A file in word2vec's format: four words on a line, and a line ": NAME" before the questions of each kind."""
+    """Read questions in word2vec's format: four words on a line, and a line ": NAME" before each section."""
     sections: list[tuple[str, list[Question]]] = []
     for line in read_file(path):
         words = line.words
@@ -75,19 +78,19 @@ def read_questions(path: Path) -> tuple[Section, ...]:
                 sections.append((path.stem, []))
             sections[-1][1].append((words[0], words[1], words[2], words[3]))
     if not any(questions for _, questions in sections):
-        raise DataError(f"{path}: holds no questions; give four words on each line, such as 'man king woman queen'")
+        raise DataError(f"{path}: holds no questions; write four words on each line, such as 'man king woman queen'")
     return tuple(Section(name, tuple(questions)) for name, questions in sections)
 
 
 def score_questions(vectors: WordVectors, sections: Sequence[Section]) -> list[Accuracy]:
-    """The accuracy of each section, and of all together last, under the name "total".
+    """Return the accuracy of each section and, last, of all sections together under the name "total".
 
-    Words are looked up as written, then lower-cased; a question with an unknown word is left out and counted.
+    Words are looked up as written, then in lower case. Questions with an unknown word are left out and counted.
     """
     lookup = Lookup(vectors)
-    found = [_accuracy(vectors, lookup, section) for section in sections]
-    total = (sum(getattr(each, field) for each in found) for field in ("right", "asked", "of"))
-    return [*found, Accuracy("total", *total)]
+    accuracies = [_accuracy(vectors, lookup, section) for section in sections]
+    total = (sum(getattr(accuracy, field) for accuracy in accuracies) for field in ("right", "asked", "of"))
+    return [*accuracies, Accuracy("total", *total)]
 
 
 def _accuracy(vectors: WordVectors, lookup: Lookup, section: Section) -> Accuracy:
@@ -102,15 +105,18 @@ def _accuracy(vectors: WordVectors, lookup: Lookup, section: Section) -> Accurac
 
 
 def _cosines(vectors: WordVectors, ids_Q3: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """For some questions at a time, the first of them and the cosines of all words to b - a + c, -inf for the three."""
+    """Yield, for chunks of questions, the index of the first one and the cosines of all words with b - a + c.
+
+    The cosines of the three words of a question are -inf.
+    """
     unit_VD = vectors.unit_VD
     rows = max(1, _CHUNK // max(1, len(vectors)))
     for start in range(0, len(ids_Q3), rows):
-        asked_Q3 = ids_Q3[start : start + rows]
-        a_QD, b_QD, c_QD = (unit_VD[asked_Q3[:, place]] for place in range(3))
-        wanted_QD = b_QD - a_QD + c_QD
-        lengths_Q1 = np.linalg.norm(wanted_QD, axis=1, keepdims=True)
-        wanted_QD = np.divide(wanted_QD, lengths_Q1, out=wanted_QD, where=lengths_Q1 > 0)
-        cosines_QV = wanted_QD @ unit_VD.T
-        np.put_along_axis(cosines_QV, asked_Q3, -np.inf, axis=1)
+        chunk_Q3 = ids_Q3[start : start + rows]
+        a_QD, b_QD, c_QD = (unit_VD[chunk_Q3[:, place]] for place in range(3))
+        answer_QD = b_QD - a_QD + c_QD
+        lengths_Q1 = np.linalg.norm(answer_QD, axis=1, keepdims=True)
+        answer_QD = np.divide(answer_QD, lengths_Q1, out=answer_QD, where=lengths_Q1 > 0)
+        cosines_QV = answer_QD @ unit_VD.T
+        np.put_along_axis(cosines_QV, chunk_Q3, -np.inf, axis=1)
         yield start, cosines_QV

@@ -1,29 +1,32 @@
-"""Translations of a source: beam search, the best word each time, and drawn ones.
+"""Translate source sentences by beam search, greedily, or by sampling.
 
-A hypothesis is open until <eos> ends it. In every step each open one is continued by every word, and of a sentence's
-continuations, best first by log p,
+A hypothesis is open until <eos> ends it. Each step continues every open hypothesis by every word, and sorts the
+continuations of a sentence by log p. Then
 
-    those by <eos> among the best `beam` are finished, with score = log p / length^length_penalty,
-    the best `beam` of the others go on.
+    continuations by <eos> among the best `beam` are finished, with score = log p / length^length_penalty,
+    the best `beam` of the other continuations stay open.
 
-The best `beam` + 1 words of each open hypothesis hold all of these, because <eos> is at most one of them: an output end
-is asked for no others. A sentence is done when
+The best `beam` + 1 words of each open hypothesis contain all of these, because at most one of them is <eos>. So the
+output end computes only these. The search for a sentence ends when
 
-    its hypotheses have as many tokens as they may, or none is open,
-    with early_stop: `beam` are finished, and no open one is better, as it stands, than the last of the best `beam`,
-    no open one can still be among the `n_best` that are asked for. Log p can only fall and lengths can only grow, to
-    the limit M, so no hypothesis that follows from an open one scores more than log p / M^length_penalty.
+    its hypotheses have reached the length limit, or none is open,
+    with early_stop: `beam` hypotheses are finished, and no open one scores more at its current length than the last of
+    the best `beam`,
+    no open hypothesis can still become one of the `n_best`. Log p can only decrease and the length can only grow, up to
+    the limit M, so no continuation of an open hypothesis scores more than log p / M^length_penalty.
 
-The last rule never changes what is returned. <eos> counts in every length, also in that of the source.
+The last rule never changes the result. <eos> counts in every length, including that of the source.
 
-What the device does in a step is in `decoding.py`. Sums, order and ends are the host's business. In each step it waits
-for the device once, for the words of all hypotheses (an adaptive output end waits once more for every tail, to know
-which rows open it). Equal continuations are told apart by the id of their last word, then by the order of what they
-continue; which of several equal words are among the best of a hypothesis is the output end's choice. Nothing depends on
-the other sentences of a batch but the rounding of its products.
+`decoding.py` contains the part of a step that runs on the device. The host adds log-probabilities, sorts, and decides
+which hypotheses end. In each step it waits for the device once, for the best words of all hypotheses. (An adaptive
+output end waits once more for every tail, to know which rows need it.) Ties between continuations are broken by the id
+of the last word, then by the order of the hypotheses. Which of several equally probable words are among the best of a
+hypothesis is up to the output end. A translation does not depend on the other sentences of its batch, except for
+rounding.
 
-Shapes: B sentences, A of them not done, W open hypotheses of each, R = A x W rows, K words of each, P = W x K
-continuations, S source tokens, T target tokens so far, <eos> before them included.
+Shapes: B sentences, A active sentences (not done), W open hypotheses per sentence, R = A x W rows, K words per row,
+P = W x K continuations, Q selected continuations, S source tokens, T target tokens so far, including the <eos> before
+them.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ Floats = NDArray[np.float64]
 
 
 class SearchSettings(Settings):
-    """How the translation of a source is searched for."""
+    """Settings of the search for a translation."""
 
     beam: Annotated[Count, Field(description="hypotheses that are kept open; 1: the best word each time")] = 5
     length_penalty: Annotated[
@@ -70,11 +73,11 @@ class SearchSettings(Settings):
     ] = True
 
     def limit(self, tokens: int) -> int:
-        """Most target tokens, <eos> among them, of a source of so many."""
+        """Return the maximum number of target tokens, <eos> included, for a source of `tokens` tokens."""
         return max(1, int(self.longest * tokens + self.beyond))
 
     def score(self, logp: float, length: int) -> float:
-        """What hypotheses are compared by."""
+        """Return the score by which hypotheses are compared."""
         return logp / float(length**self.length_penalty)
 
 
@@ -82,12 +85,12 @@ class Hypothesis(NamedTuple):
     """A translation, or the beginning of one."""
 
     ids: tuple[int, ...]
-    """Without <eos>."""
+    """Target ids, without <eos>."""
     logp: float
-    """Log-probability of the ids and, where it is finished, of <eos> after them."""
+    """Log-probability of the ids and, if the hypothesis is finished, of the <eos> after them."""
     score: float
     finished: bool
-    """False: the longest length was reached without <eos>."""
+    """Whether the hypothesis ends with <eos>. If not, the search has reached the length limit."""
 
 
 def beam_search(
@@ -98,14 +101,16 @@ def beam_search(
     never: Collection[int] = (),
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` translations of each source, best first: finished ones and, if these are too few, the best of those
-    that reached the limit. They are fewer only where no others have a probability.
+    """Return the `n_best` translations of each source sentence, best first.
+
+    Finished hypotheses come first. If there are too few, the best of those that reached the length limit follow. There
+    are fewer than `n_best` only if no other hypothesis has a probability above zero.
 
     Arguments:
-        model: a translator, or one that `decoding` has made ready for many batches.
-        source_BS: ids, where <eos> ends each row, filled up with `PAD`.
-        eos: the id that begins and ends a target.
-        never: ids that are not to be produced, such as <unk>.
+        model: a translator, or a decoder made by `decoding` for many batches.
+        source_BS: source ids, each row ending with <eos> and padded with `PAD`.
+        eos: the id that begins and ends a target sentence.
+        never: ids that are never generated, such as <unk>.
     """
     settings = settings or SearchSettings()
     if not 1 <= n_best <= settings.beam:
@@ -118,7 +123,7 @@ def beam_search(
         while len(search.sentence_A):
             best = rows.read(parents_R, search.ids_AWT[..., -1].ravel())
             parents_R = search.step(*_on_host(*best))
-    return search.found
+    return search.results
 
 
 def greedy(
@@ -128,7 +133,7 @@ def greedy(
     settings: SearchSettings | None = None,
     never: Collection[int] = (),
 ) -> list[Hypothesis]:
-    """The best word each time: a beam of one that stops at the first <eos>."""
+    """Translate greedily, with the most probable word in each step. This is a beam of 1 that stops at <eos>."""
     settings = (settings or SearchSettings()).model_copy(update={"beam": 1, "early_stop": True})
     return [best for (best,) in beam_search(model, source_BS, eos, settings, never)]
 
@@ -144,71 +149,78 @@ def sample(
     seed: int = 0,
     never: Collection[int] = (),
 ) -> list[Hypothesis]:
-    """A translation of each source, drawn word by word as in `generate`. It follows from the seed and the source's own
-    ids, whatever else is in the batch. Of the settings, the limit and the score have a meaning here; log p is that of
-    the model, whatever the temperature."""
+    """Sample one translation of each source sentence, word by word as in `generate`.
+
+    A translation depends only on the seed and the ids of its source, not on the rest of the batch. Only the length
+    limit and the score of the settings are used. log p is the log-probability under the model, at temperature 1.
+    """
     settings = settings or SearchSettings()
     check_choice(temperature, top_k, top_p)
     if seed < 0:
         raise SettingsError(f"seed = {seed}: must be 0 or more")
     limits = _limits(source_BS, settings)
     wanted = 1 if temperature < COLDEST else top_k
-    draws = [np.random.default_rng([seed, *(each for each in row if each != PAD)]) for row in source_BS.tolist()]
+    generators = [
+        np.random.default_rng([seed, *(token for token in row if token != PAD)]) for row in source_BS.tolist()
+    ]
     texts: list[list[int]] = [[eos] for _ in limits]
     logp_B = np.zeros(len(limits))
-    sentence_A = stay = np.arange(len(limits))
+    sentence_A = active_rows = np.arange(len(limits))
     with decoding(model) as decoder:
         _check_words(decoder.model, eos, never)
         rows = decoder.begin(source_BS, settings.limit, 1, wanted, never)
         while len(sentence_A):
-            logp_AK, ids_AK = rows.read(stay, np.array([texts[each][-1] for each in sentence_A]))
-            u_A = torch.tensor([draws[each].random() for each in sentence_A], dtype=torch.float64)
-            place_A1 = _drawn(chances(logp_AK, temperature, top_p), send(u_A, ids_AK.device))
-            logp_A1, ids_A1 = _on_host(logp_AK.gather(1, place_A1), ids_AK.gather(1, place_A1))
+            logp_AK, ids_AK = rows.read(active_rows, np.array([texts[sentence][-1] for sentence in sentence_A]))
+            u_A = torch.tensor([generators[sentence].random() for sentence in sentence_A], dtype=torch.float64)
+            index_A1 = _sampled_index(chances(logp_AK, temperature, top_p), send(u_A, ids_AK.device))
+            logp_A1, ids_A1 = _on_host(logp_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
             logp_B[sentence_A] += logp_A1[:, 0]
             for sentence, token in zip(sentence_A, ids_A1[:, 0].tolist(), strict=True):
                 texts[sentence].append(token)
-            goes_on = [texts[each][-1] != eos and len(texts[each]) <= limits[each] for each in sentence_A]
-            stay = np.flatnonzero(goes_on)
-            sentence_A = sentence_A[stay]
+            is_open = [
+                texts[sentence][-1] != eos and len(texts[sentence]) <= limits[sentence] for sentence in sentence_A
+            ]
+            active_rows = np.flatnonzero(is_open)
+            sentence_A = sentence_A[active_rows]
     return [_hypothesis(text[1:], logp, eos, settings) for text, logp in zip(texts, logp_B.tolist(), strict=True)]
 
 
 class _Search:
-    """What the host knows of the sentences of a batch: finished hypotheses, and those that are open."""
+    """State of a beam search on the host: the finished and the open hypotheses of a batch."""
 
     def __init__(self, limits: list[int], eos: int, settings: SearchSettings, n_best: int) -> None:
         self._limits = limits
         self._eos = eos
         self._settings = settings
         self._n_best = n_best
-        self.found: list[list[Hypothesis]] = [[] for _ in limits]
-        """Of every sentence, best first, the first of equals first."""
+        self.results: list[list[Hypothesis]] = [[] for _ in limits]
+        """Finished hypotheses of every sentence, best first; of equal scores, the earlier one first."""
         self.sentence_A: Ints = np.arange(len(limits))
-        """Those that are not done."""
+        """Indices of the sentences that are not done."""
         self.logp_AW: Floats = np.zeros((len(limits), 1))
-        """Best first; minus infinity fills up where a sentence has fewer open hypotheses than another."""
+        """Log-probabilities of the open hypotheses, best first. Sentences with fewer of them are padded with -inf."""
         self.ids_AWT: Ints = np.full((len(limits), 1, 1), eos)
+        """Ids of the open hypotheses, with <eos> before the first."""
 
     def step(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
-        """Continue every open hypothesis by its best words; of the rows, those that the new ones go on from."""
+        """Continue every open hypothesis by its best words. Return the parent row of each new open hypothesis."""
         sentences, width = self.logp_AW.shape
         ranked = self._ranked(logp_RK, ids_RK)
         self._finish(ranked)
-        row_AW: Ints = self._go_on(ranked) + width * np.arange(sentences)[:, None]
-        done = [place for place in range(sentences) if self._done(place)]
-        for place in done:
-            found = self.found[self.sentence_A[place]]
-            found[self._n_best :] = []
-            found += self._unfinished(place)[: self._n_best - len(found)]
+        row_AW: Ints = self._extend(ranked) + width * np.arange(sentences)[:, None]
+        done = [index for index in range(sentences) if self._done(index)]
+        for index in done:
+            results = self.results[self.sentence_A[index]]
+            results[self._n_best :] = []
+            results += self._unfinished(index)[: self._n_best - len(results)]
         self.logp_AW = np.delete(self.logp_AW, done, axis=0)
         self.sentence_A, self.ids_AWT, row_AW = (
-            np.delete(each, done, axis=0) for each in (self.sentence_A, self.ids_AWT, row_AW)
+            np.delete(array, done, axis=0) for array in (self.sentence_A, self.ids_AWT, row_AW)
         )
         return row_AW.ravel()
 
     def _ranked(self, logp_RK: Floats, ids_RK: Ints) -> _Ranked:
-        """Equal ones by the id, then by the hypothesis that they continue."""
+        """Sort the continuations of each sentence by log p, then by the id, then by the hypothesis they continue."""
         sentences, width = self.logp_AW.shape
         logp_AP = (self.logp_AW[..., None] + logp_RK.reshape(sentences, width, -1)).reshape(sentences, -1)
         token_AP = ids_RK.reshape(sentences, -1)
@@ -216,18 +228,18 @@ class _Search:
         return _Ranked(logp_AP, token_AP, parent_AP).take(np.lexsort((token_AP, -logp_AP)))
 
     def _finish(self, ranked: _Ranked) -> None:
-        """Keep what ends here."""
+        """Store the continuations among the best `beam` that end with <eos>."""
         ends_AP = (ranked.token == self._eos) & (ranked.logp > -np.inf)
-        for place, rank in np.argwhere(ends_AP[:, : self._settings.beam]):
-            ids = [*self.ids_AWT[place, ranked.parent[place, rank], 1:].tolist(), self._eos]
-            ended = _hypothesis(ids, float(ranked.logp[place, rank]), self._eos, self._settings)
-            insort(self.found[self.sentence_A[place]], ended, key=lambda each: -each.score)
+        for index, rank in np.argwhere(ends_AP[:, : self._settings.beam]):
+            ids = [*self.ids_AWT[index, ranked.parent[index, rank], 1:].tolist(), self._eos]
+            finished = _hypothesis(ids, float(ranked.logp[index, rank]), self._eos, self._settings)
+            insort(self.results[self.sentence_A[index]], finished, key=lambda hypothesis: -hypothesis.score)
 
-    def _go_on(self, ranked: _Ranked) -> Ints:
-        """Open the best of what does not end, parent_AW."""
+    def _extend(self, ranked: _Ranked) -> Ints:
+        """Open the best continuations that do not end with <eos>, and return their parents, parent_AW."""
         best = ranked.take(np.argsort(ranked.token == self._eos, axis=1, kind="stable")[:, : self._settings.beam])
         logp_AW = np.where(best.token == self._eos, -np.inf, best.logp)
-        # Best first, so those without a probability are at the end.
+        # Continuations are sorted, so those with probability zero are at the end.
         width = max(1, int((logp_AW > -np.inf).any(axis=0).sum()))
         token_AW, parent_AW = best.token[:, :width], best.parent[:, :width]
         before_AWT = np.take_along_axis(self.ids_AWT, parent_AW[..., None], axis=1)
@@ -235,22 +247,22 @@ class _Search:
         self.ids_AWT = np.concatenate([before_AWT, token_AW[..., None]], axis=2)
         return parent_AW
 
-    def _done(self, place: int) -> bool:
-        sentence, best = self.sentence_A[place], float(self.logp_AW[place, 0])
-        found, limit = self.found[sentence], self._limits[sentence]
+    def _done(self, index: int) -> bool:
+        sentence, best = self.sentence_A[index], float(self.logp_AW[index, 0])
+        finished, limit = self.results[sentence], self._limits[sentence]
         length = self.ids_AWT.shape[2] - 1
         if length == limit or best == -np.inf:
             return True
-        early = self._settings.early_stop and self._beaten(found, self._settings.beam, best, length)
-        return early or self._beaten(found, self._n_best, best, limit)
+        early = self._settings.early_stop and self._beaten(finished, self._settings.beam, best, length)
+        return early or self._beaten(finished, self._n_best, best, limit)
 
-    def _beaten(self, found: Sequence[Hypothesis], number: int, logp: float, length: int) -> bool:
-        """Whether so many are finished that are no worse than a hypothesis of this log p and length."""
-        return len(found) >= number and found[number - 1].score >= self._settings.score(logp, length)
+    def _beaten(self, finished: Sequence[Hypothesis], number: int, logp: float, length: int) -> bool:
+        """Whether at least `number` finished hypotheses score no less than one with this log p and length."""
+        return len(finished) >= number and finished[number - 1].score >= self._settings.score(logp, length)
 
-    def _unfinished(self, place: int) -> list[Hypothesis]:
-        """The open hypotheses of a sentence as they are, best first."""
-        pairs = zip(self.ids_AWT[place, :, 1:].tolist(), self.logp_AW[place].tolist(), strict=True)
+    def _unfinished(self, index: int) -> list[Hypothesis]:
+        """Return the open hypotheses of a sentence as they stand, best first."""
+        pairs = zip(self.ids_AWT[index, :, 1:].tolist(), self.logp_AW[index].tolist(), strict=True)
         return [_hypothesis(ids, logp, self._eos, self._settings) for ids, logp in pairs if logp > -np.inf]
 
 
@@ -258,15 +270,15 @@ class _Ranked(NamedTuple):
     """Continuations of the hypotheses of each sentence, best first."""
 
     logp: Floats
-    """logp_AP of all tokens so far."""
+    """Log-probabilities logp_AP of all tokens so far."""
     token: Ints
-    """token_AP, the new one."""
+    """New tokens token_AP."""
     parent: Ints
-    """parent_AP: which of the W hypotheses it continues."""
+    """Indices parent_AP, among the W hypotheses, of the hypothesis that is continued."""
 
-    def take(self, place_AQ: Ints) -> _Ranked:
-        logp_AQ = np.take_along_axis(self.logp, place_AQ, axis=1)
-        token_AQ, parent_AQ = (np.take_along_axis(each, place_AQ, axis=1) for each in (self.token, self.parent))
+    def take(self, index_AQ: Ints) -> _Ranked:
+        logp_AQ = np.take_along_axis(self.logp, index_AQ, axis=1)
+        token_AQ, parent_AQ = (np.take_along_axis(array, index_AQ, axis=1) for array in (self.token, self.parent))
         return _Ranked(logp_AQ, token_AQ, parent_AQ)
 
 
@@ -275,30 +287,30 @@ def _hypothesis(ids: list[int], logp: float, eos: int, settings: SearchSettings)
     return Hypothesis(tuple(ids[:-1] if finished else ids), logp, settings.score(logp, len(ids)), finished)
 
 
-def _drawn(p_NK: Tensor, u_N: Tensor) -> Tensor:
-    """The place of one candidate of each row, place_N1: where its share of the sum reaches a number from 0 to 1."""
-    reached_NK = p_NK.double().cumsum(-1)
-    place_N1 = torch.searchsorted(reached_NK, u_N[:, None] * reached_NK[:, -1:], right=True)
-    # A product may be rounded up to the whole sum, and what is not a number is refused on the host.
-    return place_N1.minimum((p_NK > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
+def _sampled_index(p_NK: Tensor, u_N: Tensor) -> Tensor:
+    """Sample one candidate of each row, index_N1, by inverting the cumulative weights at uniform numbers in [0, 1)."""
+    cumulative_NK = p_NK.double().cumsum(-1)
+    index_N1 = torch.searchsorted(cumulative_NK, u_N[:, None] * cumulative_NK[:, -1:], right=True)
+    # The product may round up to the whole sum. NaN is rejected on the host.
+    return index_N1.minimum((p_NK > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
 
 
 def _on_host(logp_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
-    """Both in one copy, for which the host waits. float64 holds every id."""
+    """Copy both tensors to the host at once, because the host waits for each copy. float64 holds every id exactly."""
     logp, ids = torch.stack([logp_NK.double(), ids_NK.double()]).cpu().numpy()
     if np.isnan(logp).any():
-        raise NonFiniteError("the model gives a translation a probability that is not a number")
+        raise NonFiniteError("the model gives a translation a probability that is NaN (not a number)")
     return logp, ids.astype(np.int64)
 
 
 def _limits(source_BS: Tensor, settings: SearchSettings) -> list[int]:
-    """Most tokens of the target of each source."""
+    """Return the maximum number of target tokens of each source."""
     return [settings.limit(tokens) for tokens in (source_BS != PAD).sum(dim=1).tolist()]
 
 
 def _check_words(model: Translator, eos: int, never: Collection[int]) -> None:
     size = model.output.vocab_size
     if not 0 <= eos < size:
-        raise SettingsError(f"eos = {eos} is no class of the model: there are {size}, counted from 0")
+        raise SettingsError(f"eos = {eos} is not a class of the model, which has {size}: must be from 0 to {size - 1}")
     if eos in never:
-        raise SettingsError("never: <eos> is among the ids that are not to be produced, so no translation could end")
+        raise SettingsError("never: <eos> is among the ids that are never generated, so no translation could end")

@@ -1,8 +1,7 @@
-"""What translations are worth: BLEU (Papineni et al. 2002) and chrF (Popovic 2015) as sacrebleu counts them (Post
-2018).
+"""BLEU (Papineni et al. 2002) and chrF (Popovic 2015) of translations, computed by sacrebleu (Post 2018).
 
-Figures are those of its command, `sacrebleu REFERENCES -i TRANSLATIONS -m bleu chrf`, and carry its signatures, which
-say how they were counted and by which version.
+The scores equal those of `sacrebleu REFERENCES -i TRANSLATIONS -m bleu chrf`. They carry sacrebleu's signatures, which
+record its version and options.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.chrf import CHRF
 
 BANDS = (10, 20, 30, 40, 50)
-"""The longest source of each band of lengths but the last."""
+"""Upper bounds of the bands of source lengths. The last band has no upper bound."""
 
 
 class BleuSettings(Settings):
-    """How translations are cut into words where they are compared with the references."""
+    """How sacrebleu tokenises translations and references."""
 
     tokenize: Annotated[
         Literal["13a", "none", "intl", "char", "zh", "ja-mecab"],
@@ -37,13 +36,13 @@ class BleuSettings(Settings):
 
 
 class Metrics(NamedTuple):
-    """sacrebleu's measures."""
+    """The metrics of sacrebleu."""
 
     bleu: BLEU
     chrf: CHRF
 
     def figures(self, lines: Sequence[str], references: Sequence[str]) -> Translated:
-        """Both of a text, each with its signature."""
+        """Return BLEU and chrF of a text, each with its signature."""
         bleu, chrf = self.bleu.corpus_score(lines, [references]), self.chrf.corpus_score(lines, [references])
         return Translated(
             bleu=bleu.score,
@@ -57,24 +56,24 @@ class Metrics(NamedTuple):
     def by_length(
         self, lines: Sequence[str], references: Sequence[str], lengths: NDArray[np.int64]
     ) -> tuple[LengthBand, ...]:
-        """BLEU of the lines whose source has so many tokens, band by band; bands without any are left out."""
-        found = []
-        for low, high in zip((0, *(each + 1 for each in BANDS)), (*BANDS, None), strict=True):
+        """Return BLEU for each band of source lengths. Bands without lines are left out."""
+        bands = []
+        for low, high in zip((0, *(bound + 1 for bound in BANDS)), (*BANDS, None), strict=True):
             inside = np.flatnonzero((lengths >= low) & (lengths <= (high or np.inf))).tolist()
             if inside:
                 score = self.bleu.corpus_score([lines[i] for i in inside], [[references[i] for i in inside]])
-                found.append(LengthBand(low=low, high=high, pairs=len(inside), bleu=score.score))
-        return tuple(found)
+                bands.append(LengthBand(low=low, high=high, pairs=len(inside), bleu=score.score))
+        return tuple(bands)
 
 
 def open_metrics(settings: BleuSettings) -> Metrics:
-    """The measures, or an error where what they need is not installed: better before training than after it."""
+    """Create the metrics, or raise an error if a package is missing. Call it before training, not only after."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError as error:
         raise SettingsError("BLEU needs the package sacrebleu; pip install sacrebleu") from error
-    # Without `force` it takes a tokenised text for a mistake, and says so.
+    # Without `force`, sacrebleu warns that the text looks tokenised.
     tokenised = settings.tokenize == "none"
     try:
         return Metrics(BLEU(lowercase=settings.lowercase, tokenize=settings.tokenize, force=tokenised), CHRF())

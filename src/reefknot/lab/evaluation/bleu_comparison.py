@@ -1,13 +1,13 @@
 """Is one translator better than another? A paired bootstrap over sentences (Koehn 2004) of corpus BLEU.
 
-Sentences of the text are drawn with replacement, the same ones for every run of both systems. BLEU of each text that
-might have been is counted from the sums of its sentences' statistics, by sacrebleu's own formula; where a system was
-trained several times, the mean of its runs' BLEU stands for it. The interval speaks of the sentences. How much the runs
-of a system differ is told beside it, and, where both were trained several times, the interval that covers training
-again too (`comparison.py`).
+Sentences of the text are drawn with replacement, the same ones for every run of both systems. BLEU of a resampled text
+is computed from the sums of the statistics of its sentences, by sacrebleu's own formula. If a system was trained
+several times, its BLEU is the mean over its runs. The interval covers the choice of the sentences. The spread over the
+runs of a system is reported too. If both systems were trained several times, there is also an interval that covers
+training them again (`comparison.py`).
 
-Shapes: S runs (seeds) of a system, N sentences, R resamples, K statistics of a sentence: its length, that of its
-reference, then for each order of n-grams how many match, then how many there are.
+Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
+length of its reference, then for each order the number of matching n-grams, then for each order that of all n-grams.
 """
 
 from __future__ import annotations
@@ -29,37 +29,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BleuComparison:
-    """System B against system A on the same sentences; the difference is B - A, so above zero B is better."""
+    """System B against system A on the same sentences. The difference is B - A, so B is better above zero."""
 
     bleu_a: tuple[float, ...]
-    """BLEU of each of its runs, as sacrebleu gives it."""
+    """BLEU of each run of A, as computed by sacrebleu."""
     bleu_b: tuple[float, ...]
+    """BLEU of each run of B."""
     interval: tuple[float, float]
-    """Of the difference, over the sentences."""
+    """Interval of the difference, over the sentences."""
     interval_with_seeds: tuple[float, float] | None
-    """That covers training again too; None where a system was trained once, which tells nothing of that."""
+    """Interval of the difference that also covers training again; None if a system was trained only once."""
     level: float
     sentences: int
     resamples: int
 
     @property
     def means(self) -> tuple[float, float]:
+        """Mean BLEU over the runs of each system."""
         return statistics.fmean(self.bleu_a), statistics.fmean(self.bleu_b)
 
     @property
     def spreads(self) -> tuple[float | None, float | None]:
-        """Standard deviation over the runs of each system; None where there is one run."""
+        """Standard deviation over the runs of each system; None for a single run."""
         a, b = (statistics.stdev(bleu) if len(bleu) > 1 else None for bleu in (self.bleu_a, self.bleu_b))
         return a, b
 
     @property
     def difference(self) -> float:
+        """Mean BLEU of B less that of A."""
         a, b = self.means
         return b - a
 
     @property
     def seen(self) -> bool:
-        """Whether the interval leaves out zero; that with the seeds, where there are several on both sides."""
+        """Whether a difference is seen: the interval, the one that covers training if available, excludes zero."""
         return not _holds_zero(self._decisive)
 
     @property
@@ -68,7 +71,7 @@ class BleuComparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence, and a note for everything that limits it."""
+        """The conclusion in one sentence, followed by a note for each of its limitations."""
         return ". ".join([self._finding(), *self._notes()])
 
     def _finding(self) -> str:
@@ -102,16 +105,20 @@ def compare_bleu(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> BleuComparison:
-    """Compare two systems by their translations of the same sentences, for each of them one list per run.
+    """Compare two systems by their translations of the same sentences.
 
-    `bleu` says how words are cut and counted. The same seed gives the same interval.
+    Arguments:
+        bleu: the metric, which defines how text is tokenised.
+        a, b: one list of translations for each run of a system.
+        level: confidence level of the intervals.
+        seed: seed of the resampling. The same seed gives the same interval.
     """
     if len(references) < 2:
-        raise DataError("the text has fewer than two sentences: nothing can be resampled; compare on a longer text")
+        raise DataError("the text has fewer than two sentences, so it cannot be resampled; compare on a longer text")
     runs_SNK = np.stack([*_statistics("A", bleu, a, references), *_statistics("B", bleu, b, references)])
     bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in runs_SNK.sum(axis=1)])
     texts = draw(len(references), resamples, np.random.default_rng(seed))
-    # Whole numbers below 2 ** 53 add up exactly in float64, which is multiplied faster.
+    # float64 matrix products are faster than those of integers, and exact for integers below 2 ** 53.
     wide_NC = runs_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
     drawn_RSK = np.concatenate([times_RN @ wide_NC for times_RN in texts]).reshape(resamples, *runs_SNK.shape[::2])
     drawn_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in text_SK] for text_SK in drawn_RSK])
@@ -132,14 +139,14 @@ def compare_bleu(
 
 
 def sentence_statistics(bleu: BLEU, lines: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
-    """What BLEU is counted from, sentence by sentence, (N, K)."""
-    # A text of one line: the score of a sentence by name is a smoothed one, and sacrebleu warns that this is none.
-    found = [bleu.corpus_score([line], [[reference]]) for line, reference in zip(lines, references, strict=True)]
-    return np.array([[each.sys_len, each.ref_len, *each.counts, *each.totals] for each in found], dtype=np.int64)
+    """Return the statistics of each sentence from which BLEU is computed, (N, K)."""
+    # Score each line as a corpus: sacrebleu's sentence score expects smoothing, and warns without it.
+    scores = [bleu.corpus_score([line], [[reference]]) for line, reference in zip(lines, references, strict=True)]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=np.int64)
 
 
 def bleu_of_sums(bleu: BLEU, sums_K: NDArray[np.int64] | NDArray[np.float64]) -> float:
-    """Corpus BLEU from the statistics of a text's sentences, added up."""
+    """Return corpus BLEU from the summed statistics of the sentences of a text."""
     length, reference, *counts = map(int, sums_K)
     orders = bleu.max_ngram_order
     score = bleu.compute_bleu(

@@ -1,12 +1,13 @@
-"""The continuous cache (Grave, Joulin & Usunier 2017): words that followed states like this one are likely again.
+"""The continuous cache (Grave, Joulin & Usunier 2017): words that followed similar hidden states become more likely.
 
     p(y_t) = (1 - weight) p_model(y_t) + weight sum_{i in the last W} softmax_i(theta h_i . h_t) [y_i = y_t]
 
-h is the encoder's last output before its dropout, and y_i the word that followed h_i. Nothing is learned. Only the
-target's probability is computed, in blocks along the diagonal: no row is as wide as the vocabulary, or as the text.
-States and log-probabilities of the model are computed once, whatever is tried on them.
+h is the last output of the encoder before its dropout, and y_i is the word that followed h_i. Nothing is learned. Only
+the probability of the target is computed, in blocks along the diagonal, so that no row is as long as the vocabulary or
+the text. A search computes the hidden states and log-probabilities of the model only once.
 
-Shapes: T tokens of the text, N of them at once, D width of h, Q positions of a block, K those they look back on.
+Shapes: T tokens of the text, N tokens computed at once, D hidden dimension, Q positions of a block, K stored positions
+that a block looks back on.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 SCORES_AT_ONCE = 2**23
-"""Scores of a block: bounds the memory, never the result."""
+"""Scores of a block. It bounds the memory and does not change the result."""
 
 WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 WINDOWS = (100, 500, 1000, 2000, 4000)
-"""Where a search begins. Merity et al. have 0.1, 1.0, 500 on Penn Treebank and 0.1279, 0.662, 3785 on WikiText-2."""
+"""The grid that a search starts from. Merity et al. use 0.1, 1.0, 500 on Penn Treebank and 0.1279, 0.662, 3785 on
+WikiText-2."""
 
 Fill = Literal["partial", "full"]
 
 
 class CacheSettings(Settings):
-    """How much a cache says, how sharply, and how far it looks back."""
+    """Settings of a cache: its weight, its sharpness, and how far it looks back."""
 
     weight: Annotated[Probability, Field(description="share of the cache in the probability (the papers' lambda)")] = (
         0.1
@@ -60,14 +62,14 @@ class CacheSettings(Settings):
 
 
 class Reading(NamedTuple):
-    """What a model makes of a text, all that a cache needs to know of it."""
+    """Outputs of a model on a text from which a cache is computed."""
 
     states: Tensor
-    """h_TD."""
+    """Hidden states h_TD."""
     targets: Tensor
-    """y_T, the word that follows each."""
+    """Words y_T that follow the hidden states."""
     log_probs: Tensor
-    """logp_T of the targets, by the model."""
+    """Log-probabilities logp_T that the model gives the targets."""
 
 
 @torch.no_grad()
@@ -85,35 +87,35 @@ def read(
     x_1T, y_1T = one_stream(split, vocabulary)
     spans = windows.cut(y_1T[0], vocabulary.eos) if windows else None
     y_T = y_1T[0].to(device)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    chunks: list[tuple[Tensor, Tensor, Tensor]] = []
     done = 0
     with evaluating(model), autocast(device, precision):
-        for output_ND, raw_ND, place_N in contexts(model, x_1T[0], spans):
-            logp_N = scored_rows(model, output_ND, y_T[place_N])
-            found.append((at_least_float32(raw_ND), at_least_float32(logp_N), place_N))
-            done += len(place_N)
+        for output_ND, raw_ND, position_N in contexts(model, x_1T[0], spans):
+            logp_N = scored_rows(model, output_ND, y_T[position_N])
+            chunks.append((at_least_float32(raw_ND), at_least_float32(logp_N), position_N))
+            done += len(position_N)
             progress(f"reading the {split.name} text", done / len(y_T))
-    states_TD, logp_T, place_T = map(torch.cat, zip(*found, strict=True))
-    order_T = place_T.argsort()
+    states_TD, logp_T, position_T = map(torch.cat, zip(*chunks, strict=True))
+    order_T = position_T.argsort()
     return Reading(states_TD[order_T], y_T, logp_T[order_T])
 
 
 @torch.no_grad()
 def cache_log_probs(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
-    """Log-probability of every target by the cache alone, logp_T; -inf where it is not among the words stored."""
+    """Return the log-probability of every target under the cache alone, logp_T; -inf if the word is not stored."""
     tokens = len(y_T)
     rows = max(1, min(max(window, 64), SCORES_AT_ONCE // (2 * min(window, tokens))))
-    place_T = torch.arange(tokens, device=y_T.device)
-    pieces = []
+    position_T = torch.arange(tokens, device=y_T.device)
+    blocks = []
     for start in range(0, tokens, rows):
-        here = slice(start, start + rows)
+        block = slice(start, start + rows)
         stored = slice(max(0, start - window), min(start + rows, tokens) - 1)
-        age_QK = place_T[here, None] - place_T[stored]
-        scores_QK = (theta * (h_TD[here] @ h_TD[stored].T)).masked_fill_((age_QK < 1) | (age_QK > window), -math.inf)
-        all_Q = scores_QK.logsumexp(dim=1)
-        scores_QK.masked_fill_(y_T[here, None] != y_T[stored], -math.inf)
-        pieces.append(scores_QK.logsumexp(dim=1) - all_Q)
-    logp_T = torch.cat(pieces)
+        age_QK = position_T[block, None] - position_T[stored]
+        scores_QK = (theta * (h_TD[block] @ h_TD[stored].T)).masked_fill_((age_QK < 1) | (age_QK > window), -math.inf)
+        normaliser_Q = scores_QK.logsumexp(dim=1)
+        scores_QK.masked_fill_(y_T[block, None] != y_T[stored], -math.inf)
+        blocks.append(scores_QK.logsumexp(dim=1) - normaliser_Q)
+    logp_T = torch.cat(blocks)
     logp_T[0] = -math.inf  # nothing is stored yet
     return logp_T
 
@@ -128,14 +130,14 @@ def cache_score(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> Score:
-    """Score a text with a model and a cache, which keeps the states of all windows."""
+    """Score a text with a model and a cache. The cache stores the hidden states of all windows."""
     settings = settings or CacheSettings()
     plain = score(model, split, vocabulary, windows=windows, precision=precision)
     reading = read(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
     from_cache_T = cache_log_probs(reading.states, reading.targets, settings.theta, settings.window)
     nll_T = -_mix(reading.log_probs, from_cache_T, settings)
     if not bool(nll_T.isfinite().all()):
-        raise NonFiniteError(f"the model and its cache give the {split.name} text a probability that is not a number")
+        raise NonFiniteError(f"the loss of the model with a cache on the {split.name} text is NaN or infinite")
     mode = Cache(kind="cache", **settings.model_dump(), plain=perplexity(plain.mean))
     return replace(plain, nll=nll_T.float().cpu().numpy(), mode=mode)
 
@@ -150,56 +152,63 @@ def search_cache(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> tuple[CacheSettings, Grid]:
-    """Try a grid on a validation text, and beyond it. What the settings were given stays as it is."""
+    """Search for the settings of a cache on a validation text, over a grid and beyond its edges.
+
+    Settings that were given explicitly are not searched. Returns the best settings, and all that was tried.
+    """
     settings = settings or CacheSettings()
     fixed = settings.model_fields_set
-    given = [settings.window] if "window" in fixed else list(WINDOWS)
-    tried = _windows(given, settings.fill, split)
+    candidates = [settings.window] if "window" in fixed else list(WINDOWS)
+    comparable = _comparable_windows(candidates, settings.fill, split)
     axes: dict[str, Sequence[float]] = {
-        "window": tried.windows,
+        "window": comparable.windows,
         "theta": [settings.theta] if "theta" in fixed else THETAS,
         "weight": [settings.weight] if "weight" in fixed else WEIGHTS,
     }
     reading = read(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
 
-    @lru_cache(maxsize=1)  # weights run fastest, and what the cache says does not depend on them
+    @lru_cache(maxsize=1)  # the weight varies fastest, and the probabilities of the cache do not depend on it
     def from_cache(theta: float, window: int) -> Tensor:
         return cache_log_probs(reading.states, reading.targets, theta, window)
 
-    def at(point: Point) -> CacheSettings:
+    def settings_at(point: Point) -> CacheSettings:
         return settings.model_copy(update={**point, "window": int(point["window"])})
 
     def measure(point: Point, progress: Progress) -> float:
-        here = at(point)
-        mixed_T = _mix(reading.log_probs, from_cache(here.theta, here.window), here)
-        return -float(mixed_T[tried.first :].double().mean())
+        tried = settings_at(point)
+        mixed_T = _mix(reading.log_probs, from_cache(tried.theta, tried.window), tried)
+        return -float(mixed_T[comparable.first :].double().mean())
 
-    grid = search(axes, measure, split, progress, {"window": (0, tried.below), "weight": (0, 1)})
-    if tried.first:
-        grid = replace(grid, text=f"{grid.text}, all but the first {tried.first:,} scored")
-    return at(grid.best), replace(grid, note=tried.note)
+    grid = search(axes, measure, split, progress, {"window": (0, comparable.below), "weight": (0, 1)})
+    if comparable.first:
+        grid = replace(grid, text=f"{grid.text}, all but the first {comparable.first:,} scored")
+    return settings_at(grid.best), replace(grid, note=comparable.note)
 
 
-class _Windows(NamedTuple):
-    """Windows that can be compared with each other."""
+class _ComparableWindows(NamedTuple):
+    """Cache windows that can be compared fairly with each other."""
 
     windows: Sequence[int]
     below: int
-    """How long one may not be, however far the search goes on."""
+    """Exclusive upper bound on the windows that a search may try."""
     first: int = 0
-    """The position from which on they are compared."""
+    """Position from which on the losses are compared."""
     note: str = ""
-    """Which were left out, and why."""
+    """Which windows were left out, and why."""
 
 
-def _windows(windows: Sequence[int], fill: Fill, split: Split) -> _Windows:
-    """A cache that is used only once it is full is used for fewer tokens the longer its window is. So that none looks
-    worse for that, all are compared on the tokens after the longest that may be tried, and those that would not leave
-    half of the text for it are left out. Else those that hold the whole text are all the same."""
+def _comparable_windows(windows: Sequence[int], fill: Fill, split: Split) -> _ComparableWindows:
+    """Select the windows that can be compared on a text.
+
+    With fill = "full", a cache with a longer window is used for fewer tokens, because it is used only once it is full.
+    For a fair comparison, all windows are compared on the tokens after the longest window that may be tried, and
+    windows that do not leave half of the text are left out. With fill = "partial", all windows that hold the whole text
+    are equivalent.
+    """
     text = f"{split.tokens:,} tokens of the {split.name} text"
-    below, why = split.tokens, f"they hold all {text}"
+    below, reason = split.tokens, f"they hold all {text}"
     if fill == "full":
-        below, why = split.tokens // 2, f"--fill full would use them for less than half of the {text}"
+        below, reason = split.tokens // 2, f"--fill full would use them for less than half of the {text}"
     short = [window for window in windows if window < below]
     if not short and fill == "full":
         raise SettingsError(
@@ -209,14 +218,14 @@ def _windows(windows: Sequence[int], fill: Fill, split: Split) -> _Windows:
     short = short or [min(windows)]
     first = int(max([*short, *further(short, max(short), (0, below))])) + 1 if fill == "full" else 0
     long = ", ".join(f"{window:,}" for window in windows if window not in short)
-    return _Windows(short, below, first, f"windows left out ({long}): {why}" if long else "")
+    return _ComparableWindows(short, below, first, f"windows left out ({long}): {reason}" if long else "")
 
 
 def _mix(logp_T: Tensor, from_cache_T: Tensor, settings: CacheSettings) -> Tensor:
-    """Both shares added up; the model alone where there is no cache yet, or where it has no share."""
+    """Mix the probabilities of model and cache. The model is used alone while the cache is not in use yet."""
     if settings.weight == 0.0:
         return logp_T
-    least = 0 if settings.fill == "partial" else settings.window
-    used_T = torch.arange(len(logp_T), device=logp_T.device) > least
+    unused = 0 if settings.fill == "partial" else settings.window
+    used_T = torch.arange(len(logp_T), device=logp_T.device) > unused
     mixed_T = torch.logaddexp(math.log1p(-settings.weight) + logp_T, math.log(settings.weight) + from_cache_T)
     return torch.where(used_T, mixed_T, logp_T)

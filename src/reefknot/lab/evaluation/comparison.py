@@ -1,13 +1,13 @@
-"""Is one system better than another? A paired bootstrap over pieces of text, widened by the spread of the seeds.
+"""Is one system better than another? A paired bootstrap over units of text, widened by the spread over seeds.
 
-The tokens of a text are correlated: a plain test over tokens takes them for independent and calls almost
-any difference real. Here whole units of text (documents, or blocks of neighbouring tokens) are drawn with
-replacement, the same ones for both systems, their runs averaged.
+The tokens of a text are correlated. A test that treats them as independent calls almost any difference significant.
+Here whole units of text (documents, or blocks of neighbouring tokens) are drawn with replacement, the same ones for
+both systems, and the runs of a system are averaged.
 
-A few runs are too few to draw from: where a system was trained several times, Student's t tells how far the mean
-of its runs may be off. The three half-widths - the text, training A, training B - are added as squares. Such an
-interval is cautious, whichever source of chance is the larger; one with Welch's degrees of freedom is narrower, but
-with two runs of a system it misses up to twice as often as it says.
+There are too few runs to resample. If a system was trained several times, Student's t gives the uncertainty of the mean
+of its runs. The three half-widths (text, training A, training B) are added in quadrature. The resulting interval is
+conservative, whichever source of variation is larger. An interval with Welch's degrees of freedom is narrower, but with
+two runs of a system it misses the true difference up to twice as often as its level says.
 
 Shapes: S runs (seeds) of a system, U units of text, R resamples.
 """
@@ -24,19 +24,21 @@ from numpy.typing import NDArray
 
 from reefknot.errors import DataError
 
-BLOCK = 500  # tokens; dependence between neighbouring blocks of this length is small
+BLOCK = 500
+"""Tokens of a block. Neighbouring blocks of this length depend little on each other."""
 FEWEST_UNITS = 20
-_CHUNK = 2_000_000  # drawn counts held in memory at once
+"""Number of units of text below which an interval is only approximate."""
+_CHUNK = 2_000_000  # resampling counts held in memory at once
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """System B against system A on the same tokens, or on the same words where they cut these into other tokens.
+    """System B against system A on the same tokens, or on the same words if their tokens differ.
 
-    The difference is B - A in mean negative log-likelihood per token (nats): below zero, B is better. With
-    several runs of a system, its perplexity is the exponential of their mean.
+    The difference is B - A in mean negative log-likelihood per token, in nats, so B is better below zero. With several
+    runs of a system, its perplexity is the exponential of their mean loss.
     """
 
     perplexity_a: float
@@ -50,7 +52,7 @@ class Comparison:
     seeds_b: int
     notes: tuple[str, ...]
     of: str = "token"
-    """What was compared: each `token`, or each `word`."""
+    """Unit of the losses: `token` or `word`."""
 
     @property
     def ratio(self) -> float:
@@ -59,22 +61,23 @@ class Comparison:
 
     @property
     def ratio_interval(self) -> tuple[float, float]:
+        """Interval of the ratio."""
         return _exp(self.interval[0]), _exp(self.interval[1])
 
     @property
     def seen(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether a difference is seen: the interval does not contain zero."""
         low, high = self.interval
         return not low <= 0.0 <= high
 
     @property
     def half_width(self) -> float:
-        """About the smallest difference these runs and this text could have shown, in nats per token."""
+        """Half of the width of the interval, in nats per token: about the smallest difference that could be seen."""
         return (self.interval[1] - self.interval[0]) / 2
 
     @property
     def verdict(self) -> str:
-        """One sentence, and a note for everything that limits it."""
+        """The conclusion in one sentence, followed by a note for each of its limitations."""
         return ". ".join([self._finding(), *self.notes])
 
     def _finding(self) -> str:
@@ -91,7 +94,7 @@ class Comparison:
 
 
 def blocks(tokens: int, length: int = BLOCK) -> NDArray[np.int64]:
-    """Boundaries of blocks of `length` tokens, or fewer where a short text would not give 20 of them."""
+    """Return the boundaries of blocks of `length` tokens, or of shorter blocks if a text is too short for 20 blocks."""
     if tokens < 1:
         raise DataError("there are no tokens to compare")
     length = max(1, min(length, tokens // FEWEST_UNITS))
@@ -108,9 +111,14 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two systems by the negative log-likelihood of every token (or word: `of`), one array per run.
+    """Compare two systems by the negative log-likelihood of every token.
 
-    `boundaries` are the ends of the units: 0, ..., number of tokens. The same seed gives the same interval.
+    Arguments:
+        a, b: one array of losses for each run of a system.
+        boundaries: boundaries of the units of text: 0, ..., number of tokens.
+        of: what each loss belongs to, `token` or `word`.
+        level: confidence level of the interval.
+        seed: seed of the resampling. The same seed gives the same interval.
     """
     counts_U = _unit_lengths(boundaries)
     starts = np.cumsum(counts_U) - counts_U
@@ -142,8 +150,12 @@ def compare(
 def widen(
     interval: tuple[float, float], figures_a: NDArray[np.float64], figures_b: NDArray[np.float64], level: float
 ) -> tuple[float, float]:
-    """An interval of the difference in the mean of B's figures to A's, one figure per run, which speaks of the text
-    alone: wider by how far training again may move either mean."""
+    """Widen an interval of the difference between two systems by the uncertainty from training them again.
+
+    Arguments:
+        interval: interval of the difference B - A that covers only the choice of the text.
+        figures_a, figures_b: the score of each run of a system.
+    """
     low, high = interval
     difference = figures_b.mean() - figures_a.mean()
     tail = (1 - level) / 2
@@ -155,7 +167,7 @@ def widen(
 
 
 def draw(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """How many times each unit is in each of `resamples` texts that might have been, (R, U), some texts at a time."""
+    """Yield how often each unit occurs in each resampled text, (R, U), in chunks that bound the memory."""
     rows = max(1, _CHUNK // units)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
@@ -163,7 +175,7 @@ def draw(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArr
 
 
 def _exp(value: float) -> float:
-    """A model that has diverged has an infinite perplexity, not an overflow."""
+    """Return exp(value), which is infinite without a warning for a model that has diverged."""
     with np.errstate(over="ignore"):
         return float(np.exp(value))
 
@@ -171,16 +183,16 @@ def _exp(value: float) -> float:
 def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
     ends = np.asarray(boundaries)
     if ends.ndim != 1 or ends.dtype.kind not in "iu" or len(ends) < 2 or ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise DataError("the boundaries of the units must be whole numbers that rise from 0")
+        raise DataError("the boundaries of the units must be integers in increasing order, starting from 0")
     lengths: NDArray[np.int64] = np.diff(ends).astype(np.int64)
-    lengths = lengths[lengths > 0]  # an empty document says nothing
+    lengths = lengths[lengths > 0]  # empty documents have no losses
     if len(lengths) < 2:
-        raise DataError("the text is one single unit: nothing can be resampled; compare on a longer text")
+        raise DataError("the text is one single unit, so it cannot be resampled; compare on a longer text")
     return lengths
 
 
 def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int, of: str) -> NDArray[np.float64]:
-    """Sum of the negative log-likelihoods per run and unit, (S, U)."""
+    """Return the sum of the negative log-likelihoods per run and unit, (S, U)."""
     if not runs:
         raise DataError(f"system {side} has no scores to compare")
     for number, nll in enumerate(runs, start=1):
@@ -195,7 +207,7 @@ def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int, of:
 
 
 def _half_width(means_S: NDArray[np.float64], tail: float) -> float:
-    """How far the mean of a system's runs may be off, by Student's t. One run tells nothing of that: 0."""
+    """Return the half-width of the interval of the mean over runs, by Student's t; 0 for a single run."""
     runs = len(means_S)
     if runs == 1:
         return 0.0

@@ -1,6 +1,6 @@
-"""Hidden states before the tokens of a text: what a score, and the measures that look at whole distributions, read.
+"""Hidden states before each token of a text, from which scores and whole distributions are computed.
 
-Shapes: T tokens of the text, N of them at once, D width.
+Shapes: T tokens of the text, N tokens computed at once, D hidden dimension.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel
 
 TOKENS_AT_ONCE = 2**14
-"""Tokens that the encoder reads in one batch of windows: bounds the memory, never the result."""
+"""Tokens that the encoder reads in one batch of windows. It bounds the memory and does not change the result."""
 STEPS_AT_ONCE = 1024
-"""Tokens of a single stream read at once: the same."""
+"""Tokens of a single stream that are read at once. It bounds the memory and does not change the result."""
 
 
 class Contexts(NamedTuple):
     """Some of the hidden states of a text, on the model's device."""
 
     output: Tensor
-    """h_ND, what the output end reads."""
+    """Hidden states h_ND that the output end reads."""
     raw: Tensor
-    """h_ND before the encoder's last dropout."""
+    """Hidden states h_ND before the last dropout of the encoder."""
     place: Tensor
-    """place_N in the text of the tokens to predict."""
+    """Positions place_N in the text of the tokens to predict."""
 
 
 def contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
-    """The hidden state before each token of a text once: of windows in any order, or without them of one stream from
-    an empty state that is carried to its end.
+    """Yield the hidden state before each token of a text exactly once.
 
-    To be read without gradients, and inside `evaluating(model)` unless something is to be dropped.
+    With `spans`, the hidden states are those of independent windows, in any order. Without, the text is one stream
+    whose state starts empty and is carried to the end. Call this without gradients, and inside `evaluating(model)`
+    unless dropout is wanted.
     """
     device = next(model.parameters()).device
     if spans is None:
@@ -54,24 +55,24 @@ def contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> I
 
 
 def inside(split: Split) -> tuple[Tensor, Tensor]:
-    """A text's inputs x_T and the tokens y_T after them, as it stands: its first token is read alone."""
-    x_T, y_T = (np.asarray(each, dtype=np.int64) for each in (split.inputs[:-1], split.ids[1:]))
+    """Return the inputs x_T of a text and the next tokens y_T. The first token is an input only, never a target."""
+    x_T, y_T = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids[1:]))
     return torch.from_numpy(x_T), torch.from_numpy(y_T)
 
 
 def check_carries(model: LanguageModel) -> None:
-    """Refuse to read a text through with an encoder that would forget at every window's edge."""
+    """Raise an error if the encoder carries no state, and so would forget the past at the end of every window."""
     if not model.encoder.carries:
         raise SettingsError(
-            f"{type(model.encoder).__name__} carries no state, so it cannot read a text through: say which windows it "
-            "is scored in, such as Sliding(context=0, stride=512)"
+            f"{type(model.encoder).__name__} carries no state, so it cannot read a text as one stream: pass the "
+            "windows to score it in, such as Sliding(context=0, stride=512)"
         )
 
 
 def _stream(model: LanguageModel, x_T: Tensor) -> Iterator[Contexts]:
     state = model.initial_state(1)
-    place_T = torch.arange(len(x_T), device=x_T.device)
-    for x_N, place_N in zip(*(torch.split(each, STEPS_AT_ONCE) for each in (x_T, place_T)), strict=True):
+    position_T = torch.arange(len(x_T), device=x_T.device)
+    for x_N, position_N in zip(torch.split(x_T, STEPS_AT_ONCE), torch.split(position_T, STEPS_AT_ONCE), strict=True):
         encoded = model(x_N[None], state)
         state = encoded.state
-        yield Contexts(encoded.output[0], encoded.raw[0], place_N)
+        yield Contexts(encoded.output[0], encoded.raw[0], position_N)

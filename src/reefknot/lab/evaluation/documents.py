@@ -1,4 +1,4 @@
-"""Where documents begin in a text of ids: at first-level headings, or, where there is none, after every empty line."""
+"""Boundaries of documents in a text. They begin at first-level headings or, without any, after every empty line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ HEADING = "="
 
 
 def document_boundaries(split: Split, vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """0, the starts of the later documents, and the number of tokens. An empty line belongs to what it ends."""
+    """Return 0, the starts of the later documents, and the number of tokens.
+
+    An empty line belongs to the document before it.
+    """
     if vocabulary.eos is None:
-        raise DataError("the vocabulary has no <eos>, so empty lines cannot be seen; compare by blocks")
+        raise DataError("the vocabulary has no <eos>, so empty lines cannot be detected; compare by blocks")
     ids = np.asarray(split.ids)
     ends_line = ids == vocabulary.eos
     starts = _headings(ids, ends_line, vocabulary)
@@ -29,7 +32,7 @@ def document_boundaries(split: Split, vocabulary: Vocabulary) -> NDArray[np.int6
 
 
 def _headings(ids: NDArray[np.integer[Any]], ends_line: NDArray[np.bool_], vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Starts of lines that begin and end with one `=` each."""
+    """Return the starts of lines that begin and end with exactly one `=`."""
     if HEADING not in vocabulary or len(pieces := vocabulary.encode([HEADING])) > 1:
         return np.empty(0, dtype=np.int64)
     mark = ids == pieces[0]

@@ -1,24 +1,24 @@
-"""Dynamic evaluation (Krause et al. 2018): a model goes on learning from the text that it is scored on.
+"""Dynamic evaluation (Krause et al. 2018): the model keeps learning from the text that it is scored on.
 
-The text is read in short segments. Each is scored first and learned from afterwards, so that no token is scored by
-weights that have seen it:
+The text is read in short segments. Each segment is scored before the weights are updated on it, so no token is scored
+by weights that have seen it:
 
     theta <- theta + lambda rate (theta_0 - theta) - eta g / (MS + epsilon)
 
-g is the gradient of the segment's mean loss, theta_0 the trained weights. MS, one number per weight, is the root mean
-square of that weight's gradients over the training text, read once in 100 streams by segments of 5 tokens without
-dropout; it is never updated. Weights with large gradients are pulled back faster: rate = MS / m, where m is the mean
-over the tensors of each tensor's mean MS, and lambda rate never exceeds 1.
+g is the gradient of the mean loss of the segment, and theta_0 are the trained weights. MS holds one number per weight:
+the root mean square of its gradient over the training text, which is read once, in 100 streams and segments of 5
+tokens, without dropout. MS is never updated. Weights with large gradients are pulled back faster: rate = MS / m, where
+m is the mean over the tensors of each tensor's mean MS. lambda rate never exceeds 1.
 
-The numbers in print are on one of two scales. The newer ("mean") is the one above. The older ("sum": the paper, the
-mixture of softmaxes) takes the root of the *sum* of squares for MS and the *sum* over the tensors for m. With B batches
-in the statistics and K tensors in the model the updates are the same where
+Published values are on one of two scales. The newer scale ("mean") is the one above. The older scale ("sum", of the
+paper and of the mixture of softmaxes) uses the root of the *sum* of squares for MS and the *sum* over the tensors for
+m. With B batches in the statistics and K tensors in the model, the updates are the same if
 
     eta_mean = eta_sum / sqrt(B),   epsilon_mean = epsilon_sum / sqrt(B),   lambda_mean = lambda_sum / K
 
-The numbers depend on 100 x 5 tokens per gradient too, so these two are constants here.
+Published values also depend on the 100 x 5 tokens per gradient, so these two numbers are constants.
 
-Shapes: T tokens of the one stream.
+Shapes: T tokens of the text, which is read as one stream, S tokens of a segment.
 """
 
 from __future__ import annotations
@@ -48,21 +48,24 @@ from reefknot.nn.encoders.contract import overwrite
 from reefknot.nn.models.language_model import LanguageModel
 
 STREAMS, SEGMENT = 100, 5
-"""How the training text is read for the gradients' statistics; the numbers in print are for segments of as many."""
+"""Streams and tokens per segment when the training text is read for its gradient statistics."""
 
 ETA_FACTORS = (0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
 LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
-"""What the authors' grid is, in multiples of the defaults; a search goes on from there."""
+"""The authors' search grid, in multiples of the defaults. A search may continue beyond it."""
 
-_TOLD_EVERY = 50  # segments
+_SEGMENTS_PER_REPORT = 50  # how often progress is reported
 
 Scale = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast the weights follow the text (eta), go back to where they were (decay, the papers' lambda), and how
-    little a gradient may be expected to be (epsilon)."""
+    """Rates of dynamic evaluation.
+
+    The weights follow the text at the learning rate `eta` and return to the trained weights at the rate `decay`, which
+    the papers call lambda. `epsilon` is added to the expected size of a gradient.
+    """
 
     eta: float
     decay: float
@@ -70,7 +73,7 @@ class Rates:
     scale: Scale = "mean"
 
     def on_scale(self, scale: Scale, *, batches: int, tensors: int) -> Rates:
-        """The rates on this scale that make the same updates."""
+        """Convert the rates to a scale. The updates stay the same."""
         if scale == self.scale:
             return self
         power = 1 if scale == "sum" else -1
@@ -85,9 +88,9 @@ DEFAULTS: dict[Scale, Rates] = {
 
 
 class DynamicSettings(Settings):
-    """How a model learns from the text that it is scored on."""
+    """Settings of dynamic evaluation."""
 
-    model_config = ConfigDict(populate_by_name=True)  # lambda, which a recipe may say, is no name in Python
+    model_config = ConfigDict(populate_by_name=True)  # recipes may write `lambda`, which is a keyword in Python
 
     scale: Annotated[Scale, Field(description="which scale the rates are on: mean (newer) or sum (older)")] = "mean"
     eta: Annotated[
@@ -101,28 +104,29 @@ class DynamicSettings(Settings):
     segment: Annotated[Count, Field(description="tokens scored before each update")] = SEGMENT
 
     def rates(self) -> Rates:
-        """The rates with what was left out filled in."""
+        """Return the rates, with defaults for those that are not set. Longer segments have larger default rates."""
         default = DEFAULTS[self.scale]
-        longer = self.segment / SEGMENT
+        factor = self.segment / SEGMENT
         return Rates(
-            default.eta * longer if self.eta is None else self.eta,
-            default.decay * longer if self.decay is None else self.decay,
+            default.eta * factor if self.eta is None else self.eta,
+            default.decay * factor if self.decay is None else self.decay,
             default.epsilon if self.epsilon is None else self.epsilon,
             self.scale,
         )
 
 
 class GradientStatistics(NamedTuple):
-    """What the gradients of the training text were like, on the scale "mean"."""
+    """Statistics of the gradients on the training text, on the scale "mean"."""
 
     ms: list[Tensor]
     """MS of each parameter."""
     batches: int
+    """Number of gradients that MS is computed from."""
 
     def rates(self) -> list[Tensor]:
-        """How fast each weight is pulled back, before lambda."""
-        mean = torch.stack([each.mean() for each in self.ms]).mean()
-        return [each / mean for each in self.ms]
+        """Return the relative rate, MS / m, at which each weight is pulled back."""
+        mean = torch.stack([ms.mean() for ms in self.ms]).mean()
+        return [ms / mean for ms in self.ms]
 
 
 def gradient_statistics(
@@ -132,12 +136,12 @@ def gradient_statistics(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> GradientStatistics:
-    """Root mean square of the gradient of every weight over a text, the training text as a rule."""
+    """Return the root mean square of the gradient of every weight over a text, usually the training text."""
     windows = Streams(split.ids, STREAMS, SEGMENT, split.inputs)
     device = next(model.parameters()).device
     state = model.initial_state(STREAMS)
     with adapting(model) as (parameters, _):
-        squares = [torch.zeros_like(each) for each in parameters]
+        squares = [torch.zeros_like(parameter) for parameter in parameters]
         for number in range(windows.windows):
             x_BT, y_BT = windows.window(number)
             plan = model.output.prepare(y_BT).to(device)
@@ -147,7 +151,7 @@ def gradient_statistics(
             nll = losses.parts["nll"]
             gradients = _gradients(nll.sum / nll.count, parameters)
             torch._foreach_addcmul_(squares, gradients, gradients)
-            if number % _TOLD_EVERY == 0:
+            if number % _SEGMENTS_PER_REPORT == 0:
                 progress("gradients of the training text", number / windows.windows)
     torch._foreach_div_(squares, windows.windows)
     torch._foreach_sqrt_(squares)
@@ -164,14 +168,14 @@ def dynamic_score(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> Score:
-    """Score a text with a model that learns from it, and put the model back as it was."""
+    """Score a text by dynamic evaluation, and restore the weights of the model afterwards."""
     settings = settings or DynamicSettings()
     plain = score(model, split, vocabulary, precision=precision)
     nll_T = _adapt(model, one_stream(split, vocabulary), statistics, settings, precision, progress)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(
-            f"the model, learning from the {split.name} text, gives it a probability that is not a number; "
-            "use a smaller eta or a greater epsilon"
+            f"the loss of dynamic evaluation on the {split.name} text is NaN or infinite; "
+            "use a smaller eta or a larger epsilon"
         )
     rates = settings.rates()
     mode = Dynamic(
@@ -197,7 +201,10 @@ def search_rates(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> tuple[DynamicSettings, Grid]:
-    """Try the authors' grid on a validation text, and beyond it. What is given of eta and lambda stays as it is."""
+    """Search for eta and lambda on a validation text, over the authors' grid and beyond its edges.
+
+    A rate that the settings give is not searched. Returns the settings with the best rates, and all that was tried.
+    """
     settings = settings or DynamicSettings()
     stream = one_stream(split, vocabulary)
     start = settings.rates()
@@ -206,31 +213,30 @@ def search_rates(
         "lambda": [start.decay * factor for factor in (LAMBDA_FACTORS if settings.decay is None else (1.0,))],
     }
 
-    def at(point: Point) -> DynamicSettings:
+    def settings_at(point: Point) -> DynamicSettings:
         return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
 
     def measure(point: Point, progress: Progress) -> float:
-        return float(_adapt(model, stream, statistics, at(point), precision, progress).mean())
+        return float(_adapt(model, stream, statistics, settings_at(point), precision, progress).mean())
 
     grid = search(axes, measure, split, progress)
-    return at(grid.best), grid
+    return settings_at(grid.best), grid
 
 
 @contextmanager
 def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """The model's trainable parameters and their values now, to which they return however the context is left.
+    """Yield the trainable parameters of a model and a copy of their values, which are restored on exit.
 
-    Meanwhile nothing is dropped; encoders give gradients in evaluation mode too, cuDNN or not. Class vectors are not
-    held, because they change with the parameters.
+    Inside, the model is in evaluation mode, so there is no dropout. Encoders compute gradients in that mode too, with
+    cuDNN or without. Class vectors are not cached, because they change with the parameters.
     """
     if not model.encoder.carries:
         raise SettingsError(
-            "dynamic evaluation learns from one short segment after the other, and knows the earlier ones by the state "
-            f"that is carried; {type(model.encoder).__name__} carries none: give it more context instead "
-            "(--context, --stride)"
+            "dynamic evaluation learns from short segments, and needs a carried state to know the text before them; "
+            f"{type(model.encoder).__name__} carries none: give it more context instead (--context, --stride)"
         )
-    parameters: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
-    trained = [each.detach().clone() for each in parameters]
+    parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter.detach().clone() for parameter in parameters]
     was_training = model.training
     try:
         model.eval()
@@ -250,49 +256,51 @@ def _adapt(
     precision: str,
     progress: Progress = unheard,
 ) -> Tensor:
-    """The loss of every token by a model that learns as it reads, nll_T; nothing in between waits for the device.
+    """Return the loss of every token, nll_T, of a model that learns as it reads. The host never waits for the device.
 
-    A segment finds on the device where it begins, so that on a GPU all but the first and the last, which may be
-    shorter, are replays of one graph.
+    The start of a segment is a tensor on the device. So on a GPU all segments are replays of one CUDA graph, except the
+    first and the last, which may be shorter.
     """
     first = next(model.parameters())
     device, dtype = first.device, first.dtype
     capture = device.type == "cuda" and not model.waits
-    x_1T, y_1T = (each.to(device) for each in stream)
-    tokens, whole = x_1T.shape[1], x_1T.shape[1] // settings.segment
-    # As wide as what will be left here: a float64 model's state is float64.
-    state = {name: each.to(torch.promote_types(each.dtype, dtype)) for name, each in model.initial_state(1).items()}
+    x_1T, y_1T = (ids_1T.to(device) for ids_1T in stream)
+    tokens, full_segments = x_1T.shape[1], x_1T.shape[1] // settings.segment
+    # Later states are written into these tensors, so they need the same dtype: a float64 model has a float64 state.
+    state = {
+        name: tensor.to(torch.promote_types(tensor.dtype, dtype)) for name, tensor in model.initial_state(1).items()
+    }
     start = torch.zeros((), dtype=torch.int64, device=device)
     nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
     with side_stream(device) if capture else nullcontext(), adapting(model) as (parameters, trained):
         rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
-        pull = [(rates.decay * each).clamp(max=1.0) for each in statistics.rates()]
-        step = [rates.eta / (each + rates.epsilon) for each in statistics.ms]
+        pull = [(rates.decay * rate).clamp(max=1.0) for rate in statistics.rates()]
+        step = [rates.eta / (ms + rates.epsilon) for ms in statistics.ms]
 
         def read(length: int) -> None:
-            here_S = start + torch.arange(length, device=device)
+            position_S = start + torch.arange(length, device=device)
             with autocast(device, precision):
-                logp_1S, after = model.target_log_probs(x_1T[:, here_S], y_1T[:, here_S], state)
+                logp_1S, next_state = model.target_log_probs(x_1T[:, position_S], y_1T[:, position_S], state)
             gradients = _gradients(-logp_1S.mean(), parameters)
             with torch.no_grad():
-                nll_T.index_copy_(0, here_S, -logp_1S[0].double())
+                nll_T.index_copy_(0, position_S, -logp_1S[0].double())
                 torch._foreach_lerp_(parameters, trained, pull)
                 torch._foreach_addcmul_(parameters, gradients, step, value=-1.0)
-                overwrite(state, after)
+                overwrite(state, next_state)
                 start.add_(length)
 
         read_segment: Callable[[], None] = partial(read, settings.segment)
         if capture:
             read_segment = partial(RepeatedSteps[None](device), None, read_segment)
-        for number in range(whole):
+        for number in range(full_segments):
             read_segment()
-            if number % _TOLD_EVERY == 0:
-                progress("scoring and learning", number / whole)
-        if rest := tokens % settings.segment:
-            read(rest)
+            if number % _SEGMENTS_PER_REPORT == 0:
+                progress("scoring and learning", number / full_segments)
+        if last_segment := tokens % settings.segment:
+            read(last_segment)
     return nll_T
 
 
 def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """Zero for a parameter that the loss does not reach. The parameters' own `grad` is left alone."""
+    """Return the gradients of the loss, zero for parameters it does not depend on. `grad` is left unchanged."""
     return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))

@@ -1,10 +1,10 @@
-"""Loss by how often a token was seen in training: of the token to predict, or of the token before it.
+"""Loss by training frequency, either of the token to predict or of the token before it.
 
-Of one model in powers of ten, as Baevski & Auli 2019 show it; of two models beside each other in the bands of Pappas &
-Henderson 2019, Figure 3: per token, with an interval, and as they show it, the mean over the word types of a band, each
-counting alike.
+For one model, the bands of frequency are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands
+of Pappas & Henderson 2019, Figure 3. There the difference is given per token, with an interval, and as in their figure:
+the mean over the word types of a band, where every type has the same weight.
 
-Shapes: N scored tokens, V types, T of them in a band, R resamples.
+Shapes: N scored tokens, V types, T types of a band, R resamples.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 
 EDGES = (0, 10, 100, 1_000, 10_000)
-"""Lower ends of the bands of training counts; the last is open."""
+"""Lower bounds of the bands of training counts. The last band has no upper bound."""
 FIGURE_3 = (0, 1, 50, 100, 250, 500, 1_000, 2_500, 5_000)
-"""Those of Pappas & Henderson, and a band of its own for what training has not seen."""
+"""Lower bounds of the bands of Pappas & Henderson, with an additional band for types that training has not seen."""
 
 Losses = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """Two systems on some of the tokens of a text: the loss of each per token."""
+    """Two systems on some of the tokens of a text, by their mean loss per token."""
 
     tokens: int
     nll_a: float
     nll_b: float
     difference: float
-    """B - A: below zero, B is better."""
+    """Difference B - A, so B is better below zero."""
     interval: tuple[float, float] | None
-    """Where that lies, as for the whole text; None where the tokens are in too few units of it to tell."""
+    """Interval of the difference, computed as for the whole text; None if the tokens lie in too few units of text."""
 
 
 @dataclass(frozen=True)
 class BandComparison(TokenComparison):
-    """The same on one band of training counts, low to high (None: no upper end)."""
+    """Two systems on one band of training counts, from `low` to `high` inclusive; None is no upper bound."""
 
     low: int
     high: int | None
@@ -52,16 +52,16 @@ class BandComparison(TokenComparison):
 
 @dataclass(frozen=True)
 class TypeComparison(BandComparison):
-    """The same for targets, and for their types."""
+    """Two systems on the targets of one band of training counts, also by word type."""
 
     types: int
-    """Those of the band that the text has."""
+    """Number of types of the band that occur in the text."""
     relative: float | None
-    """100 (B - A) / B of the summed losses of a type, in percent, mean over the types: not what `difference` is, which
-    frequent types decide. It is divided by B's as in the program of Pappas & Henderson, whose B is DRILL. None where B
-    has no loss on any of them."""
+    """Mean over the types of 100 (B - A) / B, in percent, where A and B are the summed losses of a type. Unlike
+    `difference`, it is not dominated by frequent types. The divisor is B as in the program of Pappas & Henderson, whose
+    B is DRILL. None if the loss of B is zero on every type."""
     relative_interval: tuple[float, float] | None
-    """Where that mean lies (95 %, types resampled); None where there is but one type."""
+    """95 % interval of that mean, with types resampled; None if there are fewer than two types."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Pair:
     a: list[Losses]
     b: list[Losses]
     boundaries: NDArray[np.int64]
-    """Of the units: 0, ..., number of tokens."""
+    """Boundaries of the units of text: 0, ..., number of tokens."""
 
     def on(self, inside_N: NDArray[np.bool_]) -> TokenComparison:
-        """Compare on some of the tokens."""
+        """Compare the two systems on the tokens that a mask selects."""
         from reefknot.lab.evaluation.comparison import FEWEST_UNITS, compare
 
         a, b = ([nll[inside_N] for nll in runs] for runs in (self.a, self.b))
@@ -86,11 +86,12 @@ class Pair:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of the text."""
         return int(self.boundaries[-1])
 
 
 def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Frequency:
-    """Mean loss per band of training counts, by the target and by the token before it."""
+    """Return the mean loss per band of training counts, of the target and of the token before it."""
     counts = np.asarray(vocabulary.counts)
     band_of_type = _band(counts, EDGES)
 
@@ -113,9 +114,9 @@ def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Fre
 def compare_by_target(
     pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[TypeComparison]:
-    """Two systems by how often the target was seen in training.
+    """Compare two systems by how often the target was seen in training.
 
-    A type that B predicts without any loss has no relative difference and is left out of that mean.
+    A type on which the loss of B is zero has no relative difference and is left out of the mean over types.
     """
     counts = np.asarray(vocabulary.counts)
     targets_N, _ = _sides(pair.tokens, split, vocabulary)
@@ -125,13 +126,13 @@ def compare_by_target(
     )
     present_V = np.bincount(targets_N, minlength=len(counts)) > 0
     band_of_type = _band(counts, edges)
-    found = []
+    comparisons = []
     for index, low, high, inside_N in _occupied(counts[targets_N], edges):
         types_V = present_V & (band_of_type == index)
         divisible_V = types_V & (sums_b > 0)
         relative = 100 * (1 - sums_a[divisible_V] / sums_b[divisible_V])
         mean = float(relative.mean()) if relative.size else None
-        found.append(
+        comparisons.append(
             TypeComparison(
                 **vars(pair.on(inside_N)),
                 low=low,
@@ -141,17 +142,17 @@ def compare_by_target(
                 relative_interval=_resampled(relative),
             )
         )
-    return found
+    return comparisons
 
 
 def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
-    """Where the mean lies, as values drawn with replacement tell; the same values give the same interval."""
+    """Return a bootstrap interval of the mean of some values. The same values give the same interval."""
     if len(values_T) < 2:
         return None
     from reefknot.lab.evaluation.comparison import draw
 
-    texts = draw(len(values_T), resamples, np.random.default_rng(0))
-    means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in texts])
+    draws = draw(len(values_T), resamples, np.random.default_rng(0))
+    means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in draws])
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
@@ -159,7 +160,7 @@ def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[f
 def compare_by_previous(
     pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[BandComparison]:
-    """Two systems by how often the token before was seen in training."""
+    """Compare two systems by how often the token before the target was seen in training."""
     _, previous_N = _sides(pair.tokens, split, vocabulary)
     seen_N = np.asarray(vocabulary.counts)[previous_N]
     return [
@@ -169,14 +170,14 @@ def compare_by_previous(
 
 
 def compare_on_symbols(pair: Pair, split: Split, vocabulary: Vocabulary) -> dict[str, TokenComparison]:
-    """Two systems on the targets that are no words, <unk> and <eos>: frequent ones, which decide their bands."""
+    """Compare two systems on the targets <unk> and <eos>, which are so frequent that they dominate their bands."""
     targets_N, _ = _sides(pair.tokens, split, vocabulary)
-    symbols = [each for each in (vocabulary.unk, vocabulary.eos) if each is not None and each in targets_N]
-    return {vocabulary.words[each]: pair.on(targets_N == each) for each in symbols}
+    symbols = [symbol for symbol in (vocabulary.unk, vocabulary.eos) if symbol is not None and symbol in targets_N]
+    return {vocabulary.words[symbol]: pair.on(targets_N == symbol) for symbol in symbols}
 
 
 def _sides(scored: int, split: Split, vocabulary: Vocabulary) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The scored tokens and the ones before them: <eos> before the first, unless it is not scored."""
+    """Return the scored tokens and the tokens before them. <eos> comes before the first token, if that is scored."""
     ids = np.asarray(split.ids, dtype=np.int64)
     if scored < len(ids):
         return ids[1:], ids[:-1]
@@ -186,7 +187,7 @@ def _sides(scored: int, split: Split, vocabulary: Vocabulary) -> tuple[NDArray[n
 def _occupied(
     seen_N: NDArray[np.int64], edges: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int | None, NDArray[np.bool_]]]:
-    """Each band that has tokens: its index, its ends, and which tokens are in it."""
+    """Yield each band that has tokens: its index, its bounds, and a mask of the tokens in it."""
     band_N = _band(seen_N, edges)
     for index, low in enumerate(edges):
         inside_N = band_N == index

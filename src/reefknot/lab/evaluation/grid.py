@@ -1,5 +1,7 @@
-"""Settings tried on a validation text, in every combination of a few values and beyond them where the best lies at an
-end; and what such long work shares: the beginning of a text, word of how far things are."""
+"""Grid search for settings on a validation text, which continues beyond the grid where the best value is at its edge.
+
+Also the helpers that long evaluations share: the beginning of a text, and progress reports.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 
 EXTENSIONS = 4
-"""How many values a search tries beyond the end of an axis, before it says that there may be better."""
+"""Maximum number of values that a search tries beyond the end of an axis."""
 
 Point = dict[str, float]
-"""One value for each of the settings that are tried."""
+"""A point of the grid: one value for each setting that is searched."""
 
 Progress = Callable[[str, float], None]
-"""Hears what is being done, and the share of it that is."""
+"""Callback for progress. It is called with a description of the work and the fraction that is done."""
 
 
 def unheard(what: str, done: float) -> None:
-    """For whoever does not want to know how far things are."""
+    """Ignore progress reports."""
 
 
 @dataclass(frozen=True)
@@ -33,58 +35,61 @@ class Grid:
     """The mean loss at every point that was tried."""
 
     text: str
-    """What it was measured on."""
+    """Description of the text that the loss was measured on."""
     points: tuple[tuple[Point, float], ...]
-    """In the order in which they were tried. Infinite where a point's loss was not a number."""
+    """Points and their losses, in the order in which they were tried. A loss of NaN is stored as infinity."""
     note: str = ""
-    """A sentence on what was not tried, and why."""
+    """Which values were not tried, and why."""
 
     @property
     def best(self) -> Point:
+        """The point with the smallest loss."""
         return _best(self.points)
 
     @property
     def axes(self) -> dict[str, list[float]]:
-        """Every value that was tried, if not in every combination."""
+        """Every value of each setting that was tried, though not in every combination."""
         names = self.points[0][0]
         return {name: sorted({point[name] for point, _ in self.points}) for name in names}
 
     @property
     def edges(self) -> list[str]:
-        """The settings whose best value is the least or the greatest tried: a better one may lie beyond it."""
-        found = []
-        for name, values in self.axes.items():
-            if len(values) > 1 and self.best[name] in (min(values), max(values)):
-                found.append(name)
-        return found
+        """Settings whose best value is the smallest or the largest tried, so that a better one may lie beyond it."""
+        return [
+            name
+            for name, values in self.axes.items()
+            if len(values) > 1 and self.best[name] in (min(values), max(values))
+        ]
 
     def summary(self) -> Search:
-        """Return what a saved evaluation keeps; a loss that was not a number is None."""
+        """Return what is saved with an evaluation. A loss that is not finite becomes None."""
         tried = [{**point, "nll": nll if math.isfinite(nll) else None} for point, nll in self.points]
         return Search(
             text=self.text, best=self.best, edges=tuple(self.edges), note=self.note or None, points=tuple(tried)
         )
 
     def table(self) -> str:
-        """Perplexities, the last setting from left to right, the others from top to bottom. * marks the best, - what
-        was not tried, as the search went on in one setting alone."""
+        """Return a table of perplexities, with the last setting from left to right and the others from top to bottom.
+
+        `*` marks the best point. `-` marks points that were not tried, because beyond the grid only one setting varies.
+        """
         *downward, across = self.axes
         best = tuple(self.best.values())
         cells = {
             (values := tuple(point.values())): f"{shown(perplexity(nll))}{'*' if values == best else ' '}"
             for point, nll in self.points
         }
-        rows = [[*downward, *(f"{across} {_written(value)}" for value in self.axes[across])]]
+        rows = [[*downward, *(f"{across} {_formatted(value)}" for value in self.axes[across])]]
         for values in sorted({tried[:-1] for tried in cells}):
             tried = [cells.get((*values, value), "- ") for value in self.axes[across]]
-            rows.append([*map(_written, values), *tried])
+            rows.append([*map(_formatted, values), *tried])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        told = [f"perplexity of {self.text} (* the best)", *(line.rstrip() for line in lines)]
+        lines = [f"perplexity of {self.text} (* the best)", *(line.rstrip() for line in lines)]
         if self.edges:
-            edges = ", ".join(f"{name} {_written(self.best[name])}" for name in self.edges)
-            told.append(f"the best values tried ({edges}) lie at the edge of the grid; there may be better beyond it")
-        return "\n".join([*told, self.note] if self.note else told)
+            edges = ", ".join(f"{name} {_formatted(self.best[name])}" for name in self.edges)
+            lines.append(f"the best values tried ({edges}) lie at the edge of the grid; there may be better beyond it")
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def search(
@@ -94,26 +99,31 @@ def search(
     progress: Progress = unheard,
     between: Mapping[str, tuple[float, float]] | None = None,
 ) -> Grid:
-    """Measure the mean loss at every combination of the values; then, one setting after the other, go on beyond the end
-    at which the best lies, for as long as that is better and stays `between` what has a meaning.
+    """Measure the mean loss at every combination of values, then extend the axes whose best value is at an end.
 
-    The other settings are held at their best meanwhile, which no later one changes: so each has its turn once. A point
-    that diverges is a bad one, not an error.
+    Axes are extended one after the other, while the loss improves, with the other settings held at their best values.
+    Each axis is extended once. A point whose loss is not finite counts as bad; it is not an error.
+
+    Arguments:
+        axes: the values to try for each setting.
+        measure: returns the mean loss at a point.
+        split: the validation text.
+        between: for each setting, the exclusive bounds that extensions stay within.
     """
     combinations = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     count = len(combinations)
     free = [name for name, values in axes.items() if len(values) > 1]
     points: list[tuple[Point, float]] = []
-    # With all that may follow, until it is known that it does not: so what is told never goes back.
+    # Extensions count until it is clear that they are not needed, so that the reported fraction never decreases.
     total = count + EXTENSIONS * len(free)
 
-    def tell(_: str, done: float) -> None:
+    def report(_: str, done: float) -> None:
         progress(f"trying {count} settings or more on the {split.name} text", (len(points) + done) / total)
 
     def attempt(point: Point) -> None:
-        nll = measure(point, tell)
+        nll = measure(point, report)
         points.append((point, nll if math.isfinite(nll) else math.inf))
-        tell("", 0.0)
+        report("", 0.0)
 
     for point in combinations:
         attempt(point)
@@ -126,50 +136,52 @@ def search(
             if _best(points)[name] != value:
                 break
         total = len(points) + EXTENSIONS * (len(free) - number)
-        tell("", 0.0)
+        report("", 0.0)
     return Grid(f"the {split.name} text, {split.tokens:,} tokens", tuple(points))
 
 
 def further(values: Sequence[float], end: float, between: tuple[float, float] | None = None) -> list[float]:
-    """Values that go on beyond an end of an axis as its last two do: by their ratio where all are positive, else by
-    their difference. None from its inside, nor where there is but one.
+    """Return values that continue an axis beyond `end`, if that is the smallest or the largest of several values.
 
-    Whole numbers stay whole; others are rounded to what is printed, so that they can be given as they are read.
+    The values continue with the ratio of the last two if all are positive, otherwise with their difference. Integers
+    stay integers. Other values are rounded to the printed digits, so that a printed value can be passed back in.
     """
     ordered = sorted(set(values))
     if len(ordered) < 2 or end not in (ordered[0], ordered[-1]):
         return []
     inner = ordered[1] if end == ordered[0] else ordered[-2]
-    whole, positive = all(isinstance(each, int) for each in values), ordered[0] > 0
+    whole, positive = all(isinstance(value, int) for value in values), ordered[0] > 0
     step = end / inner if positive else end - inner
     least, greatest = between or (0.0 if positive else -math.inf, math.inf)
-    found: list[float] = []
+    extension: list[float] = []
     for _ in range(EXTENSIONS):
         exact = end * step if positive else end + step
         value = round(exact) if whole else float(f"{exact:.4g}")
         if value == end or not least < value < greatest:
             break
-        found.append(value)
+        extension.append(value)
         end = value
-    return found
+    return extension
 
 
 def _best(points: Sequence[tuple[Point, float]]) -> Point:
-    """Of equals the first that was tried, so that a search does not go on where nothing changes."""
+    """Return the best point, the first of equals, so that a search does not continue where nothing changes."""
     return min(points, key=lambda tried: tried[1])[0]
 
 
-def _written(value: float) -> str:
+def _formatted(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def beginning(split: Split, tokens: int | None, vocabulary: Vocabulary) -> Split:
-    """The first tokens of a text; itself where no fewer than all are asked for. Its words, lines and bytes are not
-    counted but taken in proportion."""
+    """Return the first `tokens` tokens of a text, or the whole text if it is not longer.
+
+    The numbers of words, lines and bytes are not counted but estimated in proportion.
+    """
     if tokens is None or tokens >= split.tokens:
         return split
     if tokens < 1:
-        raise SettingsError(f"the first {tokens} tokens of a text were asked for: must be at least 1")
+        raise SettingsError(f"cannot take the first {tokens} tokens of a text: must be at least 1")
     ids = split.ids[:tokens]
     share = tokens / split.tokens
     return replace(

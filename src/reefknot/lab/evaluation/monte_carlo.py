@@ -1,8 +1,8 @@
-"""Monte-Carlo dropout (Gal & Ghahramani 2016): the probabilities of many passes with dropout on, averaged.
+"""Monte-Carlo dropout (Gal & Ghahramani 2016): average the probabilities of many passes with dropout.
 
-Each pass reads the text once, as training does: masks are drawn for every window, and the state is carried or every
-window computed afresh. What is averaged over the passes is the probability of each token, not its logarithm. Of a model
-that drops nothing one pass is made, whatever was asked for: all are the same.
+Each pass reads the text once, as training does: masks are drawn for every window, and the state is carried from window
+to window or every window is computed independently. The average is over the probability of each token, not over its
+logarithm. For a model without dropout all passes are the same, so only one is made.
 
 Shapes: T tokens of the text.
 """
@@ -36,22 +36,22 @@ from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
 
-_ROUNDING = 1e-3  # by which a loss in training mode may differ where nothing is dropped
+_ROUNDING = 1e-3  # largest difference between losses in training and evaluation mode that is put down to rounding
 
 
 @dataclass(frozen=True)
 class MonteCarloScore(Score):
-    """A score by the mean probability of several passes, and what each pass gives alone."""
+    """A score by the mean probability over several passes, with the perplexity of each pass."""
 
     passes: tuple[float, ...] = field(default=(), kw_only=True)
-    """Perplexity of each."""
+    """Perplexity of each pass."""
 
     def summary(self) -> TextScore:
         return super().summary().replace(passes=self.passes, passes_deviation=self.deviation)
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the passes' perplexities; None for a single one."""
+        """Standard deviation of the perplexities of the passes; None for a single pass."""
         return float(np.std(self.passes, ddof=1)) if len(self.passes) > 1 else None
 
 
@@ -67,12 +67,13 @@ def monte_carlo_score(
     precision: str = "float32",
     progress: Progress = unheard,
 ) -> MonteCarloScore:
-    """Score a text by several passes with dropout.
+    """Score a text by the mean probability over several passes with dropout.
 
     Arguments:
-        window: tokens of one stream that share their masks; training's `steps`, for what the model was trained with.
-            Or windows that are computed afresh, each with masks of its own.
-        seed: of the masks. The generators of the process are afterwards where they were.
+        passes: number of passes over the text.
+        window: number of tokens of the stream that share their masks, which in training is `steps`. Alternatively,
+            windows that are computed independently, each with masks of its own.
+        seed: seed of the masks. The state of the global random generators is restored afterwards.
     """
     steps, windows = (window, None) if isinstance(window, int) else (None, window)
     if passes < 1 or (steps is not None and steps < 1):
@@ -83,63 +84,69 @@ def monte_carlo_score(
     device = next(model.parameters()).device
     x_1T, y_1T = one_stream(split, vocabulary)
     cut = window if isinstance(window, int) else window.cut(y_1T[0], vocabulary.eos)
-    alone: list[float] = []
-    together_T = torch.full(plain.nll.shape, -math.inf, dtype=torch.float64, device=device)
+    perplexities: list[float] = []
+    summed_T = torch.full(plain.nll.shape, -math.inf, dtype=torch.float64, device=device)
     with _dropping(model, seed), autocast(device, precision):
         for number in range(passes):
             logp_T = _pass(model, x_1T, y_1T, cut)
-            # Asking the device for the mean keeps the host from running a whole text ahead.
-            alone.append(perplexity(-float(logp_T.mean())))
+            # Reading the mean from the device keeps the host from running a whole text ahead of it.
+            perplexities.append(perplexity(-float(logp_T.mean())))
             if number == 0 and np.allclose(logp_T.cpu().numpy(), -plain.nll, rtol=_ROUNDING, atol=_ROUNDING):
-                return _in_mode(plain, plain.nll, alone, steps, seed, drops=False)
-            together_T = torch.logaddexp(together_T, logp_T)
+                return _in_mode(plain, plain.nll, perplexities, steps, seed, drops=False)
+            summed_T = torch.logaddexp(summed_T, logp_T)
             progress("passes with dropout", (number + 1) / passes)
-    nll = (math.log(passes) - together_T).float().cpu().numpy()
+    nll = (math.log(passes) - summed_T).float().cpu().numpy()
     if not np.isfinite(nll).all():
-        raise NonFiniteError(f"with dropout the model gives the {split.name} text a probability that is not a number")
-    return _in_mode(plain, nll, alone, steps, seed)
+        raise NonFiniteError(f"the loss of Monte-Carlo dropout on the {split.name} text is NaN or infinite")
+    return _in_mode(plain, nll, perplexities, steps, seed)
 
 
 def _pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, cut: int | Spans) -> Tensor:
-    """logp_T of one pass, in one stream by windows of so many tokens, or in windows computed afresh."""
+    """Return the log-probabilities logp_T of one pass, over one stream in windows of `cut` tokens or over `Spans`."""
     if isinstance(cut, Spans):
         return window_log_probs(model, x_1T[0], y_1T[0], cut).double()
     return torch.cat(list(log_probs(model, x_1T, y_1T, cut)), dim=1)[0].double()
 
 
 def _in_mode(
-    plain: Score, nll: NDArray[np.float32], alone: Sequence[float], window: int | None, seed: int, *, drops: bool = True
+    plain: Score,
+    nll: NDArray[np.float32],
+    perplexities: Sequence[float],
+    window: int | None,
+    seed: int,
+    *,
+    drops: bool = True,
 ) -> MonteCarloScore:
-    """The score by the mean of passes, from the plain one."""
+    """Return the Monte-Carlo score of the text that `plain` is the plain score of."""
     mode = MonteCarlo(
         kind="mc",
-        passes=len(alone),
+        passes=len(perplexities),
         window=window,
         seed=seed,
         drops=drops,
-        lowest=min(alone),
-        highest=max(alone),
+        lowest=min(perplexities),
+        highest=max(perplexities),
         plain=perplexity(plain.mean),
     )
-    return MonteCarloScore(**vars(plain) | {"nll": nll, "mode": mode}, passes=tuple(alone))
+    return MonteCarloScore(**vars(plain) | {"nll": nll, "mode": mode}, passes=tuple(perplexities))
 
 
 @contextmanager
 def _dropping(model: LanguageModel, seed: int) -> Iterator[None]:
-    """The model with its dropout on, drawing from this seed; afterwards mode and generators are as they were."""
+    """Turn dropout on and seed the random generators; restore the mode and the generators on exit."""
     device = next(model.parameters()).device
-    # Not torch.manual_seed: that one seeds the generators of all GPUs.
+    # torch.manual_seed would seed the generators of all GPUs.
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index])
-    states = [each.get_state() for each in generators]
+    states = [generator.get_state() for generator in generators]
     was_training = model.training
     try:
-        for each in generators:
-            each.manual_seed(seed)
+        for generator in generators:
+            generator.manual_seed(seed)
         model.train()
         yield
     finally:
         model.train(was_training)
-        for each, state in zip(generators, states, strict=True):
-            each.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

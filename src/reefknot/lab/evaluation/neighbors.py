@@ -1,6 +1,7 @@
-"""Nearest neighbours of a word, by the cosine of vectors from a table or from the classifier.
+"""Nearest neighbours of words, by the cosine of vectors from a table or from the classifier.
 
-Shapes: W words asked for, V words of the vocabulary, S those and words that are only spelled, K neighbours, D width.
+Shapes: W query words, V words of the vocabulary, S words of the vocabulary and words that are only spelled, K
+neighbours, D dimension.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from reefknot.vectors.word_vectors import WordVectors
 
 @torch.no_grad()
 def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> NearestWords:
-    """For each word, the k other words of the vocabulary with the largest cosine, best first.
+    """Return, for each word, the k other words of the vocabulary with the largest cosine, best first.
 
-    Vectors of an input end that go on after those of the vocabulary are those of `Vocabulary.spelled`: such words have
-    neighbours but are none.
+    An input end may have further vectors after those of the vocabulary, for the words of `Vocabulary.spelled`. These
+    words have neighbours but are never neighbours themselves.
     """
     ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=vectors_SD.device)
     near = nearest_ids(F.normalize(vectors_SD.float(), dim=-1), ids_W, len(vocabulary), k)
@@ -29,7 +30,7 @@ def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int
 
 
 def nearest_words(vectors: WordVectors, words: list[str], k: int) -> NearestWords:
-    """The same for word vectors, by the words as they have them."""
+    """Return, for each word, the k other words with the largest cosine among some word vectors, best first."""
     ids_W = torch.tensor([vectors.id_of(word) for word in words], dtype=torch.long)
     return _named(words, vectors.words, *nearest_ids(torch.from_numpy(vectors.unit_VD), ids_W, len(vectors), k))
 
@@ -46,20 +47,23 @@ def _named(words: list[str], known: tuple[str, ...], values_WK: Tensor, near_WK:
 
 
 def nearest_ids(unit_SD: Tensor, ids_W: Tensor, classes: int, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines and ids of the k nearest of the first `classes` vectors; oneself comes last, at minus infinity."""
+    """Return the cosines and ids of the k nearest of the first `classes` vectors.
+
+    The word itself has a cosine of minus infinity, so it comes last.
+    """
     unit_VD = unit_SD[:classes]
-    oneself_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
-    cosines_WV = (unit_SD[ids_W] @ unit_VD.T).masked_fill(oneself_WV, -torch.inf)
+    is_self_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
+    cosines_WV = (unit_SD[ids_W] @ unit_VD.T).masked_fill(is_self_WV, -torch.inf)
     values, near = cosines_WV.topk(min(k, classes), dim=-1)
     return values, near
 
 
 EXAMPLES = 8
-"""Words that results and pictures show."""
+"""Number of example words in results and pictures."""
 
 
 def examples(vocabulary: Vocabulary, count: int = EXAMPLES) -> list[str]:
-    """Ordinary words to show: letters only, common enough to have been learned, spread over the ranks."""
+    """Select example words: of letters only, frequent enough to be learned, and spread over the frequency ranks."""
     usable = [
         word
         for word, seen in zip(vocabulary.words, vocabulary.counts, strict=True)
@@ -70,6 +74,6 @@ def examples(vocabulary: Vocabulary, count: int = EXAMPLES) -> list[str]:
     ]
     if len(usable) <= count:
         return usable
-    first = min(8, len(usable) - count)  # the very commonest say little
+    first = min(8, len(usable) - count)  # the most frequent words are not informative
     ranks = np.unique(np.geomspace(first, len(usable) - 1, count).astype(int))
     return [usable[rank] for rank in ranks]

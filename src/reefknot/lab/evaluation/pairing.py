@@ -1,7 +1,7 @@
 """Can the losses of two runs be paired, token by token or word by word?
 
-`runs/comparability.py` decides that from the scores in their results. Results of format 1 do not say which words are
-unknown, nor which text and vocabulary they have: then these facts are taken from the texts.
+`runs/comparability.py` decides this from the scores in their results. Results of format 1 do not record the unknown
+words, the text and the vocabulary. These are then read from the texts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def pair(first: RunFolder, other: RunFolder, split: str, open_texts: Callable[[R
     """Compare what two finished runs were scored on.
 
     Args:
-        open_texts: opens the texts of a run. It is called only where a result does not say enough.
+        open_texts: opens the texts of a run. It is called only if a result does not describe its text completely.
     """
-    here, there = (_score(run, split) for run in (first, other))
+    score_a, score_b = (_score(run, split) for run in (first, other))
     if first.config.get("corpus") == other.config.get("corpus"):
-        return Pairing(difference(here, there, paired=True), same_tokens=True)
-    here, there = _with_text(here, split, first, open_texts), _with_text(there, split, other, open_texts)
-    return Pairing(difference(here, there, paired=True), same_tokens(here, there))
+        return Pairing(difference(score_a, score_b, paired=True), same_tokens=True)
+    score_a, score_b = _with_text(score_a, split, first, open_texts), _with_text(score_b, split, other, open_texts)
+    return Pairing(difference(score_a, score_b, paired=True), same_tokens(score_a, score_b))
 
 
 def _score(run: RunFolder, split: str) -> TextScore:

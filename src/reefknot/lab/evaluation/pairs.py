@@ -1,6 +1,6 @@
-"""Perplexity of translations under teacher forcing: every target token scored once, each pair by itself.
+"""Perplexity of translations under teacher forcing. Every target token is scored once, and each pair on its own.
 
-Shapes: N pairs, B of them at once, S source tokens, T target tokens, U = S + T.
+Shapes: N pairs, B pairs computed at once, S source tokens, T target tokens, U = S + T, M target tokens without padding.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ from reefknot.nn.models.translator import Translator
 
 @torch.no_grad()
 def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32") -> Score:
-    """Score the target side of a split, whose words are those of `vocabulary`.
+    """Score the target side of a parallel text.
 
     Arguments:
+        vocabulary: the vocabulary of the target side.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
     """
     if not split.pairs:
-        raise DataError(f"the {split.name} text has no pairs: nothing can be scored")
+        raise DataError(f"the {split.name} text has no pairs, so there is nothing to score")
     if vocabulary.eos is None:
-        raise DataError("the words of the target have no <eos>, which begins and ends every line of pairs")
+        raise DataError("the words of the target have no <eos>, which begins and ends every target sentence")
     device = next(model.parameters()).device
     nll = np.empty(split.tokens, dtype=np.float32)
     with evaluating(model), autocast(device, precision):
         for pairs_B in _batches(split, model.output.rows_per_token):
             source_BS, _ = _rows(split.source, pairs_B)
-            y_BT, place_M = _rows(split.target, pairs_B)
+            y_BT, position_M = _rows(split.target, pairs_B)
             before_BT = np.pad(y_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.eos)
             x_BU = np.concatenate([source_BS, np.where(y_BT == IGNORE, 0, before_BT)], axis=1)
             logp_BT, _ = model.target_log_probs(torch.from_numpy(x_BU).to(device), torch.from_numpy(y_BT).to(device))
-            nll[place_M] = -logp_BT.float().cpu().numpy()[y_BT != IGNORE]
+            nll[position_M] = -logp_BT.float().cpu().numpy()[y_BT != IGNORE]
     if not np.isfinite(nll).all():
-        raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
+        raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
     words = split.words + split.pairs  # each line ends with <eos>
     text = scored_text(split, split.target.ids, vocabulary)
     return Score(nll, words, split.bytes, text, precision, pairs=split.pairs)
 
 
 def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64]]:
-    """Numbers of pairs, those of like length together, the longest first, so that a batch too large for the machine is
-    the first one. What is computed together bounds the memory, never the result."""
+    """Yield the indices of pairs in batches of similar length.
+
+    The longest pairs come first, so that running out of memory happens at once. The size of a batch bounds the memory
+    and does not change the result.
+    """
     source_N, target_N = split.source.lengths, split.target.lengths
     longer_N = np.maximum(source_N, target_N)
     order_N = np.lexsort((source_N, target_N, longer_N))[::-1]
-    room = max(ROWS_AT_ONCE // rows_per_token, int(longer_N.max()))
-    for first, stop in pack_windows(longer_N[order_N], room):
+    capacity = max(ROWS_AT_ONCE // rows_per_token, int(longer_N.max()))
+    for first, stop in pack_windows(longer_N[order_N], capacity):
         yield order_N[first:stop]
 
 
 def _rows(lines: Lines, numbers_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lines side by side, ids_BT, filled up with `IGNORE`, and where the M ids that are no filling stand among all
-    lines, place_M."""
+    """Return the ids of lines, ids_BT, padded with `IGNORE`, and the positions of the ids in the text, position_M."""
     starts_B = lines.bounds[numbers_B]
     lengths_B = lines.bounds[numbers_B + 1] - starts_B
-    place_BT, there_BT = row_offsets(starts_B, lengths_B, int(lengths_B.max()), padding=0)
-    return np.where(there_BT, lines.ids[place_BT], IGNORE).astype(np.int64), place_BT[there_BT]
+    position_BT, inside_BT = row_offsets(starts_B, lengths_B, int(lengths_B.max()), padding=0)
+    return np.where(inside_BT, lines.ids[position_BT], IGNORE).astype(np.int64), position_BT[inside_BT]

@@ -1,14 +1,14 @@
-"""Do two tables find the same words alike? Rank correlation of all pairwise cosines (Press & Wolf 2017, Table 4).
+"""Do two tables agree which words are similar? Rank correlation of all pairwise cosines (Press & Wolf 2017, Table 4).
 
-V words have V (V - 1) / 2 pairs, 50 million for 10,000 words. To rank so many, nothing is sorted and memory does not
-grow with the pairs: a first walk over blocks of cosines finds the smallest and the largest, a second counts cosines in
-a million equal steps between these, which gives each step its mean rank, and a third adds up products of ranks.
-Cosines within a step count as equal, which moves the figure in the seventh decimal or later. A million pairs or fewer
-are sorted after all.
+V words have V (V - 1) / 2 pairs, 50 million for 10,000 words. So many pairs are ranked without sorting, in memory that
+does not grow with their number. A first pass over blocks of cosines finds the smallest and the largest. A second pass
+counts the cosines in a million equal steps between them, which gives the mean rank of each step. A third pass sums the
+products of ranks. Cosines within a step count as equal, which changes the result in the seventh decimal or later. A
+million pairs or fewer are sorted.
 
-A vocabulary too large for that is sampled: pairs are drawn with replacement, in parts whose spread gives the interval.
+For larger vocabularies, pairs are sampled with replacement, in parts whose spread gives the interval.
 
-Shapes: V words that both tables have, R of these and A after them, D width, N pairs (of a block, or drawn), S steps.
+Shapes: V shared words, R rows of a block and A rows after it, D dimension, N pairs (of a block, or sampled), S steps.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PairwiseCorrelation:
-    """Spearman's rho of the pairwise cosines of two tables, over all pairs of shared words or over a sample of them.
+    """Spearman's rho of the pairwise cosines of two tables, over all pairs of shared words or over a sample of pairs.
 
-    A sampled one has a 95 % interval, which an exact one does not need. rho is None where it is undefined: fewer than 3
-    pairs, or all cosines of a table are equal.
+    A sampled correlation has a 95 % interval; an exact one needs none. rho is None if it is undefined, which it is for
+    fewer than 3 pairs or if all cosines of a table are equal.
     """
 
     rho: float | None
@@ -58,9 +58,9 @@ def pairwise_correlation(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> PairwiseCorrelation:
-    """Compare two tables over the words that both have, symbols such as <unk> included.
+    """Compare two tables over their shared words, including symbols such as <unk>.
 
-    All pairs are taken where at most `exact_below` words are shared, or where they are no more than would be drawn.
+    All pairs are used if at most `exact_below` words are shared, or if there are no more than `samples` pairs.
     """
     if samples < FEWEST_PAIRS * PARTS:
         raise SettingsError(f"samples = {samples}: must be at least {FEWEST_PAIRS * PARTS}")
@@ -76,13 +76,13 @@ def pairwise_correlation(
 
 
 def _sorted(tables: list[NDArray[np.float32]]) -> float | None:
-    """Over all pairs, with their cosines in memory."""
+    """Correlate all pairs by sorting their cosines in memory."""
     x_N, y_N = (np.concatenate([np.zeros(0), *_blocks(_unit(vectors_VD))]) for vectors_VD in tables)
     return spearman(np.round(x_N, DECIMALS), np.round(y_N, DECIMALS))
 
 
 def _counted(tables: list[NDArray[np.float32]], pairs: int) -> float | None:
-    """Over all pairs, by the mean ranks of steps."""
+    """Correlate all pairs by the mean ranks of steps, without sorting."""
     both = [_Cosines.of(vectors_VD) for vectors_VD in tables]
     if any(cosines.constant for cosines in both):
         return None
@@ -95,7 +95,7 @@ def _counted(tables: list[NDArray[np.float32]], pairs: int) -> float | None:
 
 @dataclass(frozen=True)
 class _Cosines:
-    """The cosines of all pairs of rows, made a block at a time, and the range they lie in."""
+    """The cosines of all pairs of rows, computed block by block, and their range."""
 
     unit: Floats  # (V, D)
     low: float
@@ -112,7 +112,7 @@ class _Cosines:
         return self.high - self.low <= 10.0**-DECIMALS
 
     def steps(self) -> Iterator[NDArray[np.int64]]:
-        """For each block, the step that each cosine lies nearest to."""
+        """Yield, for each block, the step nearest to each cosine."""
         scale = (STEPS - 1) / (self.high - self.low)
         for block_N in _blocks(self.unit):
             block_N -= self.low
@@ -121,7 +121,7 @@ class _Cosines:
             yield block_N.astype(np.int64)
 
     def centred_ranks(self, pairs: int) -> tuple[Floats, float]:
-        """The mean rank of each step less that of all, and the sum of their squares over all pairs."""
+        """Return the mean rank of each step less the overall mean, and the sum of their squares over all pairs."""
         counts_S = np.zeros(STEPS, dtype=np.int64)
         for steps_N in self.steps():
             counts_S += np.bincount(steps_N, minlength=STEPS)
@@ -130,8 +130,11 @@ class _Cosines:
 
 
 def _unit(vectors_VD: NDArray[np.float32]) -> Floats:
-    """Rows of length one; a zero row stays. In float64, unlike `WordVectors.unit_VD`, whose cosines are rounded in the
-    seventh decimal: neighbouring ranks would change places, and equal cosines would differ."""
+    """Return rows of length one; a zero row stays zero.
+
+    They are float64, because the cosines of `WordVectors.unit_VD` are rounded in the seventh decimal, which would swap
+    neighbouring ranks and make equal cosines differ.
+    """
     rows_VD = vectors_VD.astype(np.float64)
     lengths_V1 = np.linalg.norm(rows_VD, axis=1, keepdims=True)
     np.divide(rows_VD, lengths_V1, out=rows_VD, where=lengths_V1 > 0)
@@ -139,7 +142,7 @@ def _unit(vectors_VD: NDArray[np.float32]) -> Floats:
 
 
 def _blocks(unit_VD: Floats) -> Iterator[Floats]:
-    """The cosines of every row with all rows after it, for some rows at a time."""
+    """Yield the cosines of every row with all later rows, some rows at a time."""
     start, words = 0, len(unit_VD)
     while start < words - 1:
         rows = min(max(1, _BLOCK // (words - start)), words - start)
@@ -156,8 +159,8 @@ def _over_sample(tables: list[NDArray[np.float32]], samples: int, seed: int) -> 
     x_N, y_N = (pair_cosines(vectors_VD, one_N, other_N) for vectors_VD in tables)
     rho = spearman(x_N, y_N)
     parts = [spearman(*part) for part in zip(np.array_split(x_N, PARTS), np.array_split(y_N, PARTS), strict=True)]
-    told = [each for each in parts if each is not None]
-    if rho is None or len(told) < PARTS:
+    defined = [part for part in parts if part is not None]
+    if rho is None or len(defined) < PARTS:
         return PairwiseCorrelation(rho, None, None, samples, exact=False)
-    half = float(scipy.special.stdtrit(PARTS - 1, 0.975) * np.std(told, ddof=1) / np.sqrt(PARTS))
+    half = float(scipy.special.stdtrit(PARTS - 1, 0.975) * np.std(defined, ddof=1) / np.sqrt(PARTS))
     return PairwiseCorrelation(rho, max(-1.0, rho - half), min(1.0, rho + half), samples, exact=False)

@@ -1,6 +1,6 @@
-"""Word vectors in the plane: principal components of a few words' vectors, and the words that are worth a look.
+"""Word vectors in the plane: principal components of the vectors of a few words, and the choice of these words.
 
-Shapes: W words, D width, C components, R rank.
+Shapes: W words, D dimension, C components, R rank.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.word_vectors import WordVectors
 
 AROUND = 4
-"""Neighbours drawn beside each of them."""
+"""Number of neighbours that are shown around each example word."""
 
 
 @dataclass(frozen=True)
 class Components:
-    """Places [W, C] along the principal components, and the share [C] of the variance that lies along each.
+    """Coordinates [W, C] along the principal components, and the share [C] of the variance that each explains.
 
-    Where the vectors span fewer dimensions than were asked for, all places along the others are 0, and so are their
-    shares.
+    If the vectors span fewer dimensions than requested, the other coordinates and shares are 0.
     """
 
     places: NDArray[np.float64]
@@ -35,10 +34,10 @@ class Components:
 
 
 def principal_components(vectors_WD: ArrayLike, count: int = 2) -> Components:
-    """The first `count` principal components of some vectors, in float64.
+    """Return the first `count` principal components of some vectors, in float64.
 
-    A component has no direction of its own: it is turned so that the word farthest from the middle lies on its positive
-    side, the first of several that are equally far. Equal vectors thus give equal pictures.
+    The sign of a component is arbitrary. It is chosen so that the word farthest from the centre (the first one, if
+    several are equally far) has a positive coordinate. So equal vectors give equal pictures.
     """
     centred_WD = np.array(vectors_WD, dtype=np.float64)
     if centred_WD.ndim != 2 or not np.isfinite(centred_WD).all():
@@ -49,9 +48,9 @@ def principal_components(vectors_WD: ArrayLike, count: int = 2) -> Components:
         centred_WD -= centred_WD.mean(axis=0)
         left_WR, singular_R, _ = np.linalg.svd(centred_WD, full_matrices=False)
         singular_R = singular_R[singular_R > rounding]
-        found = min(count, len(singular_R))
-        places_WC[:, :found] = left_WR[:, :found] * singular_R[:found]
-        explained_C[:found] = singular_R[:found] ** 2 / (singular_R**2).sum()
+        rank = min(count, len(singular_R))
+        places_WC[:, :rank] = left_WR[:, :rank] * singular_R[:rank]
+        explained_C[:rank] = singular_R[:rank] ** 2 / (singular_R**2).sum()
     far_WC = np.abs(places_WC)
     for c in range(count if len(places_WC) else 0):
         first = np.argmax(far_WC[:, c] >= (1 - 1e-6) * far_WC[:, c].max())
@@ -62,11 +61,14 @@ def principal_components(vectors_WD: ArrayLike, count: int = 2) -> Components:
 def embedding(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str] | None = None
 ) -> Embedding:
-    """Where some words lie in the plane of each end's first two principal components.
+    """Return the positions of some words in the plane of the first two principal components of each end.
 
-    `vectors` are those of the ends by name. They are taken at length 1, so that distances in a picture are those by
-    which neighbours are found. Drawn are `words`, or the examples of the vocabulary, each with neighbours of its own;
-    `groups` says which of those words each is drawn around.
+    Vectors are scaled to length 1, so that distances in a picture agree with those that define neighbours. `groups` of
+    the result says which of the `words` each word is shown around.
+
+    Arguments:
+        vectors: the vectors of each end, by name.
+        words: the words to show, each with some of its neighbours; by default, the examples of the vocabulary.
     """
     middles = examples(vocabulary, EXAMPLES) if words is None else list(dict.fromkeys(words))
     group_of = _groups(list(vectors.values()), middles)
@@ -76,23 +78,25 @@ def embedding(
 
 
 def _groups(ends: Sequence[WordVectors], middles: list[str]) -> dict[str, int]:
-    """Each word to draw, and its group: a word of `middles`, and neighbours of it from every end in turn that no other
-    group has."""
+    """Return the words to show, each with its group: a word of `middles` and neighbours of it, from each end in turn.
+
+    A neighbour belongs to the first group that has it.
+    """
     enough = EXAMPLES * AROUND
     near = [nearest_words(each, middles, enough) for each in ends]
     group_of = {word: n for n, word in enumerate(middles)}
     for n, word in enumerate(middles):
         in_turn = chain.from_iterable(zip_longest(*([other for other, _ in end[word]] for end in near)))
-        # Words that are only spelled are known at the input alone.
+        # Words that are only spelled have no vector at the output end.
         free = dict.fromkeys(other for other in in_turn if other not in group_of and all(other in end for end in ends))
         group_of |= dict.fromkeys(islice(free, AROUND), n)
     return group_of
 
 
 def _picture(vectors: WordVectors) -> Picture:
-    """Rounded to what can be seen, so that records stay small; adding 0 turns -0 into 0."""
-    found = principal_components(vectors.unit_VD)
+    """Round to the visible digits, so that records stay small. Adding 0 turns -0 into 0."""
+    components = principal_components(vectors.unit_VD)
     return Picture(
-        xy=tuple(map(tuple, (found.places.round(3) + 0.0).tolist())),
-        explained=tuple((found.explained.round(4) + 0.0).tolist()),
+        xy=tuple(map(tuple, (components.places.round(3) + 0.0).tolist())),
+        explained=tuple((components.explained.round(4) + 0.0).tolist()),
     )

@@ -1,10 +1,10 @@
-"""What a model takes for the next word (Inan et al. 2017, section 6.4 and Table 4).
+"""Predictions of the next word (Inan et al. 2017, section 6.4 and Table 4).
 
-After a phrase: the most probable words, and the words that a model which knows little falls back on. Over a text: how
-much of the probability goes to those, and how much to the neighbours of the word that comes, which the augmented loss
-is meant to favour.
+After a phrase: the most probable words, and the probabilities of a few frequent words that are safe guesses. Over a
+text: the mean probability of these frequent words, and of the neighbours of the target, which the augmented loss is
+meant to favour.
 
-Shapes: N contexts, D width, V classes, W watched words, K neighbours of a word.
+Shapes: N contexts, D hidden dimension, V classes, W watched words, K neighbours of a word.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ from reefknot.nn.inputs.symbols import UNKNOWN
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 WATCHED = (UNKNOWN, "a", "an", "the")
-"""The words whose probabilities Inan et al. look at: safe guesses, often right."""
+"""The words whose probabilities Inan et al. report, which are safe guesses because they are so frequent."""
 SCORES_AT_ONCE = 2**24
-"""Scores of an output end that are held at once: bounds the memory, never the result."""
+"""Scores of an output end that are held at once. It bounds the memory and does not change the result."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What may follow a phrase."""
+    """Predictions of the word after a phrase."""
 
     words: list[tuple[str, float]]
-    """Words, or pieces of them, with their probabilities, best first."""
+    """Words or sub-words with their probabilities, best first."""
     watched: dict[str, float]
-    """The probabilities of those of `WATCHED` that are words of the vocabulary."""
+    """Probabilities of the words of `WATCHED` that are in the vocabulary."""
 
 
 @dataclass(frozen=True)
 class Tendency:
-    """Where the probability goes, in the mean over the contexts of a text."""
+    """Mean probabilities over the contexts of a text."""
 
     contexts: int
     target: float
-    """Probability of the word that comes."""
+    """Mean probability of the target."""
     neighbors: float
-    """Probability of the `k` words nearest to it, by the cosine of the input end's vectors, all together."""
+    """Mean total probability of the `k` words nearest to the target, by the cosine of the vectors of the input end."""
     k: int
     watched: dict[str, float]
+    """Mean probabilities of the words of `WATCHED` that are in the vocabulary."""
 
 
 @torch.no_grad()
 def predict(model: LanguageModel, words: list[str], vocabulary: Vocabulary, k: int = 10) -> Prediction:
-    """The k most probable next words after a phrase that begins a line, all where there are fewer than k."""
+    """Return the k most probable words after a phrase that begins a line, or all words if there are fewer than k."""
     device = next(model.parameters()).device
     watched = watched_ids(vocabulary)
     with evaluating(model):
@@ -73,7 +74,7 @@ def predict(model: LanguageModel, words: list[str], vocabulary: Vocabulary, k: i
 
 
 def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[str, int]:
-    """The ids of those of some words that are tokens of the vocabulary."""
+    """Return the ids of the words that are single tokens of the vocabulary."""
     cuts = {word: vocabulary.encode([word]) for word in words if word in vocabulary}
     return {word: ids[0] for word, ids in cuts.items() if len(ids) == 1}
 
@@ -82,11 +83,14 @@ def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[
 def tendency(
     model: LanguageModel, split: Split, vocabulary: Vocabulary, k: int = 10, windows: Windows | None = None
 ) -> Tendency:
-    """Means over every context of a text, read as one stream or in windows; its first token is context only."""
+    """Return mean probabilities over all contexts of a text, which is read as one stream or in windows.
+
+    The first token is only context, never a target.
+    """
     classes = model.output.vocab_size
     if not 1 <= k < classes:
         raise SettingsError(
-            f"neighbours: {k:,} of {classes - 1:,} other words were asked for; choose from 1 to {classes - 1:,}"
+            f"neighbours: cannot take {k:,} of {classes - 1:,} other words; choose from 1 to {classes - 1:,}"
         )
     watched = watched_ids(vocabulary)
     device = next(model.parameters()).device
@@ -99,9 +103,9 @@ def tendency(
     near, total_W = torch.zeros_like(target), torch.zeros(len(ids_W), dtype=torch.float64, device=device)
     with evaluating(model):
         near_VK = _neighbors(model.input.vectors(), classes, k)
-        for found in contexts(model, x_T, spans):
-            for h_ND, place_N in zip(torch.split(found.output, rows), torch.split(found.place, rows), strict=True):
-                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[place_N]
+        for chunk in contexts(model, x_T, spans):
+            for h_ND, position_N in zip(torch.split(chunk.output, rows), torch.split(chunk.place, rows), strict=True):
+                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[position_N]
                 target += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
                 near += p_NV.gather(1, near_VK[y_N]).sum(dtype=torch.float64)
                 total_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
@@ -111,8 +115,8 @@ def tendency(
 
 
 def _neighbors(vectors_SD: Tensor, classes: int, k: int) -> Tensor:
-    """near_VK: the ids of the k nearest classes of each, some classes at a time."""
+    """Return the ids of the k nearest classes of each class, near_VK, computed in chunks that bound the memory."""
     unit_SD = F.normalize(vectors_SD.float(), dim=-1)
     ids_V = torch.arange(classes, device=unit_SD.device)
-    some = max(1, SCORES_AT_ONCE // classes)
-    return torch.cat([nearest_ids(unit_SD, ids_W, classes, k)[1] for ids_W in torch.split(ids_V, some)])
+    rows = max(1, SCORES_AT_ONCE // classes)
+    return torch.cat([nearest_ids(unit_SD, ids_W, classes, k)[1] for ids_W in torch.split(ids_V, rows)])

@@ -1,15 +1,15 @@
-"""Perplexity as papers' own programs count it, for a comparison with their figures; ours is in `perplexity`.
+"""Perplexity as the programs of papers compute it, for comparison with their results. Ours is in `perplexity.py`.
 
 - `zaremba`: validation in as many streams as training, in whole windows of as many steps; the test text is one stream.
   (Zaremba et al. 2014 and TensorFlow's tutorial, which Inan et al. 2017 and Press & Wolf 2017 build on.)
 - `awd`: validation in 10 streams, test in 1; the total is divided by all rows of the streams although the first of them
-  is no target. (Merity et al. 2018, which Pappas & Henderson 2019 build on; it reads 70 tokens at once, which changes
-  nothing, since the state is carried.)
+  is not a target. (Merity et al. 2018, which Pappas & Henderson 2019 build on. It reads 70 tokens at once, which
+  changes nothing because the state is carried.)
 
-Both drop the tokens at the end of the text that do not fill the streams, and have nothing stand before a stream's first
-token, which therefore is never scored.
+Both drop the tokens at the end of the text that do not fill the streams. Both have no input before the first token of a
+stream, so that token is never scored.
 
-Shapes: B streams, T targets of each, L tokens.
+Shapes: B streams, T targets per stream, L tokens per stream.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ ProtocolName = Literal["definition", "zaremba", "awd"]
 
 @dataclass(frozen=True)
 class Counting:
-    """What a paper's program counts in one text."""
+    """How the program of a paper scores one text."""
 
     streams: int
     window: int = 1
-    """Targets of a stream are counted in whole windows of so many; what does not fill one is dropped."""
+    """Number of targets in a window. Targets of a stream that do not fill a window are dropped."""
     rows_without_target: int = 0
-    """Rows per stream that enter the divisor and not the total."""
+    """Rows per stream that count in the divisor but not in the total."""
 
     def targets(self, split: Split) -> int:
-        """How many targets of each stream are counted; refuses a text that has none."""
-        there = split.tokens // self.streams - 1
-        if there < self.window:
+        """Return the number of scored targets per stream. Raise an error if there are none."""
+        available = split.tokens // self.streams - 1
+        if available < self.window:
             raise DataError(
                 f"evaluation.protocol: the {split.name} text has {split.tokens:,} tokens, but {self.streams:,} streams "
                 f'with a window of {self.window:,} need {self.streams * (self.window + 1):,}; use "definition"'
             )
-        return there - there % self.window
+        return available - available % self.window
 
     def cut(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Inputs x_BT and counted targets y_BT."""
+        """Return the inputs x_BT and the scored targets y_BT."""
         counted, length = self.targets(split), split.tokens // self.streams
         inputs_BL, ids_BL = (
-            torch.from_numpy(np.asarray(each[: self.streams * length], dtype=np.int64)).view(self.streams, length)
-            for each in (split.inputs, split.ids)
+            torch.from_numpy(np.asarray(ids[: self.streams * length], dtype=np.int64)).view(self.streams, length)
+            for ids in (split.inputs, split.ids)
         )
         return inputs_BL[:, :counted], ids_BL[:, 1 : counted + 1]
 
     def mean(self, nll_BT: NDArray[np.float32]) -> float:
-        """The mean loss of counted targets, as the program divides."""
+        """Return the mean loss of the scored targets, with the divisor of the program."""
         streams, counted = map(int, nll_BT.shape)
         total = float(nll_BT.sum(dtype=np.float64))
         return total / (streams * (counted + self.rows_without_target))
 
     def describe(self, split: Split) -> str:
-        """What exactly was counted, in words."""
+        """Describe in words which tokens are scored."""
         counted = self.targets(split)
         length = split.tokens // self.streams
         scored, short = self.streams * counted, length - 1 - counted
@@ -77,21 +77,21 @@ class Counting:
             cut = f"one stream of {length:,} tokens from an empty state that is carried to its end"
         else:
             cut = f"{self.streams:,} contiguous streams of {length:,} tokens, each from an empty state that is carried"
-        told = [f"{split.name} text: {cut}"]
+        facts = [f"{split.name} text: {cut}"]
         if left := split.tokens - length * self.streams:
-            told.append(f"the last {left:,} tokens of the text are dropped")
-        told.append("the first token of a stream is not scored")
+            facts.append(f"the last {left:,} tokens of the text are dropped")
+        facts.append("the first token of a stream is not scored")
         if short:
-            told.append(f"the last {short:,} of a stream, which do not fill a window of {self.window:,}, are dropped")
+            facts.append(f"the last {short:,} of a stream, which do not fill a window of {self.window:,}, are dropped")
         divisor = self.streams * (counted + self.rows_without_target)
-        told.append(f"{scored:,} of {split.tokens:,} tokens are scored and the total is divided by {divisor:,}")
-        return "; ".join(told)
+        facts.append(f"{scored:,} of {split.tokens:,} tokens are scored and the total is divided by {divisor:,}")
+        return "; ".join(facts)
 
 
 def protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] | None:
-    """How a paper's program counts each held-out text; None for our own definition, which counts everything.
+    """Return how the program of a paper scores each held-out text; None for our definition, which scores all tokens.
 
-    `batch` and `steps` are those of training.
+    `batch` and `steps` are the settings of training.
     """
     if name == "zaremba":
         return {"valid": Counting(batch, window=steps), "test": Counting(1)}
@@ -107,7 +107,7 @@ def score_by_protocol(
     countings: Mapping[str, Counting],
     precision: str = "float32",
 ) -> Protocol:
-    """Return the figures of each text and the definition that holds for them."""
+    """Score each text as the program of a paper does, and describe how."""
     if not model.encoder.carries:
         raise SettingsError(
             f"papers' programs that read a text through carry a state and {type(model.encoder).__name__} carries none; "

@@ -1,13 +1,13 @@
 """Numerical rank of the matrix of log-probabilities, one row per context (Yang et al. 2018; Pappas & Henderson 2019).
 
-A softmax over W h + b has log-probabilities of rank D + 2 at most, D the width of h: one for the bias, one for the
-normaliser. A mixture of softmaxes has no such bound.
+The log-probabilities of a softmax over W h + b have rank D + 2 at most, where D is the dimension of h: one more for the
+bias and one for the normaliser. A mixture of softmaxes has no such bound.
 
-The matrix is never stored: blocks of rows are folded into a triangular factor with the same singular values (QR), in
-float64 and from log-probabilities that are computed in float64. Rounding then stays far below the tolerance of numpy's
-`matrix_rank`; through the Gram matrix, which squares the singular values, it would not.
+The matrix is never stored. Blocks of rows are folded into a triangular factor with the same singular values (QR), in
+float64 and from log-probabilities that are computed in float64. Rounding errors are then far below the tolerance of
+numpy's `matrix_rank`. With the Gram matrix, which squares the singular values, they would not be.
 
-Shapes: N contexts, M = min(N, V), D width, V classes.
+Shapes: N contexts, M = min(N, V), D hidden dimension, V classes.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Spectrum:
 
     @property
     def numpy_tolerance(self) -> float:
-        """What numpy takes for rounding: the largest singular value times the longer side times the machine epsilon."""
+        """Default tolerance of numpy: the largest singular value x the longer side x the machine epsilon."""
         return float(self.values[0]) * max(self.contexts, self.classes) * float(np.finfo(np.float64).eps)
 
     def rank(self, tolerance: float | None = None) -> int:
-        """Singular values above the tolerance; None is numpy's."""
+        """Return the number of singular values above a tolerance, by default that of numpy."""
         if tolerance is not None and not 0 <= tolerance < float("inf"):
-            raise SettingsError(f"tolerance = {tolerance}: must be a number from 0")
+            raise SettingsError(f"tolerance = {tolerance}: must be a finite number of at least 0")
         return int((self.values > (self.numpy_tolerance if tolerance is None else tolerance)).sum())
 
 
 class TriangularFactor:
-    """Rows folded into a factor R_MV of the same singular values, so that their number does not matter."""
+    """A triangular factor R_MV with the singular values of all rows added so far. Its size does not grow with them."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -65,19 +65,20 @@ class TriangularFactor:
         self._held = 0
 
     def add(self, rows_NV: Tensor) -> None:
+        """Add rows of the matrix."""
         self.rows += len(rows_NV)
         self._held += len(rows_NV)
         self._blocks.append(rows_NV.double())
-        # As many new rows as the factor has: fewer cost more arithmetic, more cost more memory.
+        # Fold as many new rows as the factor has: fewer would cost more arithmetic, more would cost more memory.
         if self._held >= 2 * self.classes:
             self._fold()
 
     def singular_values(self) -> Tensor:
-        """Largest first, on the CPU."""
+        """Return the singular values, largest first, on the CPU."""
         if self._held > self.classes:
             self._fold()
         rows_MV = torch.cat(self._blocks)
-        # torch tries Jacobi's method first, which takes minutes where this takes seconds.
+        # By default torch tries Jacobi's method first, which takes minutes instead of seconds.
         values_M: Tensor = torch.linalg.svdvals(rows_MV, driver="gesvd" if rows_MV.is_cuda else None)
         return values_M.cpu()
 
@@ -90,13 +91,13 @@ class TriangularFactor:
 
 @torch.no_grad()
 def bound(output: OutputEnd) -> int:
-    """The largest rank that the log-probabilities of an output end can have, however many contexts there are."""
+    """Return the largest rank that the log-probabilities of an output end can have for any number of contexts."""
     one_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
     return min(output.vocab_size, output.vectors().shape[1] + 2) if one_softmax else output.vocab_size
 
 
 def memory(contexts: int, classes: int) -> int:
-    """Bytes that the factor and its decomposition take at most: four matrices of float64."""
+    """Return the maximum number of bytes for the factor and its decomposition, which are four float64 matrices."""
     return 4 * 8 * min(contexts, 2 * classes) * classes
 
 
@@ -109,29 +110,33 @@ def spectrum(
     windows: Windows | None = None,
     eos: int | None = None,
 ) -> Spectrum:
-    """Singular values of the log-probabilities after the first `limit` tokens of a text, or after all but the last.
+    """Return the singular values of the log-probabilities after the first tokens of a text.
 
-    The text is read as one stream, or in windows, some of which may have to know the token that ends a line. The hidden
-    states are the model's own, in its precision.
+    The hidden states are computed in the precision of the model.
+
+    Arguments:
+        limit: number of contexts; by default, all tokens but the last.
+        windows: windows to read the text in; by default, it is read as one stream.
+        eos: the token that ends a line, which windows of whole lines need.
     """
-    there = split.tokens - 1
-    if there < 1:
-        raise DataError(f"the {split.name} text has one token, which no other follows: there is no context in it")
-    count = there if limit is None else min(limit, there)
+    available = split.tokens - 1
+    if available < 1:
+        raise DataError(f"the {split.name} text has only one token, so there is no context with a next token in it")
+    count = available if limit is None else min(limit, available)
     if count < 1:
         raise SettingsError(f"contexts = {limit}: must be at least 1")
     classes = model.output.vocab_size
-    _refuse_too_large(memory(count, classes), next(model.parameters()).device)
+    _check_memory(memory(count, classes), next(model.parameters()).device)
     exact = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
-    x_T, y_T = (each[:count] for each in inside(split))
+    x_T, y_T = (ids_T[:count] for ids_T in inside(split))
     spans = windows.cut(y_T, eos) if windows else None
     with evaluating(model), exact.holding():
-        for found in contexts(model, x_T, spans):
-            for h_ND in torch.split(found.output.double(), _rows_at_once(exact)):
+        for chunk in contexts(model, x_T, spans):
+            for h_ND in torch.split(chunk.output.double(), _rows_at_once(exact)):
                 logp_NV = exact.log_probs(h_ND)
                 if not bool(torch.isfinite(logp_NV).all()):
-                    raise NonFiniteError(f"the model gives the {split.name} text a probability that is not a number")
+                    raise NonFiniteError(f"a log-probability of the model on the {split.name} text is NaN or infinite")
                 factor.add(logp_NV)
     return Spectrum(factor.singular_values(), factor.rows, classes)
 
@@ -140,13 +145,13 @@ def _rows_at_once(output: OutputEnd) -> int:
     return max(1, SCORES_AT_ONCE // (output.rows_per_token * output.vocab_size))
 
 
-def _refuse_too_large(needed: int, device: torch.device) -> None:
+def _check_memory(needed: int, device: torch.device) -> None:
     if device.type == "cuda":
-        there = torch.cuda.mem_get_info(device)[0]
+        available = torch.cuda.mem_get_info(device)[0]
     else:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
         raise ResourceError(
-            f"the rank needs {needed / 2**30:,.1f} GiB on {device} and there are {there / 2**30:,.1f}; "
-            "ask for fewer contexts, though the rank cannot be larger than their number"
+            f"the rank needs {needed / 2**30:,.1f} GiB on {device}, which has {available / 2**30:,.1f}; "
+            "use fewer contexts, though the rank cannot be larger than their number"
         )

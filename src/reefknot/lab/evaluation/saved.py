@@ -1,6 +1,9 @@
-"""RUN/evaluations/NAME.json: a finished run scored by dynamic evaluation, with a cache or by Monte-Carlo dropout, in
-other windows (NAME is theirs, such as context-2560-stride-512), or a translator with another search (such as
-beam-10-length-penalty-0.6). The plain figures are in result.json. `runs/result.py` defines what the file holds."""
+"""Saved evaluations of a finished run, in RUN/evaluations/NAME.json.
+
+An evaluation scores a run by dynamic evaluation, with a cache, by Monte-Carlo dropout or in other windows (NAME is then
+that of the windows, such as context-2560-stride-512), or a translator with another search (such as
+beam-10-length-penalty-0.6). The plain scores are in result.json. `runs/result.py` defines the format of the file.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ def save(
     scores: Mapping[str, Score],
     translated: Mapping[str, Translated] | None = None,
 ) -> str:
-    """Save scores, next to the score of the other split if the same code has saved that with the same settings.
+    """Save scores, and keep the saved score of the other split if its settings and source code are the same.
 
-    Returns a sentence: where they are saved, and what became of earlier figures.
+    Returns a message that says where the scores are saved, and whether they replace earlier ones.
     """
     environment = capture()
     summaries = {split: score.summary() for split, score in scores.items()}
@@ -42,25 +45,25 @@ def save(
         dirty=environment["dirty"],
         source_sha256=environment["source_sha256"],
     )
-    told, old = "", run.evaluation(kind)
+    message, old = "", run.evaluation(kind)
     if old is not None:
-        kept = [split for split in SPLITS if old.score(split) and not new.score(split)]
+        missing = [split for split in SPLITS if old.score(split) and not new.score(split)]
         changed = differences(_origin(old), _origin(new))
         if changed:
-            told = f", in place of another evaluation ({'; '.join(map(str, changed))})"
-        elif kept:
-            new = _joined(old, new, kept[0])
-            told = f", beside the {kept[0]} figure that was there"
-    return f"saved to {run.write_evaluation(new)}{told}"
+            message = f", in place of another evaluation ({'; '.join(map(str, changed))})"
+        elif missing:
+            new = _joined(old, new, missing[0])
+            message = f", beside the {missing[0]} figure that was there"
+    return f"saved to {run.write_evaluation(new)}{message}"
 
 
 def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
-    """What must be the same for figures of two splits to stand in one file."""
+    """Return what must be equal for the scores of two splits to be in one file."""
     return {"settings": evaluation.settings, "source_sha256": evaluation.source_sha256}
 
 
 def _joined(old: SavedEvaluation, new: SavedEvaluation, split: str) -> SavedEvaluation:
-    """The new evaluation with the figures of a split that only the old one has."""
+    """Return the new evaluation with the scores of a split that only the old one has."""
     translated = {name: found for name in SPLITS if (found := new.translated(name) or old.translated(name))}
     return new.replace(
         **{split: old.score(split)},

@@ -1,4 +1,4 @@
-"""How much of an adaptive softmax has to be looked at to find the best next words."""
+"""The share of an adaptive softmax that has to be computed to find the best next words."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def tails_opened(
     k: int = 10,
     tokens: int = 1000,
 ) -> TailsOpened | None:
-    """Search for the k best words after each of the first tokens; None for an output end without tails, or a single
-    token."""
+    """Measure which share of the tails is opened to find the k best words after each of the first `tokens` tokens.
+
+    Returns None for an output end without tails, or for a text of a single token.
+    """
     output = model.output
     if output.bands == 1:
         return None
@@ -37,7 +39,6 @@ def tails_opened(
         return None
     spans = None if windows is None else windows.cut(y_T, vocabulary.eos)
     with evaluating(model):
-        read = contexts(model, x_T, spans)
-        hidden_ND = torch.cat([each.output for each in read])
-        found = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
-    return TailsOpened(k=found.ids.shape[1], tokens=len(x_T), share=found.opened)
+        hidden_ND = torch.cat([chunk.output for chunk in contexts(model, x_T, spans)])
+        best = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
+    return TailsOpened(k=best.ids.shape[1], tokens=len(x_T), share=best.opened)

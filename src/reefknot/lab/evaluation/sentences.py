@@ -1,4 +1,4 @@
-"""Log-probability of given sentences, token by token; each sentence starts afresh."""
+"""Log-probabilities of the tokens of given sentences. Each sentence is scored independently."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 @dataclass(frozen=True)
 class ScoredWord:
+    """A word of a sentence with its log-probability."""
+
     word: str
-    """Or a piece of one."""
+    """A word or a sub-word."""
     log_prob: float
     unknown: bool
-    """The word was scored as <unk>."""
+    """Whether the word was scored as <unk>."""
 
 
 class _Tokens(NamedTuple):
@@ -33,17 +35,19 @@ class _Tokens(NamedTuple):
 
 
 def score_sentence(model: LanguageModel, words: list[str], vocabulary: Vocabulary) -> list[ScoredWord]:
-    """Score one sentence. With <eos> in the vocabulary it stands before the first word and is scored after the last."""
-    (found,) = score_sentences(model, [words], vocabulary)
-    return found
+    """Score one sentence.
+
+    If the vocabulary has <eos>, it is the input before the first word, and it is scored after the last word.
+    """
+    (scored,) = score_sentences(model, [words], vocabulary)
+    return scored
 
 
 @torch.no_grad()
 def score_sentences(
     model: LanguageModel, sentences: Sequence[list[str]], vocabulary: Vocabulary
 ) -> list[list[ScoredWord]]:
-    """Score each of some sentences; those of like length are computed together, which changes no score but by
-    rounding."""
+    """Score several sentences. Those of similar length are computed together, which changes scores only by rounding."""
     if not sentences:
         return []
     tokens = [_tokens(words, vocabulary) for words in sentences]
@@ -72,10 +76,13 @@ def _tokens(words: list[str], vocabulary: Vocabulary) -> _Tokens:
 
 
 def _log_probs(model: LanguageModel, together: Sequence[_Tokens]) -> list[list[float]]:
-    """Those of the targets of each; the shorter ones are filled up at the right, which no token before it sees."""
+    """Return the log-probabilities of the targets of each sentence.
+
+    Shorter sentences are padded at the right, which does not affect the tokens before the padding.
+    """
     device, steps = next(model.parameters()).device, max(len(each.targets) for each in together)
     x_BT = torch.tensor([each.inputs + [0] * (steps - len(each.inputs)) for each in together], device=device)
     y_BT = torch.tensor([each.targets + [IGNORE] * (steps - len(each.targets)) for each in together], device=device)
     logp_BT, _ = model.target_log_probs(x_BT, y_BT)
-    found: list[list[float]] = logp_BT.tolist()
-    return found
+    log_probs: list[list[float]] = logp_BT.tolist()
+    return log_probs

@@ -1,10 +1,10 @@
-"""Word similarity: do cosines of word vectors rank pairs of words as people do? (Press & Wolf 2017, section 4.1)
+"""Word similarity: do the cosines of word vectors rank pairs of words as people do? (Press & Wolf 2017, section 4.1)
 
-A benchmark is a list of pairs with scores by people. The figure is Spearman's correlation of these scores with the
-cosines, over the pairs whose words both have a vector; how many these are is part of the finding. A pair that a
-file lists twice counts twice, as in the figures others publish.
+A benchmark is a list of word pairs with human similarity scores. The result is Spearman's correlation of these scores
+with the cosines, over the pairs whose words both have a vector, together with the number of these pairs. A pair that a
+file lists twice counts twice, as in published results.
 
-Shapes: N pairs, V words, U those of any pair, D width.
+Shapes: N pairs, V words, U distinct words of the pairs, D dimension.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from reefknot.vectors.word_vectors import WordVectors
 
 FOLDER = "word-similarity"
 DECIMALS = 12
-"""Of a cosine; what is left differs by the order of additions only."""
-_CHUNK = 1 << 18  # numbers of vectors held at once: what a cache holds
+"""Decimals that cosines are rounded to. Later ones depend on the order of additions."""
+_CHUNK = 1 << 18  # elements of vectors that are processed at once, which fit into the CPU cache
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Pairs of words with the score that people gave them: the higher, the more alike."""
+    """Pairs of words with human similarity scores. A higher score means more similar."""
 
     name: str
     pairs: tuple[tuple[str, str, float], ...]
 
 
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
-    """The published benchmarks in the folder word-similarity of `data`, else of the environment's REEFKNOT_DATA."""
+    """Read the published benchmarks from the folder word-similarity of `data`, by default of REEFKNOT_DATA."""
     named = data or os.environ.get("REEFKNOT_DATA")
     first = next(iter(BENCHMARKS.values())).file
     hint = f"expected {Path(named or 'DIR', FOLDER, first)} and the others. Pass --data DIR or set REEFKNOT_DATA."
     if not named:
         raise CorpusNotFound(f"word-similarity benchmarks not found: {hint}")
-    for place in (Path(named) / FOLDER, Path(named)):
-        files = {name: place / each.file for name, each in BENCHMARKS.items() if (place / each.file).is_file()}
+    for folder in (Path(named) / FOLDER, Path(named)):
+        paths = {name: folder / published.file for name, published in BENCHMARKS.items()}
+        files = {name: path for name, path in paths.items() if path.is_file()}
         if files:
             return {name: _published(name, path) for name, path in files.items()}
     raise CorpusNotFound(f"word-similarity benchmarks not found in {named}: {hint}")
@@ -57,25 +58,30 @@ def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
 
 def _published(name: str, path: Path) -> Benchmark:
     benchmark, expected = read_benchmark(path, name), BENCHMARKS[name].pairs
-    found = len(benchmark.pairs)
-    if found != expected:
-        raise DataError(f"{path}: not the published {name}: {expected:,} pairs expected, {found:,} found; copy it anew")
+    count = len(benchmark.pairs)
+    if count != expected:
+        raise DataError(
+            f"{path}: not the published {name}: {expected:,} pairs expected, {count:,} found; copy the file again"
+        )
     return benchmark
 
 
 def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
-    """A file with a pair and its score on each line, between tabs, commas or spaces; lines with # are remarks."""
+    """Read a file with a word, a word and a score per line, separated by tabs, commas or spaces.
+
+    Lines that start with # are comments.
+    """
     pairs = []
     for number, line in enumerate(read_plain(path), start=1):
         if line.strip() and not line.startswith("#"):
             pairs.append(_pair(line, f"{path}, line {number}"))
     if not pairs:
-        raise DataError(f"{path}: holds no pairs of words; give a word, a word and a score on each line")
+        raise DataError(f"{path}: holds no pairs of words; write a word, a word and a score on each line")
     return Benchmark(name or path.stem, tuple(pairs))
 
 
 def _pair(line: str, where: str) -> tuple[str, str, float]:
-    separator = next((each for each in "\t," if each in line), None)
+    separator = next((mark for mark in "\t," if mark in line), None)
     fields = [field.strip() for field in line.split(separator)]
     if len(fields) != 3 or not all(fields):
         raise DataError(f"{where}: {shortened(repr(line))} is not a word, a word and a score")
@@ -90,14 +96,14 @@ def _pair(line: str, where: str) -> tuple[str, str, float]:
 
 
 def judge(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, seed: int = 0) -> Judgement:
-    """Rank the pairs of a benchmark by the cosines of their vectors and compare with people's scores.
+    """Correlate the cosines of the pairs of a benchmark with the human scores.
 
-    Words are looked up as written, then lower-cased; pairs with an unknown word are left out and counted. The interval
-    is that of resampled pairs, where there are enough: it speaks of the choice of pairs, not of training again.
+    Words are looked up as written, then in lower case. Pairs with an unknown word are left out and counted. The
+    interval is a bootstrap over pairs, if there are enough. It covers the choice of pairs, not training again.
     """
     find = Lookup(vectors).find
-    found = [(find(one), find(other), score) for one, other, score in benchmark.pairs]
-    known = [(one, other, score) for one, other, score in found if one is not None and other is not None]
+    ids = [(find(first), find(second), score) for first, second, score in benchmark.pairs]
+    known = [(first, second, score) for first, second, score in ids if first is not None and second is not None]
     ids_N2 = np.array([pair[:2] for pair in known], dtype=np.int64).reshape(-1, 2)
     scores_N = np.array([score for *_, score in known], dtype=np.float64)
     cosines_N = pair_cosines(vectors.vectors_VD, ids_N2[:, 0], ids_N2[:, 1])
@@ -107,7 +113,7 @@ def judge(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, 
 
 
 def pair_cosines(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> NDArray[np.float64]:
-    """The cosine of each pair of rows, in float64; that of a zero row is 0. Equal pairs have equal cosines."""
+    """Return the cosine of each pair of rows, in float64; 0 if a row is zero. Equal pairs have equal cosines."""
     used_U, places_2N = np.unique(np.stack([one_N, other_N]), return_inverse=True)
     lengths_2N = np.sqrt(_products(vectors_VD, used_U, used_U))[places_2N.reshape(2, -1)]
     both_N = lengths_2N.prod(axis=0)
@@ -118,7 +124,7 @@ def pair_cosines(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> N
 
 
 def _products(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> NDArray[np.float64]:
-    """The scalar product of each pair of rows, in float64, with few rows in memory at once."""
+    """Return the dot product of each pair of rows, in float64, computed in chunks that bound the memory."""
     products_N = np.empty(len(one_N))
     rows = max(1, _CHUNK // max(1, vectors_VD.shape[1]))
     for start in range(0, len(one_N), rows):

@@ -1,7 +1,7 @@
-"""Spearman's rank correlation, equal numbers at their mean rank, with an interval by resampling the pairs.
+"""Spearman's rank correlation, with mean ranks for ties and a bootstrap interval over pairs.
 
-In a resample every pair weighs as often as it was drawn. The rank of a value then follows from the weights of the
-values below it, so that one formula serves the pairs as they are (all weights one) and all that might have been.
+In a resample, the weight of a pair is the number of times it was drawn. The rank of a value follows from the weights of
+the values below it, so one formula serves the original pairs (all weights are one) and every resample.
 
 Shapes: N pairs of numbers, R resamples, G distinct numbers.
 """
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from reefknot.lab.evaluation.comparison import draw
 
 FEWEST_PAIRS = 3
-"""Two pairs have a rank correlation of 1 or -1 whatever they are."""
+"""Minimum number of pairs. Two pairs always have a rank correlation of 1 or -1."""
 FEWEST_RESAMPLED = 10
-"""Resamples of fewer pairs are few distinct ones, and say little of other pairs."""
+"""Minimum number of pairs for an interval. Fewer pairs have too few distinct resamples."""
 
 Floats = NDArray[np.float64]
 
 
 def spearman(x_N: Floats, y_N: Floats) -> float | None:
-    """The rank correlation; None where there is none: fewer than 3 pairs, or all numbers of a side are equal."""
+    """Return the rank correlation; None for fewer than 3 pairs, or if all numbers of a side are equal."""
     rho = float(_correlations(np.ones((1, len(x_N))), _Ranking.of(x_N), _Ranking.of(y_N))[0])
     return rho if len(x_N) >= FEWEST_PAIRS and np.isfinite(rho) else None
 
@@ -32,18 +32,18 @@ def spearman(x_N: Floats, y_N: Floats) -> float | None:
 def spearman_interval(
     x_N: Floats, y_N: Floats, *, resamples: int, seed: int, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Quantiles of the correlation over resampled pairs. Equal seeds give equal intervals.
+    """Return quantiles of the correlation over resampled pairs. The same seed gives the same interval.
 
-    None where `spearman` is, of fewer than 10 pairs, and of pairs in one perfect order: so is every resample, which
-    would seem to leave no doubt.
+    Returns None if `spearman` does, for fewer than 10 pairs, and for a perfect correlation: every resample of it is
+    perfect too, so the interval would have no width.
     """
     rho = spearman(x_N, y_N)
-    if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # but for rounding, 1
+    if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # 1 up to rounding
         return None
     x, y = _Ranking.of(x_N), _Ranking.of(y_N)
     drawn = draw(len(x_N), resamples, np.random.default_rng(seed))
     rho_R = np.concatenate([_correlations(times_RN, x, y) for times_RN in drawn])
-    rho_R = rho_R[np.isfinite(rho_R)]  # a draw of few pairs may be one of them over and over
+    rho_R = rho_R[np.isfinite(rho_R)]  # a resample may hold one pair only
     if not len(rho_R):
         return None
     low, high = np.quantile(rho_R, [(1 - level) / 2, (1 + level) / 2])
@@ -52,7 +52,7 @@ def spearman_interval(
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The order of N numbers: which come first, where the distinct ones start in that order, and which one each is."""
+    """The sort order of N numbers, where each distinct value starts in it, and the distinct value of each number."""
 
     order: NDArray[np.int64]  # (N,)
     starts: NDArray[np.int64]  # (G,)
@@ -64,7 +64,7 @@ class _Ranking:
         return cls(np.argsort(values_N, kind="stable"), np.cumsum(counts_G) - counts_G, values_N)
 
     def centred(self, times_RN: Floats) -> Floats:
-        """Mean ranks of the numbers, each being there so many times, less the mean of all ranks."""
+        """Return the ranks of the numbers, given how often each occurs, less the mean rank. Ties have a mean rank."""
         times_RG = np.add.reduceat(times_RN[:, self.order], self.starts, axis=1)
         ranks_RG = np.cumsum(times_RG, axis=1) - (times_RG - 1) / 2
         centred_RN: Floats = ranks_RG[:, self.values] - (times_RN.sum(axis=1, keepdims=True) + 1) / 2
@@ -72,7 +72,7 @@ class _Ranking:
 
 
 def _correlations(times_RN: Floats, x: _Ranking, y: _Ranking) -> Floats:
-    """One correlation for each row of weights, NaN where there is none."""
+    """Return one correlation for each row of weights, NaN if it is undefined."""
     if not times_RN.size:
         return np.full(len(times_RN), np.nan)
     x_RN, y_RN = x.centred(times_RN), y.centred(times_RN)

@@ -1,13 +1,13 @@
-"""How far apart the spaces are that two tables of word vectors span (Inan et al. 2017, appendix B).
+"""Distance between the subspaces that two tables of word vectors span (Inan et al. 2017, appendix B).
 
 The theory says that the class vectors W lie in the space of the input vectors L: W = L A for some matrix A. With
-orthonormal bases U of the one space and O of the other,
+orthonormal bases U and O of the two spaces,
 
     d^2 = |O - U U' O|^2 / D = mean over the principal angles of sin^2
 
-which is 0 where the spaces are the same, 1 where they are orthogonal, and the same for L and for L A.
+which is 0 for equal spaces, 1 for orthogonal ones, and the same for L and for L A.
 
-Shapes: V words, D width, R rank.
+Shapes: V words, D dimension, R rank.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ Array = NDArray[np.floating[Any]]
 
 
 def subspace_distance(X_VD: Array, Y_VD: Array) -> float:
-    """The distance between the column spaces of two tables with the same words, in float64.
+    """Return the distance between the column spaces of two tables with the same words, computed in float64.
 
-    A table whose columns depend on each other spans a smaller space, and it is that space that counts. Where the ranks
-    differ, the larger one divides: dimensions that the other space does not have are as far away as can be, so that
-    only equal spaces have no distance.
+    A table with linearly dependent columns spans a space of lower rank. If the ranks differ, the divisor is the larger
+    one: a dimension that the other space lacks has the largest distance, so only equal spaces have distance 0.
     """
     if X_VD.ndim != 2 or Y_VD.ndim != 2 or len(X_VD) != len(Y_VD):
         shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (X_VD, Y_VD))
         raise ArgumentError(f"subspace distance: tables of {shapes}: give two with a row for each of the same words")
     narrow_VR, wide_VR = sorted((_basis(X_VD), _basis(Y_VD)), key=lambda basis: basis.shape[1])
-    # The residual itself, not 1 minus the cosines: that would round away every distance below 1e-8.
+    # Use the residual, because 1 - cos^2 would round every distance below 1e-8 to 0.
     residual_VR = wide_VR - narrow_VR @ (narrow_VR.T @ wide_VR)
     return float(min(np.linalg.norm(residual_VR) / np.sqrt(wide_VR.shape[1]), 1.0))
 
 
 def chance_distance(words: int, dim: int) -> float:
-    """The distance of two spaces that have nothing to do with each other: the root of the square that is expected of
-    random ones. It is below 1, for spaces that fill a large part of all there is cannot be far apart."""
+    """Return the root mean square distance of two random spaces of dimension `dim`.
+
+    It is below 1, because spaces that fill a large part of the whole space cannot be far apart.
+    """
     return float(np.sqrt(max(1.0 - dim / words, 0.0)))
 
 
 def between_ends(input_VD: Array, output_VD: Array) -> Subspace:
-    """The distance between the ends of a model, with what it would be by chance."""
+    """Return the distance between the two ends of a model, and the distance expected by chance."""
     words, dim = input_VD.shape
     distance = subspace_distance(input_VD, output_VD)
     return Subspace(distance=distance, chance=chance_distance(words, dim), words=words, dim=dim)
 
 
 def _basis(table_VD: Array) -> Array:
-    """An orthonormal basis of what the columns span."""
+    """Return an orthonormal basis of the column space."""
     words, dim = table_VD.shape
     if words < dim:
         raise ArgumentError(

@@ -1,8 +1,8 @@
-"""Translations of lines, and of held-out texts with what they are worth (`bleu.py`).
+"""Translate lines, and translate and score held-out texts (`bleu.py`).
 
-A line is cut into words (`storage/lines.py`) and these into tokens, which <eos> ends. Lines of like length are decoded
-together, and come back in the order that they were given in. Words are written with spaces between them, pieces of
-words joined: of a text that was not tokenised, that is plain text again.
+A line is split into words (`storage/lines.py`) and words into tokens, followed by <eos>. Lines of similar length are
+decoded together, and translations are returned in the order of the lines. Sub-words are joined into words and words are
+separated by spaces. If the training text was not tokenised, the result is plain text.
 
 Shapes: B lines, S source tokens, T target tokens.
 """
@@ -32,35 +32,35 @@ from reefknot.nn.models.translator import PAD, Translator
 from reefknot.storage.lines import Line, read_file, read_text
 
 BATCH_TOKENS = 4096
-"""Source tokens, padding included, that are decoded together: bounds the memory, never changes a translation."""
+"""Source tokens, padding included, that are decoded together. It bounds the memory and changes no translation."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """What a line was translated to."""
+    """A translation of a line."""
 
     text: str
     logp: float
     score: float
-    """What it was chosen by."""
+    """Score by which the translation was selected."""
     finished: bool
-    """False where the search ended before the sentence did."""
+    """Whether the translation ends with <eos>. If not, the search has reached the length limit."""
     length: int
-    """Target tokens, <eos> counted where it is finished."""
+    """Number of target tokens, including <eos> if the translation is finished."""
 
     @classmethod
     def of(cls, found: Hypothesis, words: Vocabulary) -> Translation:
-        """What a hypothesis says in words."""
+        """Convert a hypothesis to text."""
         text = " ".join(words.decode(found.ids))
         return cls(text, found.logp, found.score, found.finished, len(found.ids) + found.finished)
 
 
 Decode = Callable[[Decoder, Tensor], list[list[Hypothesis]]]
-"""What finds hypotheses: for source_BS those of each row, best first."""
+"""A function that decodes a batch source_BS and returns the hypotheses of each row, best first."""
 
 
 def searching(words: Sides, search: SearchSettings, n_best: int = 1) -> Decode:
-    """Beam search for the target's words; <unk> is none."""
+    """Return a function that decodes by beam search and never generates <unk>."""
     _, target = words.vocabularies
     eos, never = end_of_line(target), unwritten(target)
     return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, never, n_best)
@@ -77,24 +77,24 @@ def translate(
     say: Callable[[str], None] | None = None,
     progress: Progress = unheard,
 ) -> list[list[Translation]]:
-    """The translations of each line, best first; an empty line has one, which is empty.
+    """Return the translations of each line, best first. The only translation of an empty line is empty.
 
     Arguments:
-        n_best: how many of each line; fewer where the search finds no more.
-        say: hears what the model could not read.
+        n_best: number of translations per line. There may be fewer if the search finds no more.
+        say: called with warnings, such as the number of unknown words.
     """
     read = list(read_text("".join(f"{line}\n" for line in lines), "the lines to translate"))
     if len(read) != len(lines):
-        raise ArgumentError("a line to translate holds a line end; give each line by itself")
+        raise ArgumentError("a line to translate holds a line end; pass each line separately")
     translator = LineTranslator(model, words, searching(words, search, n_best), precision, say=say)
-    found = translator.translate(read, progress)
+    translations = translator.translate(read, progress)
     translator.tell_unknown()
-    return found
+    return translations
 
 
 @dataclass
 class LineTranslator:
-    """A model that is given lines, all at once or some at a time, and keeps count of what it could not read."""
+    """Translates lines in one or several calls, and counts the unknown words."""
 
     model: Translator
     words: Sides
@@ -102,16 +102,17 @@ class LineTranslator:
     precision: str = "float32"
     batch_tokens: int = BATCH_TOKENS
     longest: int | None = None
-    """Tokens of the longest sentence in training: where a line has more, it says so."""
+    """Number of tokens of the longest training sentence. Longer lines cause a warning."""
     say: Callable[[str], None] | None = None
+    """Called with warnings."""
     unknown: int = field(default=0, init=False)
-    """Words that were read as <unk>."""
+    """Number of words that were read as <unk>."""
 
     def translate(self, lines: Sequence[Line], progress: Progress = unheard) -> list[list[Translation]]:
-        """The translations of each line, best first."""
+        """Return the translations of each line, best first."""
         _, target = self.words.vocabularies
         sources = [self._ids(line) for line in lines]
-        found = [[Translation("", 0.0, 0.0, True, 1)] for _ in lines]
+        translations = [[Translation("", 0.0, 0.0, True, 1)] for _ in lines]
         total, done = sum(map(len, sources)), 0
         device = next(self.model.parameters()).device
         with autocast(device, self.precision), decoding(self.model) as decoder:
@@ -120,21 +121,21 @@ class LineTranslator:
                 rows = [torch.tensor(sources[index]) for index in batch]
                 source_BS = pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
                 for index, hypotheses in zip(batch, self.decode(decoder, source_BS), strict=True):
-                    found[index] = [Translation.of(each, target) for each in hypotheses]
+                    translations[index] = [Translation.of(hypothesis, target) for hypothesis in hypotheses]
                 done += sum(map(len, rows))
                 progress("translating", done / total)
-        return found
+        return translations
 
     def tell_unknown(self) -> None:
-        """Say how many words were not known, if there were any."""
+        """Report the number of unknown words, if there are any."""
         if self.unknown and self.say:
             words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
             source, _ = self.words.vocabularies
-            strange = "not in the vocabulary," if source.bpe is None else "with characters not in the vocabulary, these"
-            self.say(f"{words} of the source {strange} read as <unk>")
+            reason = "not in the vocabulary," if source.bpe is None else "with characters not in the vocabulary, these"
+            self.say(f"{words} of the source {reason} read as <unk>")
 
     def _ids(self, line: Line) -> list[int]:
-        """The tokens of a line and <eos>; none of an empty line, which nothing is to be searched for."""
+        """Return the ids of a line, with <eos>. An empty line has none, because it is not decoded."""
         source, _ = self.words.vocabularies
         if not line.words:
             return []
@@ -149,9 +150,9 @@ class LineTranslator:
 
 
 def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of at most so many tokens, padding included, or of one; what has length 0 is in none.
+    """Yield batches of indices with at most `tokens` tokens, padding included, or with a single longer item.
 
-    The longest come first: what does not fit into the memory is found out at once.
+    The longest items come first, so that running out of memory happens at once. Items of length 0 are left out.
     """
     batch: list[int] = []
     for index in sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index]):
@@ -166,24 +167,25 @@ def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]
 def rerank(
     found: Sequence[Translation], log_probs: Sequence[float], weight: float, search: SearchSettings
 ) -> list[Translation]:
-    """Translations of a line, finished ones first and each kind best first by
-    (log p + weight x log p of a language model) / length^length_penalty.
+    """Sort the translations of a line, finished ones first, by a new score that includes a language model:
 
-    Both are of the whole sentence, so that the length penalty weighs them alike. That figure is the new score.
+        (log p + weight x log p of the language model) / length^length_penalty
+
+    Both log-probabilities are of the whole sentence, so the length penalty applies to both alike.
 
     Arguments:
-        log_probs: what the language model gives each.
+        log_probs: log-probability of each translation under the language model.
     """
     scored = [
-        replace(each, score=search.score(each.logp + weight * logp, each.length))
-        for each, logp in zip(found, log_probs, strict=True)
+        replace(translation, score=search.score(translation.logp + weight * logp, translation.length))
+        for translation, logp in zip(found, log_probs, strict=True)
     ]
-    return sorted(scored, key=lambda each: (not each.finished, -each.score))
+    return sorted(scored, key=lambda translation: (not translation.finished, -translation.score))
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Translations of a text and what they are worth."""
+    """Translations of a text and their scores."""
 
     figures: Translated
     lines: list[str]
@@ -200,20 +202,20 @@ def evaluate_translations(
     say: Callable[[str], None] | None = None,
     progress: Progress = unheard,
 ) -> Evaluated:
-    """Translate a text and compare it with its references."""
+    """Translate a text and score the translations against the references."""
     metrics = open_metrics(bleu)
     pairs = dataset.splits[split]
     sources, references = map(pairs.text, SIDES)
 
-    def tell(_: str, done: float) -> None:
+    def report(_: str, done: float) -> None:
         progress(f"translating the {pairs.name} text", done)
 
-    how: dict[str, Any] = {"precision": precision, "say": say, "progress": tell}
-    found = [best for best, *_ in translate(model, sources, dataset.words, search, **how)]
-    lines = [each.text for each in found]
+    options: dict[str, Any] = {"precision": precision, "say": say, "progress": report}
+    translations = [best for best, *_ in translate(model, sources, dataset.words, search, **options)]
+    lines = [translation.text for translation in translations]
     figures = metrics.figures(lines, references).replace(
         pairs=len(lines),
-        unfinished=sum(not each.finished for each in found),
+        unfinished=sum(not translation.finished for translation in translations),
         search=search.model_dump(),
         by_length=metrics.by_length(lines, references, pairs.source.lengths - 1),
     )
@@ -221,13 +223,14 @@ def evaluate_translations(
 
 
 def beginning(dataset: PairDataset, split: str, number: int | None) -> PairDataset:
-    """The dataset with the first pairs of a text; itself where no fewer than all are asked for."""
+    """Return a dataset with the first `number` pairs of a split, or the dataset itself if the split has no more."""
     pairs = dataset.splits[split]
     if number is None or number >= pairs.pairs:
         return dataset
     numbers = pairs.numbers[:number]
-    kept = set(numbers.tolist())
-    counted = [line for line in islice(read_file(pairs.files.target), max(kept, default=0)) if line.number in kept]
+    line_numbers = set(numbers.tolist())
+    first_lines = islice(read_file(pairs.files.target), max(line_numbers, default=0))
+    counted = [line for line in first_lines if line.number in line_numbers]
     source, target = (
         Lines(side.ids[: side.bounds[number]], side.bounds[: number + 1]) for side in (pairs.source, pairs.target)
     )
@@ -258,43 +261,43 @@ def examples(
     *,
     precision: str = "float32",
 ) -> list[Example]:
-    """Pairs from all over a text with their translations, and where each token of those looked in the source."""
+    """Translate example pairs, spread evenly over a text, and return them with their attention weights."""
     pairs = dataset.splits[split]
     source, target = dataset.words.vocabularies
     decode = searching(dataset.words, search)
     sources, references = map(pairs.text, SIDES)
     device = next(model.parameters()).device
-    there = np.flatnonzero(pairs.source.lengths > 1)
-    found = []
+    nonempty = np.flatnonzero(pairs.source.lengths > 1)
+    chosen = []
     with autocast(device, precision), decoding(model) as decoder:
-        for place in np.unique(np.linspace(0, len(there) - 1, min(number, len(there))).astype(int)):
-            index = int(there[place])
+        for rank in np.unique(np.linspace(0, len(nonempty) - 1, min(number, len(nonempty))).astype(int)):
+            index = int(nonempty[rank])
             ids = pairs.source[index].tolist()
             source_1S = torch.tensor([ids], device=device)
             best = decode(decoder, source_1S)[0][0]
             written = [*best.ids, end_of_line(target)] if best.finished else list(best.ids)
             x_1T = torch.tensor([[end_of_line(target), *written[:-1]]], device=device)
             a_TS = model.attention(x_1T, model.read(source_1S))[0].float()
-            found.append(
+            chosen.append(
                 Example(
                     source=sources[index],
                     reference=references[index],
                     translation=" ".join(target.decode(best.ids)),
-                    source_tokens=tuple(source.words[each] for each in ids),
-                    target_tokens=tuple(target.words[each] for each in written),
+                    source_tokens=tuple(source.words[token] for token in ids),
+                    target_tokens=tuple(target.words[token] for token in written),
                     attention=tuple(tuple(round(weight, 3) for weight in row) for row in a_TS.tolist()),
                 )
             )
-    return found
+    return chosen
 
 
 def end_of_line(words: Vocabulary) -> int:
-    """The id of <eos>, which every vocabulary of pairs has."""
+    """Return the id of <eos>, which every vocabulary of a translator needs."""
     if words.eos is None:
-        raise ArgumentError("a vocabulary without <eos> cannot tell where a translation ends; train one with it")
+        raise ArgumentError("the vocabulary has no <eos>, so no translation could end; train with one that has it")
     return words.eos
 
 
 def unwritten(words: Vocabulary) -> tuple[int, ...]:
-    """Tokens that no translation holds."""
+    """Return the ids that are never generated in a translation."""
     return () if words.unk is None else (words.unk,)

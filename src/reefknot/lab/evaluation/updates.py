@@ -1,13 +1,13 @@
-"""What one step of training changes in the tables (Press & Wolf 2017, section 3).
+"""The changes that one training step makes to the tables (Press & Wolf 2017, section 3).
 
-A step of plain gradient descent changes an input table only in the rows of the words that went in. It changes every row
-of an output table: that of word k by the sum of (p_k - 1[k is the target]) h over the tokens. A tied table gets both.
-The row of a word that goes in gets little from the output's side unless the word is likely to follow itself, so that
-p(i_t), the probability of the current word as the next one, says how far the two parts are in each other's way.
+A step of plain gradient descent changes only those rows of an input table whose words are in the input. It changes
+every row of an output table: that of word k by the sum of (p_k - 1[k is the target]) h over the tokens. A tied table
+gets both changes. The row of an input word gets little from the output end unless the word is likely to follow itself.
+So p(i_t), the probability that the current word is also the next one, shows how much the two parts interfere.
 
-Changes are those of a step at rate 1 on the mean loss of a window's tokens, without dropout: gradients, that is.
+Changes are those of a step at rate 1 on the mean loss of the tokens of a window, without dropout, which are gradients.
 
-Shapes: B streams, T steps, N = B x T tokens of a window, V words, D width.
+Shapes: B streams, T steps, N = B x T tokens of a window, W windows, V words, D dimension.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.tables import WordTable
 
 SIDES = ("input", "output", "both")
-"""The part of a row's change that comes by way of the input, by way of the output, and their sum."""
+"""The parts of the change of a row: from the input end, from the output end, and their sum."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 Norms = NDArray[np.float64]
 Changes = dict[str, dict[str, Norms]]
-"""Table ("input" and "output", or "tied"), side, and the norm of each row's change."""
+"""Norms of the change of each row, by table ("input" and "output", or "tied") and side."""
 
 
 class SeparateEnds:
-    """A copy of a model whose ends share nothing any more: it computes the same, and each end has its own gradient.
+    """A copy of a model whose ends share no parameters. It computes the same, and each end has its own gradient.
 
-    Their sum over the ends is the gradient of the table that they held together.
+    The sum of the gradients of both ends is the gradient of the table that they shared.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -55,28 +55,28 @@ class SeparateEnds:
         }
 
     def changes(self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None) -> tuple[Changes, State]:
-        """What a step on one window changes, row by row, and the state that follows the window."""
+        """Return the change of each row by a step on one window, and the state after the window."""
         self.model.zero_grad()
         losses = self.model.loss(tokens_BT, targets_BT, state)
         losses.mean().backward()  # type: ignore[no-untyped-call]
-        found: Changes = {}
+        changes: Changes = {}
         for name, tables in self._tables.items():
-            bands = [self._of(table) for table in tables]
-            found[name] = {side: np.concatenate([band[side] for band in bands]) for side in SIDES}
-        return found, losses.state
+            bands = [self._norms(table) for table in tables]
+            changes[name] = {side: np.concatenate([band[side] for band in bands]) for side in SIDES}
+        return changes, losses.state
 
-    def _of(self, table: WordTable) -> dict[str, Norms]:
+    def _norms(self, table: WordTable) -> dict[str, Norms]:
         parts = {}
         for end, copies in self._copies.items():
-            own = copies.get(table)
-            gradient = None if own is None else own.weight.grad
+            copied = copies.get(table)
+            gradient = None if copied is None else copied.weight.grad
             parts[end] = torch.zeros_like(table.weight) if gradient is None else gradient
         parts["both"] = parts["input"] + parts["output"]
         return {side: part_VD.double().norm(dim=-1).cpu().numpy() for side, part_VD in parts.items()}
 
     @torch.no_grad()
     def current_words(self, tokens_BT: Tensor, state: State | None = None) -> Norms:
-        """p(i_t): the probability of every word to follow itself."""
+        """Return p(i_t), the probability that each input word is also the next word."""
         logp_BT, _ = self.model.target_log_probs(tokens_BT, tokens_BT, state)
         return logp_BT.double().exp().flatten().cpu().numpy()
 
@@ -90,7 +90,7 @@ def update_rule(
     steps: int = 35,
     windows: int = 10,
 ) -> dict[str, Any]:
-    """What the first windows of a text, read as in training, would change: means over the windows, as plain JSON."""
+    """Return the mean changes by steps on the first windows of a text, read as in training, as plain JSON."""
     separate, counts_V = SeparateEnds(model), np.asarray(counts, dtype=np.int64)
     device = next(model.parameters()).device
     norms: dict[str, dict[str, list[Norms]]] = {}
@@ -115,7 +115,7 @@ def update_rule(
 
 
 def by_frequency(values_V: Norms, counts: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
-    """The mean of something that every word has, by how often the words were seen in training."""
+    """Return the mean of a value per word for each band of training counts."""
     counts_V = np.asarray(counts, dtype=np.int64)
     return [
         {"low": low, "high": high, "types": int(inside_V.sum()), "mean": float(values_V[inside_V].mean())}
@@ -124,7 +124,7 @@ def by_frequency(values_V: Norms, counts: Sequence[int] | NDArray[np.int64]) -> 
 
 
 def _bands(counts_V: NDArray[np.int64]) -> Iterator[tuple[int, int | None, NDArray[np.bool_]]]:
-    """The bands of training counts that have words, with which words these are."""
+    """Yield the bands of training counts that have words, each with a mask of its words."""
     for low, above in zip(EDGES, (*EDGES[1:], None), strict=True):
         inside_V = (counts_V >= low) & (counts_V < above if above is not None else True)
         if inside_V.any():
@@ -132,8 +132,8 @@ def _bands(counts_V: NDArray[np.int64]) -> Iterator[tuple[int, int | None, NDArr
 
 
 def _summary(sides: dict[str, list[Norms]], counts_V: NDArray[np.int64]) -> dict[str, Any]:
-    """Per side, the share of rows that a step changes and by how much, over all words and by their frequency."""
-    found = {}
+    """Return, per side, the share of rows that a step changes and the mean norm, over all words and by frequency."""
+    summary = {}
     for side, windows in sides.items():
         norms_WV = np.stack(windows)
         changed_V, norm_V = (norms_WV > 0).mean(0), norms_WV.mean(0)
@@ -141,14 +141,14 @@ def _summary(sides: dict[str, list[Norms]], counts_V: NDArray[np.int64]) -> dict
             {**norm, "changed": changed["mean"]}
             for norm, changed in zip(by_frequency(norm_V, counts_V), by_frequency(changed_V, counts_V), strict=True)
         ]
-        found[side] = {"changed": float(changed_V.mean()), "mean": float(norm_V.mean()), "bands": bands}
-    return found
+        summary[side] = {"changed": float(changed_V.mean()), "mean": float(norm_V.mean()), "bands": bands}
+    return summary
 
 
 def _current(
     p_N: Norms, words_N: NDArray[np.int64], repeats_N: NDArray[np.bool_], counts_V: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """How likely words are to follow themselves, against a model that knows nothing and one that knows frequencies."""
+    """Return how likely words are to follow themselves, compared with a uniform and a unigram model."""
     unigram_N = counts_V[words_N] / counts_V.sum()
     return {
         "mean": float(p_N.mean()),
@@ -162,6 +162,6 @@ def _current(
 
 
 def _copies(end: nn.Module, copied: nn.Module) -> dict[WordTable, WordTable]:
-    """The tables of an end, and which table of its copy each of them is."""
+    """Return the tables of an end, each with its counterpart in the copy of the end."""
     pairs = zip(end.modules(), copied.modules(), strict=True)
-    return {one: other for one, other in pairs if isinstance(one, WordTable) and isinstance(other, WordTable)}
+    return {table: copy_ for table, copy_ in pairs if isinstance(table, WordTable) and isinstance(copy_, WordTable)}

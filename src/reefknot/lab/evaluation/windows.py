@@ -1,15 +1,16 @@
-"""Windows: a text cut into pieces that are each computed afresh, so that every token is scored in exactly one of them.
+"""Windows that are computed independently of each other. Every token of a text is scored in exactly one window.
 
-How much a model that carries no state knows of the past is up to the window it reads (Baevski & Auli 2019, Table 5):
+A model that carries no state knows only as much of the past as its window holds (Baevski & Auli 2019, Table 5):
 
-- `sliding`: each window scores the next `stride` tokens and reads up to `context` more before them;
-- `complete`: blocks of whole lines, the paper's way without context;
-- `lines`: every line by itself, the paper's way on Billion Word.
+- `sliding`: each window scores the next `stride` tokens and reads up to `context` tokens before them;
+- `complete`: blocks of whole lines, the paper's setting without context;
+- `lines`: every line on its own, the paper's setting for Billion Word.
 
-A window reads the text as it stands: before its first token comes the token before that one in the text, which is <eos>
-where a line begins. Positions begin anew in every window.
+The input before the first token of a window is the token that precedes it in the text, which is <eos> at the start of a
+line. Positions are counted from the start of each window.
 
-Shapes: T tokens of the text, W windows, B of them in a batch, L tokens of the longest of these, N scored tokens.
+Shapes: T tokens of the text, W windows, B windows of a batch, L tokens of the longest window of a batch, N scored
+tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NO_LINES = "the text has no line ends to cut it at (vocabulary.end_of_line = fal
 
 
 class Spans(NamedTuple):
-    """Windows over a text, in its order: tokens `start` to `stop`, of which those from `scored` on are scored."""
+    """Windows over a text, in order. A window reads tokens `start` to `stop` and scores those from `scored` on."""
 
     start: Ints
     scored: Ints
@@ -42,29 +43,29 @@ class Spans(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Windows that are computed together; shorter ones are filled up at the right, where nothing is scored."""
+    """Windows that are computed together. Shorter windows are padded at the right, and padding is not scored."""
 
     x: Tensor
-    """x_BL, what is read."""
+    """Input ids x_BL."""
     rows: Tensor
-    """rows_N of the flattened batch that have a scored token."""
+    """Rows rows_N of the flattened batch that have a scored token."""
     place: Tensor
-    """place_N of those tokens in the text."""
+    """Positions place_N of the scored tokens in the text."""
 
 
 class Windows:
-    """A way to cut a text."""
+    """Base class of the ways to split a text into windows."""
 
     by_lines: ClassVar[bool] = True
-    """Whether windows begin where lines do."""
+    """Whether windows begin at the start of a line."""
 
     @property
     def name(self) -> str:
-        """As a saved evaluation and a row of a recipe call it."""
+        """Name of the windows in a saved evaluation and in a recipe."""
         raise NotImplementedError
 
     def cut(self, y_T: Tensor, eos: int | None) -> Spans:
-        """The windows of a text of these targets, in which every token is scored once."""
+        """Return the windows of a text with the targets y_T. Every target is scored in exactly one window."""
         raise NotImplementedError
 
 
@@ -72,8 +73,8 @@ class Sliding(Windows):
     """Windows that score the next `stride` tokens and read up to `context` tokens before them.
 
     Args:
-        context: Number of tokens that are read before the scored ones. With 0, there are none.
-        stride: Number of tokens that a window scores. Smaller windows have more context on average and cost more.
+        context: Number of tokens that are read before the scored tokens.
+        stride: Number of tokens that a window scores. A smaller stride gives more context on average and costs more.
     """
 
     by_lines = False
@@ -81,8 +82,8 @@ class Sliding(Windows):
     def __init__(self, context: Context, stride: Tokens) -> None:
         if not (0 <= context <= LONGEST and 1 <= stride <= LONGEST):
             raise SettingsError(
-                f"sliding windows: context = {context}, stride = {stride}: must be at least 0 and at least 1, "
-                f"and at most {LONGEST:,}"
+                f"sliding windows: context = {context}, stride = {stride}: context must be at least 0, stride at "
+                f"least 1, and both at most {LONGEST:,}"
             )
         self.context = context
         self.stride = stride
@@ -97,15 +98,15 @@ class Sliding(Windows):
 
 
 class Complete(Windows):
-    """Blocks of as many whole lines as fit. A longer line has blocks of its own.
+    """Blocks of as many whole lines as fit. A line that is too long for one block is split into several.
 
     Args:
-        length: Maximum number of tokens of a block.
+        length: Maximum number of tokens in a block.
     """
 
     def __init__(self, length: Tokens) -> None:
         if not 1 <= length <= LONGEST:
-            raise SettingsError(f"blocks of whole lines: length = {length}: must be at least 1, at most {LONGEST:,}")
+            raise SettingsError(f"blocks of whole lines: length = {length}: must be at least 1 and at most {LONGEST:,}")
         self.length = length
 
     @property
@@ -113,18 +114,18 @@ class Complete(Windows):
         return f"complete-{self.length}"
 
     def cut(self, y_T: Tensor, eos: int | None) -> Spans:
-        edges, begin = [0], 0
-        for end in _line_ends(y_T, eos).tolist():
-            if end - edges[-1] > self.length and begin > edges[-1]:
-                edges.append(begin)
-            if end - begin > self.length:
-                edges += [*range(begin + self.length, end, self.length), end]
-            begin = end
+        edges, line_start = [0], 0
+        for line_end in _line_ends(y_T, eos).tolist():
+            if line_end - edges[-1] > self.length and line_start > edges[-1]:
+                edges.append(line_start)
+            if line_end - line_start > self.length:
+                edges += [*range(line_start + self.length, line_end, self.length), line_end]
+            line_start = line_end
         return _between([*edges, len(y_T)] if edges[-1] < len(y_T) else edges)
 
 
 class Lines(Windows):
-    """Every line by itself, with nothing but <eos> before it."""
+    """Every line on its own, with only <eos> before it."""
 
     @property
     def name(self) -> str:
@@ -135,17 +136,17 @@ class Lines(Windows):
 
 
 def named(name: str) -> Windows:
-    """The windows of this name, as `Windows.name` gives it."""
+    """Return the windows with a name, which is spelled as in `Windows.name`."""
     sizes = window_sizes(name)
     if sizes is None:
-        raise SettingsError(f"no windows are called {shortened(name, 60)!r}: context-C-stride-S, complete-L or lines")
+        raise SettingsError(f"unknown windows {shortened(name, 60)!r}: use context-C-stride-S, complete-L or lines")
     if sizes.stride:
         return Sliding(sizes.context, sizes.stride)
     return Complete(sizes.length) if sizes.length else Lines()
 
 
 def _line_ends(y_T: Tensor, eos: int | None) -> Ints:
-    """Where the lines end, each the place after its last token; the text's end is the last."""
+    """Return the position after the last token of each line. The last one is the end of the text."""
     if eos is None:
         raise SettingsError(f"windows by lines: {NO_LINES}")
     ends: Ints = np.flatnonzero(y_T.numpy() == eos) + 1
@@ -153,27 +154,27 @@ def _line_ends(y_T: Tensor, eos: int | None) -> Ints:
 
 
 def _between(edges: list[int]) -> Spans:
-    """Windows side by side that score all they read."""
+    """Return adjacent windows that score all tokens they read."""
     edge_W = np.asarray(edges, dtype=np.int64)
     return Spans(edge_W[:-1], edge_W[:-1], edge_W[1:])
 
 
 def batches(x_T: Tensor, spans: Spans, tokens: int) -> Iterator[Batch]:
-    """The windows of a text, those of like length together, the longest first, so that a batch too large for the
-    machine is the first one.
+    """Yield the windows of a text in batches of similar length.
 
-    `tokens` bounds a batch with what fills it up, never the result; a longer window is a batch of its own.
+    The longest windows come first, so that running out of memory happens at once. A batch has at most `tokens` tokens,
+    padding included, unless a single window is longer. This bound does not change the result.
     """
     length_W = spans.stop - spans.start
     order_W = np.argsort(-length_W, kind="stable")
     done = 0
     while done < len(order_W):
         longest = int(length_W[order_W[done]])
-        some_B = order_W[done : done + max(1, tokens // longest)]
-        done += len(some_B)
-        start_B1, scored_B1, stop_B1 = (each[some_B, None] for each in spans)
-        place_BL = start_B1 + np.arange(longest)
-        inside_BL = place_BL < stop_B1
-        x_BL = torch.where(torch.from_numpy(inside_BL), x_T[np.minimum(place_BL, len(x_T) - 1)], 0)
-        scores_BL = inside_BL & (place_BL >= scored_B1)
-        yield Batch(x_BL, torch.from_numpy(np.flatnonzero(scores_BL)), torch.from_numpy(place_BL[scores_BL]))
+        window_B = order_W[done : done + max(1, tokens // longest)]
+        done += len(window_B)
+        start_B1, scored_B1, stop_B1 = (bounds_W[window_B, None] for bounds_W in spans)
+        position_BL = start_B1 + np.arange(longest)
+        inside_BL = position_BL < stop_B1
+        x_BL = torch.where(torch.from_numpy(inside_BL), x_T[np.minimum(position_BL, len(x_T) - 1)], 0)
+        is_scored_BL = inside_BL & (position_BL >= scored_B1)
+        yield Batch(x_BL, torch.from_numpy(np.flatnonzero(is_scored_BL)), torch.from_numpy(position_BL[is_scored_BL]))

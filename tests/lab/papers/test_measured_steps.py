@@ -135,7 +135,7 @@ def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[st
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not say by which commit it was made"),
+        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not record the commit by which it was made"),
         ({"environment": {"command": "a", "commit": "b", "dirty": True}}, "uncommitted changes; commit and run"),
     ],
 )
@@ -147,7 +147,7 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(DataError, match="no record of a bench; `reefknot bench WHAT --json"):
+    with pytest.raises(DataError, match="not a record of a benchmark; `reefknot bench WHAT --json"):
         measured_steps(tmp_path)
 
 

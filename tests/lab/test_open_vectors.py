@@ -79,7 +79,7 @@ def test_skip_gram_and_a_file_of_its_vectors(tmp_path: Path, made_text: Callable
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run"):
+    with pytest.raises(DataError, match="is not a run folder"):
         open_vectors(tmp_path)
     with pytest.raises(DataError):
         open_vectors(tmp_path / "nothing.txt")

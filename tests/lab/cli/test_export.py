@@ -71,7 +71,7 @@ def test_mistakes_are_sentences(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         ),
         ((spaced, "--format", "fasttext"), 2, "unknown format of word vectors 'fasttext'; the formats are word2vec, "),
         ((tmp_path / "none", "--format", "glove"), 3, "none"),
-        ((tmp_path, "--format", "glove"), 3, "is no run"),
+        ((tmp_path, "--format", "glove"), 3, "is not a run folder"),
     ):
         done = cli("export", *words, "-o", out)
         assert done.code == code, done.err

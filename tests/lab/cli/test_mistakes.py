@@ -48,16 +48,16 @@ MISTAKES = [
     ("train {recipe} --row tied corpus.name=nowhere", 3, "corpus 'nowhere' is neither a known corpus"),
     ("train {recipe} --row tied --device tpu", 2, "--device tpu: must be auto, cpu or cuda"),
     ("train {recipe} --row tied --out {recipe}", 2, "is a file, not a folder"),
-    ("train {recipe} --row tied --out {corpus}", 2, "is no run .* use another --out"),
+    ("train {recipe} --row tied --out {corpus}", 2, "is not a run folder .* use another --out"),
     ("train {recipe} --row tied --seeds 0", 2, "--seeds"),
     ("train {recipe} --row tied --seeds many", 2, "--seeds"),
     ("train press2017/table6 --row small-wt", 3, "ptb not found: expected DIR/ptb/ptb.train.txt"),
     ("train press2017/table6 --row small-wt --data {corpus}", 3, "ptb not found in .*: expected .*ptb.train.txt"),
     ("table dmo", 2, "did you mean demo?"),
     ("table {recipe} --jobs 0", 2, "--jobs"),
-    ("evaluate nowhere", 3, "nowhere is no run: there is no such folder"),
-    ("evaluate {recipe}", 3, "is no run: it is a file"),
-    ("evaluate {root}", 3, "is no run: it has no config.json; it holds runs such as .*tied/seed0: name one"),
+    ("evaluate nowhere", 3, "nowhere is not a run folder: there is no such folder"),
+    ("evaluate {recipe}", 3, "is not a run folder: it is a file"),
+    ("evaluate {root}", 3, "is not a run folder: it has no config.json; .*tied/seed0: name one"),
     ("evaluate {tied} --split all", 2, "--split all: must be one of train, valid, test"),
     ("evaluate {tied} --streams 0", 2, "--streams"),
     ("evaluate {tied} --device tpu", 2, "--device tpu"),
@@ -179,7 +179,7 @@ def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     outcome = cli("evaluate", damaged)
     assert outcome.code == 3
-    assert "model.safetensors does not have the SHA-256" in outcome.err
+    assert "model.safetensors does not match the SHA-256" in outcome.err
     (damaged / "vocabulary.json").unlink()
     assert "vocabulary.json is missing" in cli("generate", damaged).err
     (damaged / "config.json").write_text("{}", encoding="utf-8")

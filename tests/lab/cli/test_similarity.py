@@ -155,7 +155,7 @@ def test_an_unfinished_run_is_told(cli: Cli, runs: Runs, data: Path, tmp_path: P
         ("similarity {tied} --set MEN --data {data}", 3, "MEN not found: expected EN-MEN-TR-3k.txt"),
         ("similarity {tied} --set {file}", 3, "line 1: "),
         ("similarity nowhere --data {data}", 3, "nowhere"),
-        ("similarity {empty} --data {data}", 3, "is no run"),
+        ("similarity {empty} --data {data}", 3, "is not a run folder"),
         ("similarity --between {tied}", 2, "--between needs two tables, and one is named"),
         ("similarity --between {untied} --set MEN", 2, "--set goes without --between"),
         ("similarity {untied} --samples 500", 2, "--samples goes with --between"),

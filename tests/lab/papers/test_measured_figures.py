@@ -84,9 +84,9 @@ def test_what_is_told_of_a_record() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"environment": RECORD["environment"] | {"commit": None}}, "does not say by which commit it was made"),
+        ({"environment": RECORD["environment"] | {"commit": None}}, "does not record the commit by which it was made"),
         ({"environment": RECORD["environment"] | {"dirty": True}}, "it was made with uncommitted changes"),
-        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "by which command its run VD-LSTM large was made"),
+        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "the command by which its run VD-LSTM large was made"),
         ({"runs": [RECORD["runs"][0] | {"dirty": True}]}, "its run VD-LSTM large was made with uncommitted changes"),
     ],
 )
@@ -99,7 +99,7 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results" / "figures" / "a.json"
     path.parent.mkdir(parents=True)
-    for text, said in (("[]", "no record of a figure"), ("{}", "no record of a figure"), ("{", "a.json")):
+    for text, said in (("[]", "not a record of a figure"), ("{}", "not a record of a figure"), ("{", "a.json")):
         path.write_text(text)
         with pytest.raises(DataError, match=said):
             read_figures(tmp_path)

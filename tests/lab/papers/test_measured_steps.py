@@ -135,7 +135,7 @@ def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[st
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not say by which commit it was made"),
+        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not record the commit by which it was made"),
         ({"environment": {"command": "a", "commit": "b", "dirty": True}}, "uncommitted changes; commit and run"),
     ],
 )
@@ -147,7 +147,7 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(DataError, match="no record of a bench; `reefknot bench WHAT --json"):
+    with pytest.raises(DataError, match="not a record of a benchmark; `reefknot bench WHAT --json"):
         measured_steps(tmp_path)
 
 
@@ -156,8 +156,8 @@ def test_a_table_shows_it_only_where_it_was_measured() -> None:
     text = to_markdown(rows)
     assert "| row | test | s/epoch alone | x plain torch |" in text
     assert "| tied | not run | 8.72 | 4.7 |\n| untied | not run |  |  |" in text
-    assert "s/epoch alone: our fastest training step with the device to itself" in text
-    assert "x plain torch: the time of a training step as people write it" in text
+    assert "s/epoch alone: our fastest training step with nothing else on the device" in text
+    assert "x plain torch: the time of a training step in plain PyTorch" in text
     assert "x plain torch" not in to_markdown(rows[1:])
 
 
@@ -167,7 +167,7 @@ def test_a_table_of_seconds_is_answered_by_steps_where_nothing_was_trained() -> 
     text = to_markdown([*rows, TableRow("AWD + mixture", {"seconds": 139.0})])
     assert "| AWD | 8.00 | 47 | 1.00 | 1.00 | 4.7 |\n| AWD + DRILL | 10.0 | 47 | 1.25 | 1.00 | 5.0 |" in text
     assert "| AWD + mixture | not run | 139 |  | 2.96 |  |" in text
-    assert "s/epoch: of a row that was not trained, our fastest training step" in text
+    assert "s/epoch: for a row that was not trained, our fastest training step" in text
 
 
 def test_seconds_of_runs_and_of_steps_are_not_set_against_each_other(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_an_unfinished_record_is_refused(root: Path) -> None:
 def test_a_page_without_its_marks_is_named(root: Path) -> None:
     for text in ("nothing", f"{END} {BEGIN}", BEGIN):
         (root / "docs" / "ends.md").write_text(text)
-        with pytest.raises(DataError, match=r"ends\.md: no place for the results"):
+        with pytest.raises(DataError, match=r"ends\.md: the markers of the results are missing"):
             update(root, PRESS | recipe([Row(name="a")], TOUR))
 
 
@@ -294,6 +294,6 @@ def test_a_file_that_a_command_writes_keeps_its_name(option: str, place: str) ->
 def test_two_runs_for_one_record_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(papers, "_refuse_other_code", lambda root, result: None)
     runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
-    with pytest.raises(DataError, match="another run of its row and seed"):
+    with pytest.raises(DataError, match="another run of the same row and seed"):
         record(tmp_path, runs)
     assert not (tmp_path / "results").exists()

@@ -214,7 +214,7 @@ def test_sections_of_others_follow_the_results(runs: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("anchor", ["results", "ends", "", "Figure", "a b", '"><script>'])
 def test_an_anchor_that_would_break_the_page_is_refused(anchor: str) -> None:
-    with pytest.raises(SettingsError, match="a section's anchor is small letters"):
+    with pytest.raises(SettingsError, match="a section's anchor must consist of small letters"):
         Section("Figure", "", anchor)
 
 

@@ -107,7 +107,7 @@ def test_nothing_to_report_is_a_sentence(tmp_path: Path) -> None:
         collect([tmp_path / "nowhere"])
     with pytest.raises(DataError, match="no runs in this folder"):
         collect([tmp_path])
-    with pytest.raises(DataError, match="no run here"):
+    with pytest.raises(DataError, match="is not a run folder"):
         load(tmp_path)
     with pytest.raises(DataError, match="no result folders"):
         collect([])

@@ -59,7 +59,7 @@ def test_pieces_are_marked_and_compare_by_words(tmp_path: Path) -> None:
     assert comparable(rows) == rows
     marked, notes = mark(rows)
     assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
-    assert notes == ("† per word: a word's probability is the product over its pieces, 2.0 on average",)
+    assert notes == ("† per word: a word's probability is the product over its sub-words, 2.0 on average",)
     assert build(rows).best == {1}  # 10 per piece, 100 per word
 
 
@@ -104,7 +104,7 @@ def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) 
     second = write_run(
         tmp_path, "Small + WT", 1, result("Small + WT", 1, best={"step": 0, "epoch": 0}), training=training
     )
-    kept = ", which no epoch bettered with 1 of 2 seeds, so that the figures are theirs"
+    kept = "; no epoch improved on them with 1 of 2 seeds, so their scores are shown"
     assert mark(join([], collect([tmp_path])))[1] == (f"† began with the best weights of Small{kept}",)
     shutil.rmtree(second)
     record["training"]["epochs"] = 20

@@ -178,7 +178,7 @@ def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
     notes = build(join([], collect([tmp_path]))).notes
     assert "Small: averaging had not begun when training ended" in notes
     assert "Small + WT: the best epoch was before averaging began" in notes
-    assert "best at the end of what was tried: Small + WT + dynamic evaluation (lambda)" in notes
+    assert "best value at the edge of the search grid: Small + WT + dynamic evaluation (lambda)" in notes
     assert len(notes) == 3
     at_once = {"averaging": {"start": "at_once"}}
     other = write_run(tmp_path / "other", "Small", 0, result("Small", 0), training=at_once)

@@ -134,12 +134,12 @@ def test_a_damaged_step_is_in_no_mean(five: Checkpoints) -> None:
 )
 def test_steps_of_two_runs_have_no_mean(five: Checkpoints, model: dict[str, Tensor], fingerprint: str) -> None:
     five.save(6, model, {}, {}, fingerprint=fingerprint)
-    with pytest.raises(DataError, match=r"step_00000005 is a checkpoint of another run than .*step_00000006"):
+    with pytest.raises(DataError, match=r"step_00000005 belongs to another run than .*step_00000006"):
         five.average(2)
 
 
 def test_there_must_be_something_to_average(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no checkpoint that could be averaged: train it first"):
+    with pytest.raises(DataError, match="has no checkpoint to average: train it first"):
         Checkpoints(tmp_path).average(3)
     with pytest.raises(ValueError, match="at least 1"):
         Checkpoints(tmp_path).average(0)
@@ -176,5 +176,5 @@ def test_best_is_a_relative_link_that_moves_with_the_run(two: Checkpoints, tmp_p
 )
 def test_best_may_only_point_at_a_checkpoint(two: Checkpoints, tmp_path: Path, target: str) -> None:
     (tmp_path / "best").symlink_to(target)
-    with pytest.raises(DataError, match="no checkpoint of this run"):
+    with pytest.raises(DataError, match="not a checkpoint of this run"):
         two.best()

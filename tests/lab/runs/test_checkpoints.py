@@ -281,7 +281,7 @@ def test_when_none_is_sound_it_is_a_data_error(two: Checkpoints) -> None:
 
 def test_a_renamed_step_is_refused(two: Checkpoints) -> None:
     two.path_of(2).rename(two.path_of(3))
-    assert "is of step 2" in assert_is(two, 1)[0]
+    assert "is for step 2" in assert_is(two, 1)[0]
 
 
 def reseal(folder: Path, **changes: Any) -> None:
@@ -387,7 +387,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         large = {"words.weight": torch.zeros(80_000)}
         with pytest.raises(ResourceError, match="free some space"):
             checkpoints.save(2, large, {}, {}, fingerprint="f")
-        monkeypatch.setattr(Checkpoints, "_make_room", lambda *_: None)  # a file system that lies about its space
+        monkeypatch.setattr(Checkpoints, "_prepare_folder", lambda *_: None)  # a file system that lies about its space
         with pytest.raises(ResourceError, match="No space left on device; free some space"):
             checkpoints.save(2, large, {}, {}, fingerprint="f")
         assert names(checkpoints.folder) == ["step_00000001"]

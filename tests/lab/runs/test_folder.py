@@ -99,7 +99,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(SettingsError, match=r"no run \(it holds thesis\.tex but no config\.json\)"):
+    with pytest.raises(SettingsError, match=r"not a run folder \(it contains thesis\.tex but no config\.json\)"):
         RunFolder.open_for_training(tmp_path, CONFIG)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(SettingsError, match="is a file"):
@@ -193,7 +193,7 @@ def test_metrics_are_lines_that_come_back(metrics: Metrics) -> None:
     metrics.cut(5)
     metrics.cut(3)
     assert metrics.read() == lines[:3]
-    with pytest.raises(DataError, match="has 3 lines where the checkpoint has seen 4"):
+    with pytest.raises(DataError, match="has 3 lines, but the checkpoint was saved after 4"):
         metrics.cut(4)
     with pytest.raises(ValueError, match="JSON"):
         metrics.append({"nll": float("inf")})

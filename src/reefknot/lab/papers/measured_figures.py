@@ -1,7 +1,7 @@
-"""Records of the papers' figures, as PAPERS.md shows them: a heading, the picture, the table, and where it came from.
+"""Records of the papers' figures as shown in PAPERS.md: a heading, the picture, the table, and their origin.
 
-A record is what `reefknot figure NAME RUN ... --json FILE` wrote; `script/papers --record FILE` takes it into
-results/figures/, once the code that measured it is known to be its commit's.
+`reefknot figure NAME RUN ... --json FILE` writes a record. `script/papers --record FILE` copies it to results/figures/
+after verifying that the code which measured it is the code of its commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PICTURES = Path("docs/figures")
 
 @dataclass(frozen=True)
 class Shown:
-    """A record with what its figure makes of it."""
+    """A record with the title, the table and the picture that its figure produces from it."""
 
     title: str
     shows: str
@@ -35,59 +35,63 @@ class Shown:
 
     @property
     def picture(self) -> Path:
-        """Where the picture stands, from the root of the project."""
+        """The path of the picture, relative to the root of the project."""
         return PICTURES / f"{slug(self.record)}.svg"
 
     @property
     def anchor(self) -> str:
-        """What leads to it within PAPERS.md."""
+        """The link to its section in PAPERS.md."""
         return "#" + re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
 
 
 def slug(record: Mapping[str, Any]) -> str:
-    """The name of a record's figure as a file's."""
+    """Return the file name, without suffix, of a record's figure."""
     return str(record["figure"]).replace("/", "-")
 
 
 def read_figures(root: Path) -> list[dict[str, Any]]:
-    """The records of the project, all of which can be traced."""
+    """Return the records of the project; raise a DataError if one cannot be traced to its code."""
     return [_traceable(path) for path in sorted((root / FOLDER).glob("*.json"))]
 
 
 def take(root: Path, path: Path) -> Path:
-    """Copy a record into the project and return its place there."""
+    """Copy a record into the project and return its new path."""
     record = _traceable(path)
     environment = record["environment"]
     refuse_other_code(root, path, environment["commit"], environment.get("source_sha256"))
-    place = root / FOLDER / f"{slug(record)}.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_text(place, without_places(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
-    return place
+    target = root / FOLDER / f"{slug(record)}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, without_places(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
+    return target
 
 
 def _traceable(path: Path) -> dict[str, Any]:
-    """A record that says which code and command measured it, and which made each of its runs."""
+    """Read a record and check that it names the commit and the command of the measurement and of each run."""
     record = read_json(path)
     if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
-        raise DataError(f"{path}: no record of a figure; `reefknot figure NAME --json {path}` writes one")
+        raise DataError(f"{path}: not a record of a figure; `reefknot figure NAME --json {path}` writes one")
     for made, what in [(record["environment"], "it"), *((run, f"its run {run.get('row')}") for run in record["runs"])]:
         refuse_untraceable(path, made, what)
     return record
 
 
 def refuse_untraceable(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
-    """What does not say which code and command made it."""
+    """Raise a DataError if a record does not name the commit and the command that made it."""
     missing = [key for key in ("commit", "command") if not made.get(key)]
     if missing:
-        raise DataError(f"{path}: does not say by which {' and '.join(missing)} {what} was made; measure it again")
+        raise DataError(
+            f"{path}: does not record the {' and '.join(missing)} by which {what} was made; measure it again"
+        )
     if made.get("dirty"):
         raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
 
 
 def without_places(text: str) -> str:
-    """JSON whose commands run anywhere: RUN and DIR stand for the folders of the machine that they were given on, and
-    a file that is written has its name alone."""
-    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda found: found[1] + _general(found[2]), text)
+    """Return JSON in which commands contain no paths of one machine.
+
+    RUN and DIR replace folders, and output files are reduced to their names.
+    """
+    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda match: match[1] + _general(match[2]), text)
 
 
 def _general(command: str) -> str:
@@ -97,7 +101,10 @@ def _general(command: str) -> str:
 
 
 def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
-    """A machine without the history takes the commit on trust; here the history can tell."""
+    """Raise a DataError if the code that ran is not the code of the commit.
+
+    A machine without the git history cannot check this, so it is checked when a record is added.
+    """
     from reefknot.lab.runs.environment import source_sha256  # imports torch, which reports do without
 
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +118,7 @@ def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | N
 
 
 def to_markdown(figure: Shown) -> str:
-    """What stands in PAPERS.md."""
+    """Return the section of a figure in PAPERS.md."""
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n\n" for note in figure.record.get("notes", ()))
     table = "\n".join(figure.lines)
     return (
@@ -121,7 +128,7 @@ def to_markdown(figure: Shown) -> str:
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """Runs, machines and code: what somebody needs to get the same figure."""
+    """Return the runs, machines and code that are needed to reproduce a figure."""
     runs, environment = record["runs"], record["environment"]
     facts = {
         "Runs of": [f"`{run['recipe']}`" for run in runs],
@@ -131,9 +138,11 @@ def _origin(record: Mapping[str, Any]) -> str:
         "torch": [run.get("torch") for run in runs],
         "commit": [f"`{run['commit'][:12]}`" for run in runs],
     }
-    told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
+    parts = [
+        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)
+    ]
     machine = ", ".join(environment.get("gpus") or [environment.get("cpu") or "a CPU"])
     return (
-        f"{'; '.join(told)}. Measured by `{environment['command']}` on {machine}, "
+        f"{'; '.join(parts)}. Measured by `{environment['command']}` on {machine}, "
         f"commit `{environment['commit'][:12]}`."
     )

@@ -1,7 +1,7 @@
-"""How fast the rows of recipes are trained, in seconds and against plain torch, by records of whole training steps.
+"""Training speed of the rows of recipes, in seconds and relative to plain PyTorch, from records of training steps.
 
-A record is what `reefknot bench steps RECIPE --json FILE` wrote, in results/performance/; docs/performance.md shows all
-of it.
+`reefknot bench steps RECIPE --json FILE` writes a record; they are in results/performance/, and docs/performance.md
+shows them in full.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from reefknot.lab.runs.upgrade import upgrade_changes
 from reefknot.storage.files import read_json
 
 Circumstances = tuple[str, frozenset[Change]]
-"""A device, and the settings that were not the recipe's."""
+"""A device, and the settings that differ from the recipe."""
 Measured = Mapping[tuple[str, str, Circumstances], Steps]
 _LENGTH = ("training.epochs", "training.updates")
-"""Settings that do not change a step."""
+"""Settings that do not affect the time of a step."""
 
 
 def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> list[TableRow]:
-    """A recipe's rows, each with its steps as its runs had them: on their device, with their settings; none where these
-    had several.
+    """Return a recipe's rows, each with the steps measured on the device and with the settings of its runs.
 
-    Where a row has no runs they are those of most runs of the recipe, and where that has none either, of most of the
-    rows that were measured with the recipe's own settings: a table holds its rows against each other.
+    A row whose runs have several devices or settings gets no steps. A row without runs uses the device and settings of
+    most runs of the recipe. If the recipe has no runs, it uses the most frequent device among the records with the
+    recipe's own settings, so that the rows of a table can be compared.
     """
     rows = list(rows)
     trained = Counter(_circumstances(record) for row in rows for record in row.records)
-    own = Counter(each for name, _, each in measured if name == recipe and not each[1])
-    usual = (trained or own).most_common(1)
-    found = []
+    unchanged = Counter(circumstances for name, _, circumstances in measured if name == recipe and not circumstances[1])
+    usual = (trained or unchanged).most_common(1)
+    timed = []
     for row in rows:
-        theirs = {_circumstances(record) for record in row.records} or {each for each, _ in usual}
-        steps = [measured.get((recipe, row.own_name, each)) for each in theirs]
-        found.append(replace(row, steps=steps[0] if len(steps) == 1 else None))
-    return found
+        wanted = {_circumstances(record) for record in row.records} or {circumstances for circumstances, _ in usual}
+        steps = [measured.get((recipe, row.own_name, circumstances)) for circumstances in wanted]
+        timed.append(replace(row, steps=steps[0] if len(steps) == 1 else None))
+    return timed
 
 
 def _circumstances(record: RunResult) -> Circumstances:
@@ -55,20 +55,23 @@ def _of_a_step(changed: Iterable[Change]) -> frozenset[Change]:
 
 
 def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
-    """By recipe, row and circumstances: our fastest step, and the time of one as people write it over that, in the same
-    run; of several records of one row, the one where we gain least. Records that do not say what their overrides have
-    changed are left out."""
+    """Read the records in a folder, and return the steps by recipe, row and circumstances.
+
+    Each has the time of our fastest step and how many times as long a plain step takes in the same record. If several
+    records measure one row, the one with the smallest speed-up counts. Records with overrides that do not list the
+    changed settings are left out.
+    """
     found: dict[tuple[str, str, Circumstances], Steps] = {}
     for path in sorted(folder.glob("*.json")):
         record = read_json(path)
         if not isinstance(record, dict) or "rows" not in record:
-            raise DataError(f"{path}: no record of a bench; `reefknot bench WHAT --json {path}` writes one")
+            raise DataError(f"{path}: not a record of a benchmark; `reefknot bench WHAT --json {path}` writes one")
         changed = record.get("changed")
         if record.get("bench") != "steps" or (record.get("overrides") and changed is None):
             continue
         refuse_untraceable(path, record["environment"])
         seconds: dict[str, list[float | None]] = {}
-        for row in record["rows"]:  # as people write it comes first
+        for row in record["rows"]:  # the plain step comes first
             seconds.setdefault(row["row"], []).append(row["epoch_seconds"])
         for name, (plain, *others) in seconds.items():
             if plain and (measured := [each for each in others if each]):

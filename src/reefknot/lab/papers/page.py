@@ -1,12 +1,12 @@
 """PAPERS.md, and the results in docs/ends.md, generated from the records under `results/`.
 
     script/papers                     write them
-    script/papers --check             say which is out of date
-    script/papers --record RUN ...    add finished runs, or records of figures, to the records first
+    script/papers --check             list the files that are out of date
+    script/papers --record RUN ...    first add finished runs, or records of figures, to the records
 
 A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
-where the run has any; that of a figure is `results/figures/<figure>.json`, and one of training steps is in
-`results/performance/`. One that does not say which code, command and settings made it is refused.
+if the run has any. The record of a figure is `results/figures/<figure>.json`, and records of training steps are in
+`results/performance/`. A record that does not name its code, command and settings is rejected.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from reefknot.storage.files import write_text
 
 @dataclass(frozen=True)
 class Idea:
-    """An idea of a paper, the file that holds it, and the row of a recipe, or the figure, that shows it."""
+    """An idea of a paper, the file that implements it, and the recipe's row or the figure that demonstrates it."""
 
     name: str
     paper: str
     code: str
     shown_by: str
     row: str | None = None
-    """Of the recipe that shows it; a figure has none."""
+    """The row of the recipe; None for a figure."""
 
 
 _PRESS = "Press and Wolf 2017"
@@ -61,7 +61,7 @@ _SMALL_TRANSLATOR, _TRANSLATOR = "pappas2019/multi30k", "pappas2019/table5"
 _VECTORS = "press2017/enwiki-vectors"
 _ENDS_OF_TRANSFORMER, _SMALL_TRANSFORMER, _TAILS = "baevski2019/table3", "baevski2019/enwiki", "baevski2019/wikitext2"
 TOUR = "ends"
-"""The recipe with every end on one encoder; its table stands in docs/ends.md."""
+"""The recipe with every kind of end on the same encoder; its table is in docs/ends.md."""
 
 IDEAS = (
     Idea("LSTM as of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
@@ -129,8 +129,10 @@ class RecipeTable:
 def update(
     root: Path, recipes: Mapping[str, RecipeFile], figures: Sequence[Shown] = (), *, check: bool = False
 ) -> list[Path]:
-    """Write PAPERS.md, the results in docs/ends.md and the pictures of figures, and return the files that were out of
-    date; `check` writes nothing."""
+    """Write PAPERS.md, the results in docs/ends.md and the pictures of figures.
+
+    Returns the files that were out of date. With `check`, nothing is written.
+    """
     tables = _tables(root / "results", recipes)
     wanted = {root / "PAPERS.md": "\n".join([_papers(tables, figures), *map(figures_to_markdown, figures)])}
     wanted |= {root / figure.picture: figure.svg for figure in figures}
@@ -149,14 +151,16 @@ def update(
 
 
 RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
-"""What a record keeps of a run: no weights, no words of a corpus."""
+"""The files of a run that a record contains: no weights and no text of a corpus."""
 EVALUATED = "evaluations"
-"""What it keeps besides, if there is any: the folder of what `reefknot evaluate --save` has found."""
+"""The folder with the results of `reefknot evaluate --save`, which a record contains as well."""
 
 
 def record(root: Path, runs: Sequence[Path]) -> list[Path]:
-    """Copy finished runs into results/, by recipe, row and seed, once the code that ran is known to be its commit's;
-    and records of figures."""
+    """Copy finished runs, and records of figures, into results/.
+
+    Runs are stored by recipe, row and seed, after verifying that the code which ran is the code of its commit.
+    """
     added = []
     results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
     for result in results:
@@ -164,7 +168,7 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         _refuse_other_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
         if folder in added:
-            raise DataError(f"{result.folder}: another run of its row and seed was named too; name one of them")
+            raise DataError(f"{result.folder}: another run of the same row and seed was given too; name one of them")
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
         if result.record and not result.record.embedding.words and (result.folder / "best").exists():
@@ -181,7 +185,7 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
 
 
 def _by_epoch(path: Path) -> str:
-    """Every validation, and one line of training per epoch with its mean loss: what curves are drawn from."""
+    """Reduce metrics to what curves are drawn from: every validation, and the mean training loss of each epoch."""
     epochs: dict[int, list[dict[str, Any]]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         epochs.setdefault(line["epoch"], []).append(line)
@@ -193,27 +197,27 @@ def _by_epoch(path: Path) -> str:
             mean = fmean((line["nll"] for line in train), weights=tokens)
             kept.append(train[-1] | {"nll": mean, "tokens": sum(tokens)})
         else:
-            kept += train[-1:]  # of skip-gram: the loss of the same pairs every time
+            kept += train[-1:]  # skip-gram logs the loss of the same pairs every time
         kept += [line for line in lines if line["kind"] != "train"]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
 
 
 def _refuse_other_code(root: Path, result: Result) -> None:
-    """A run in several sittings, all of the same code, which is that of the commit."""
+    """Raise a DataError unless all sessions of a run used the same code, and it is the code of the commit."""
     if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
-        raise DataError(f"{result.folder}: was begun with other code than it was finished with; run it again")
+        raise DataError(f"{result.folder}: was started and finished with different code; run it again")
     made = [each for each in (result.record, *result.evaluations.values()) if each]
     for commit, code in dict.fromkeys((each.commit, each.source_sha256) for each in made):
         refuse_other_code(root, result.folder, commit, code)
 
 
 def _earlier(result: Result) -> list[dict[str, object]]:
-    """The environments of a run's earlier sittings that were not like its last."""
+    """Return the environments of a run's earlier sessions that differ from the last."""
     return list(result.environment.get("earlier", []))
 
 
 def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable]:
-    """The recipes with their rows joined to the records in the folder, all of which can be traced."""
+    """Return the recipes with their rows joined to the records in the folder, after checking their origin."""
     recorded = [path for name in recipes if (path := folder / name).is_dir()]
     results = collect(recorded) if recorded else []
     for result in results:
@@ -236,10 +240,10 @@ def _refuse_untraceable(result: Result) -> None:
 
 
 def _refuse_unsigned(made: RunResult | SavedEvaluation, path: Path, wanted: Sequence[str]) -> None:
-    """What does not say which code and command made it."""
+    """Raise a DataError if a record does not name the code and the command that made it."""
     missing = [key for key in wanted if not getattr(made, key)]
     if missing:
-        raise DataError(f"{path}: has no {', '.join(missing)}; record a run that says so")
+        raise DataError(f"{path}: has no {', '.join(missing)}; record a run that has them")
     if made.dirty:
         raise DataError(f"{path}: was made with uncommitted changes; commit and run it again")
 
@@ -255,9 +259,9 @@ def _papers(tables: Sequence[RecipeTable], figures: Sequence[Shown]) -> str:
         "",
         "# From the papers to the code",
         "",
-        "Each idea, the file that holds it, the row or the figure that shows it, our test perplexity, BLEU or rho, and "
-        "the paper's. rho is the mean over Press and Wolf's five benchmarks of word similarity, of the input / output "
-        "vectors, or of the one table that both ends share.",
+        "Each idea with the file that implements it, the row or the figure that demonstrates it, our test perplexity, "
+        "BLEU or rho, and the paper's. rho is the mean rank correlation over Press and Wolf's five word similarity "
+        "benchmarks, for the input / output vectors, or for the table that both ends share.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -280,12 +284,12 @@ def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
 
 
 def _place(figure: Shown | None) -> str:
-    """Where in PAPERS.md the figure stands."""
+    """Return a link to the figure in PAPERS.md."""
     return f"[measured]({figure.anchor})" if figure else "not measured"
 
 
 def _figures(row: TableRow) -> tuple[str, str]:
-    """Ours and the paper's: BLEU of a translator, rho where vectors are judged, perplexity of any other."""
+    """Return our score and the paper's: BLEU for translators, rho for word vectors, otherwise perplexity."""
     bleu = row.figure(BLEU, "test")
     if bleu or "bleu_test" in row.paper:
         papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
@@ -298,7 +302,7 @@ def _figures(row: TableRow) -> tuple[str, str]:
 
 
 def _results(tables: Sequence[RecipeTable], level: int) -> str:
-    """A heading, a table and where it came from, for each recipe."""
+    """Return a heading, a table and its origin for each recipe."""
     parts = []
     for table in tables:
         records = _records(table)
@@ -308,7 +312,7 @@ def _results(tables: Sequence[RecipeTable], level: int) -> str:
 
 
 def _timed(table: RecipeTable) -> bool:
-    """Whether its training steps answer what the table asks."""
+    """Return whether the table is about time and has measured training steps."""
     return judged_by_time(table.rows) and any(row.steps for row in table.rows)
 
 
@@ -317,7 +321,7 @@ def _records(table: RecipeTable) -> list[RunResult]:
 
 
 def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
-    """Machine, code and commands: what somebody needs to get the same figures."""
+    """Return the machines, code and commands that are needed to reproduce the scores."""
     results = [result for row in table.rows for result in row.results]
     environments = [result.environment for result in results]
     # A run that was resumed with other code names both commits.
@@ -334,7 +338,9 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
         "seeds": sorted({str(record.seed) for record in records}, key=int),
         "commit": [f"`{str(commit)[:12]}`" for commit in commits if commit],
     }
-    told = [f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)]
+    parts = [
+        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)
+    ]
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [record.test for record in records if record.test]
     how = next(filter(None, map(context, scored)), "")
@@ -351,21 +357,23 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
     weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
     return (
-        f"{'; '.join(told)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
+        f"{'; '.join(parts)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
         f"over seeds; {pace} training alone, whatever else ran on the device{f'; {how}' * bool(how)}.\n\n"
         f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
     )
 
 
 def _mean_of(number: int) -> str:
-    """Checkpoints that were averaged, which may be fewer than were asked for."""
+    """Describe averaged checkpoints, which may be fewer than the setting says."""
     return f"the mean of the last {number} checkpoints" if number > 1 else "the last checkpoint"
 
 
 def _between_marks(page: Path, block: str) -> str:
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    head, begin, after = text.partition(BEGIN)
+    _, end, tail = after.partition(END)
     if not begin or not end:
-        raise DataError(f"{page}: no place for the results; put the lines {BEGIN} and {END} where they belong")
+        raise DataError(
+            f"{page}: the markers of the results are missing; add the lines {BEGIN} and {END} where the results belong"
+        )
     return f"{head}{BEGIN}\n{_NOTE}\n\n{block}\n{END}{tail}"

@@ -1,1 +1,1 @@
-"""What people look at, read from result folders: tables, plots, one HTML page and PAPERS.md."""
+"""Reports made from result folders: tables, plots and the HTML page."""

@@ -1,4 +1,4 @@
-"""What stands in the cells of a table: each column's title, and what it says of a row."""
+"""The columns of a table: each column's group, title, and the function that formats a row's cell."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, Metric
 
 BLEU_TITLES = {"valid": "valid BLEU", "test": "test BLEU"}
-"""Groups of columns of translations, and the titles of ours in them, by split."""
+"""Groups of BLEU columns, which are also the titles of our own columns in them, by split."""
 AS_PAPER = "as paper counts"
 ALONE, TIMES_PLAIN = "s/epoch alone", "x plain torch"
-"""Of training steps that were measured by themselves, while runs may have had company."""
+"""Columns for training steps measured alone on the device, which runs may have shared."""
 ENDS = ("input", "output", "tied")
-"""Whose vectors are judged; a cell has those of both ends, or of the table that they share."""
+"""The ends whose vectors are judged; a cell shows both ends, or the table that they share."""
 
 
 def number(value: float) -> str:
-    """A perplexity to the digits that papers print."""
+    """Format a perplexity with as many digits as papers print."""
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def percent(fraction: float) -> str:
+    """Format a fraction as a signed percentage."""
     return f"{100 * fraction:+.1f} %".replace("-", "−")
 
 
 def spread(value: Spread | None) -> str:
+    """Format the mean perplexity over seeds with its standard deviation."""
     if value is None:
         return ""
     return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {value.sd:.1f}"
 
 
 def points(value: Spread | None) -> str:
-    """BLEU or chrF, of 100, or a correlation, to the digits by which systems differ."""
+    """Format BLEU or chrF (out of 100) or a correlation, with two decimals."""
     if value is None:
         return ""
     return f"{value.mean:.2f}" if value.sd is None else f"{value.mean:.2f} ± {value.sd:.2f}"
 
 
 def papers_points(value: float) -> str:
-    """A paper's BLEU, with one digit where it has no more."""
+    """Format a paper's BLEU, with one decimal if the paper gives only one."""
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 
 
 def shown(metric: Metric, value: Spread | None) -> str:
-    """A figure to the digits that papers print, or by which systems differ."""
+    """Format a score of the given metric."""
     return spread(value) if metric == PERPLEXITY else points(value)
 
 
 def _paper_bleu(split: str) -> Callable[[TableRow], str]:
-    figure = f"bleu_{split}"
-    return lambda row: papers_points(row.paper[figure]) if figure in row.paper else ""
+    key = f"bleu_{split}"
+    return lambda row: papers_points(row.paper[key]) if key in row.paper else ""
 
 
 def _points_apart(split: str) -> Callable[[TableRow], str]:
@@ -61,12 +63,12 @@ def _points_apart(split: str) -> Callable[[TableRow], str]:
 
 
 def signed(value: float) -> str:
-    """A difference in points."""
+    """Format a difference in points with its sign."""
     return f"{value:+.2f}".replace("-", "−")
 
 
 def _rho(benchmark: str) -> Callable[[TableRow], str]:
-    return lambda row: " / ".join(points(found).replace("-", "−") for end in ENDS if (found := row.rho(end, benchmark)))
+    return lambda row: " / ".join(points(rho).replace("-", "−") for end in ENDS if (rho := row.rho(end, benchmark)))
 
 
 def _paper_rho(benchmark: str) -> Callable[[TableRow], str]:
@@ -76,12 +78,12 @@ def _paper_rho(benchmark: str) -> Callable[[TableRow], str]:
 
 
 def mean_rho(row: TableRow) -> str:
-    """Over all benchmarks of Press & Wolf."""
-    return " / ".join(points(found).replace("-", "−") for end in ENDS if (found := row.mean_rho(end)))
+    """Format the mean correlation over Press & Wolf's benchmarks."""
+    return " / ".join(points(rho).replace("-", "−") for end in ENDS if (rho := row.mean_rho(end)))
 
 
 def papers_mean_rho(row: TableRow) -> str:
-    """The same of the paper's figures."""
+    """Format the paper's mean correlation over the same benchmarks."""
     papers = [row.paper_similarity[end] for end in ENDS if end in row.paper_similarity]
     return " / ".join(f"{fmean(rhos[name] for name in PRESS):.2f}" for rhos in papers if set(PRESS) <= rhos.keys())
 
@@ -103,7 +105,7 @@ def _difference(split: str) -> Callable[[TableRow], str]:
 
 
 def _epochs(row: TableRow) -> str:
-    """Epochs run, and the recipe's where it asks for more."""
+    """Format the epochs that were run, with the recipe's number if it is larger."""
     if not row.epochs:
         return ""
     low, high = min(row.epochs), max(row.epochs)
@@ -126,7 +128,7 @@ def _seconds_per_epoch(row: TableRow) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """To three digits: rows are told apart by it, and a clock knows no more."""
+    """Format seconds with three digits, which is about the precision of the measurement."""
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}"
 
 
@@ -143,8 +145,8 @@ def _memory(row: TableRow) -> str:
 
 
 def _seeds(row: TableRow) -> str:
-    done, all_ = len(row.records) + len(row.models), len(row.results) + len(row.models)
-    return "" if not all_ else str(done) if done == all_ else f"{done} of {all_}"
+    finished, total = len(row.records) + len(row.models), len(row.results) + len(row.models)
+    return "" if not total else str(finished) if finished == total else f"{finished} of {total}"
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
@@ -181,4 +183,4 @@ COLUMNS: tuple[tuple[str, str, Callable[[TableRow], str]], ...] = (
     ("cost", "memory", _memory),
     ("cost", "seeds", _seeds),
 )
-"""By group: a title, and the cell of a row."""
+"""The group, the title and the cell function of each column."""

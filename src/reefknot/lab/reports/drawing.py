@@ -1,8 +1,7 @@
-"""What all figures of the page have in common: colours, markers and lines of rows, legends, captions, and SVG that can
-stand inside a page.
+"""What all plots of the report share: colours, markers and line styles of rows, legends, captions, and inline SVG.
 
-The same drawing gives the same bytes. Every id starts with the figure's name, so that figures never share one; text is
-text in the page's own font and colour, and rows differ by colour, marker and line style together.
+The same drawing gives the same bytes. Every id starts with the name of the plot, so that ids are unique in a page. Text
+stays text, in the font and colour of the page. Rows differ by colour, marker and line style together.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from matplotlib.lines import Line2D
 
 from reefknot.lab.reports.rows import SIGNS, TableRow
 
-# Told apart by the colour-blind (after Okabe and Ito), and seen on white as well as on black.
+# Safe for colour-blind readers (after Okabe and Ito), and visible on white as well as on black.
 COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
-"""A row as one point: hollow, so that none hides another, and as large in the legend, where small ones look alike."""
+"""The style of a row drawn as one point: hollow, so that points do not hide each other, and large in the legend."""
 _LINES = ("-", "--", "-.", ":")
 _FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
-# Stands for the page's text colour while matplotlib draws.
+# Placeholder for the text colour of the page while matplotlib draws.
 _INK = "#010203"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -65,29 +64,29 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished figure: SVG to inline, and a sentence that says what it shows."""
+    """A finished plot: inline SVG and a caption."""
 
     svg: str
     caption: str
 
 
 def left_out(rows: Sequence[TableRow], reason: str) -> str:
-    """Which rows are not drawn: by the signs of their footnotes where they have any, which say it all."""
+    """Return a sentence on rows that are not drawn, which names rows with footnotes by their signs."""
     ends = [row.name.rpartition(" ")[2] for row in rows]
     signs = dict.fromkeys(end for end in ends if not end.strip(SIGNS))
     named = [row.name for row, end in zip(rows, ends, strict=True) if end not in signs]
-    told = [f"rows with {' or '.join(signs)}"] * bool(signs) + named
-    return f" Left out, as {reason}: {', '.join(told)}." if rows else ""
+    labels = [f"rows with {' or '.join(signs)}"] * bool(signs) + named
+    return f" Left out, as {reason}: {', '.join(labels)}." if rows else ""
 
 
 def style_of(n: int) -> dict[str, Any]:
-    """How the n-th row is drawn."""
+    """Return the style of the n-th row."""
     colour = COLOURS[n % len(COLOURS)]
     return {"color": colour, "marker": _MARKERS[n % len(_MARKERS)], "linestyle": _LINES[n % len(_LINES)]}
 
 
 def legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], *, points: bool = False) -> None:
-    """Below the figure, the rows that are drawn; `rows` are all, whose places give the styles."""
+    """Add a legend of the drawn rows below the plot; the position of a row in `rows` gives its style."""
     handles = [Line2D([], [], **style_of(rows.index(row)) | (POINT if points else {})) for row in drawn]
     # matplotlib leaves out names that begin with an underscore.
     names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in drawn]
@@ -95,7 +94,7 @@ def legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], 
 
 
 def legend_columns(drawn: Sequence[TableRow]) -> int:
-    """Names side by side in a legend."""
+    """Return the number of columns of a legend."""
     return _columns_for([row.name for row in drawn])
 
 
@@ -104,27 +103,27 @@ def _columns_for(names: Sequence[str]) -> int:
 
 
 def svg(name: str, height: float, drawn: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
-    """One figure of the page, as SVG to inline."""
+    """Draw a plot of the page as inline SVG."""
     return Drawing(name, height, [row.name for row in drawn], draw, caption).svg
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn: inside a page, as a file of its own, or in pixels."""
+    """A plot that can be drawn as inline SVG, as an SVG file, or as PNG."""
 
     name: str
-    """What its ids start with."""
+    """The prefix of its ids."""
     height: float
     """In inches, without the legend."""
     series: Sequence[str]
-    """The names in the legend, for which room is left below."""
+    """The names in the legend, for which space is left below."""
     draw: Callable[[Figure], None]
     caption: str
     width: float = 4.9
 
     @property
     def svg(self) -> str:
-        """Fit to be inlined: no prolog, own ids, the page's font and colour."""
+        """Inline SVG: without a prolog, with unique ids, in the font and colour of the page."""
         text = self._saved("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
         view = re.search(r'viewBox="[^"]*"', text)
         assert view is not None
@@ -138,22 +137,22 @@ class Drawing:
 
     @property
     def file(self) -> str:
-        """SVG as a file of its own, on white whatever the page around it."""
+        """A standalone SVG file with a white background."""
         opening = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{_FONTS}" color="#1f2933" '
         head, body = self.svg.replace("<svg ", opening, 1).split("\n", 1)
         return f'{head}\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}'
 
     @property
     def png(self) -> bytes:
-        """Pixels, twice as dense as a plain screen's."""
+        """A PNG at twice the resolution of a standard screen."""
         return self._saved("png", dpi=200, facecolor="white", metadata={"Software": None})
 
-    def _saved(self, format: str, **how: Any) -> bytes:
+    def _saved(self, format: str, **options: Any) -> bytes:
         below = 0.2 * math.ceil(len(self.series) / _columns_for(self.series))
         with mpl.rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
             figure = Figure(figsize=(self.width, self.height + below), layout="constrained")
             self.draw(figure)
             out = io.BytesIO()
-            figure.savefig(out, format=format, **how)
+            figure.savefig(out, format=format, **options)
         return out.getvalue()

@@ -1,7 +1,6 @@
-"""What the ends learned, as the page shows it: a picture of some words at either end, how alike people find words that
-lie close, and the nearest words of both ends side by side.
+"""The report's section on word vectors: a plot of some words at each end, word similarity, and nearest neighbours.
 
-Shapes: W words, K places that a label may take, B boxes in the way; a box is left, bottom, right, top, in points.
+Shapes: W words, K candidate positions of a label, B obstacles; a box is left, bottom, right, top, in points.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from reefknot.lab.text.bpe import readable
 Floats = NDArray[np.float64]
 
 LONGEST = 18
-"""Letters of a word that a picture has room for."""
-_WIDTH, _LOWEST, _HIGHEST = 4.9 * 72, 2.6 * 72, 4.4 * 72  # of a picture, in points
-_MARGIN = 18.0  # between the edge and the outermost words, which need twice as much on either side
-_SIZE = 8.0  # of letters
+"""The number of letters of a word that fit into a plot."""
+_WIDTH, _LOWEST, _HIGHEST = 4.9 * 72, 2.6 * 72, 4.4 * 72  # size of a plot, in points
+_MARGIN = 18.0  # from the edge to the outermost words; twice as much on the left and right
+_SIZE = 8.0  # font size
 _RINGS = (3.5, 9.0, 16.0, 25.0, 36.0)
 _ANGLES = np.radians([0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 340, 200, 70, 110, 290, 250])
 _ENDS = {"input": "input vectors", "output": "output vectors", "tied": "shared table"}
@@ -43,7 +42,7 @@ _TRANSLATOR = {
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A neighbour at one end; `only` if it is none at the other."""
+    """A neighbour at one end; `only` if it is not a neighbour at the other end."""
 
     word: str
     cosine: float
@@ -52,7 +51,7 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Judged:
-    """A benchmark of word similarity and each end's correlation with it; `best` is the highest, where there are two."""
+    """A word similarity benchmark with the correlation of each end; `best` is the highest if there are several."""
 
     name: str
     pairs: int
@@ -63,7 +62,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Learned:
-    """What is shown of a row, from its first finished run that has any of it."""
+    """What the section shows of a row, from its first finished run that has any of it."""
 
     row: str
     seed: int
@@ -73,11 +72,11 @@ class Learned:
     judged: tuple[Judged, ...]
     near_ends: tuple[str, ...]
     near: tuple[tuple[str, tuple[tuple[Neighbor, ...], ...]], ...]
-    """A word, and its neighbours at each end."""
+    """Words with their neighbours at each end."""
 
 
 def learned(rows: Sequence[TableRow]) -> list[Learned]:
-    """One entry for each row that has anything to show."""
+    """Return an entry for each row that has anything to show."""
     found = []
     for n, row in enumerate(rows):
         if (shown := shown_of(row)) and shown.record:
@@ -87,7 +86,7 @@ def learned(rows: Sequence[TableRow]) -> list[Learned]:
 
 
 def shown_of(row: TableRow) -> Result | None:
-    """The run whose ends a row shows: the first finished one that has anything to show."""
+    """Return the first finished run of a row that has anything to show."""
     return next((result for result in row.results if result.record and _has_any(result.record)), None)
 
 
@@ -106,13 +105,13 @@ def with_picture(row: TableRow) -> TableRow:
     try:
         record = store_picture(shown.folder)
     except ReefknotError:
-        return row  # the picture is left out: its weights are damaged or incomplete
+        return row  # leave the picture out if the weights are damaged or incomplete
     drawn = replace(shown, record=record)
     return replace(row, results=tuple(drawn if result is shown else result for result in row.results))
 
 
 def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Stored]]) -> TableRow:
-    """A row that shows neighbours and a picture of other words than its record has: `look` gives both for a run."""
+    """Return a row with the neighbours and the picture of other words, which `look` computes for a run."""
     shown = shown_of(row)
     if shown is None or shown.record is None:
         return row
@@ -121,7 +120,7 @@ def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Stored]]) ->
 
 
 def _learned(name: str, row: str, record: RunResult, show: Callable[[str], str]) -> Learned:
-    """`show` gives a token as people read it."""
+    """Collect what is shown of a row; `show` makes a token readable."""
     near = _ends(record.neighbors)
     words = tuple(map(show, record.embedding.words))
     judged = record.similarity
@@ -139,7 +138,7 @@ def _learned(name: str, row: str, record: RunResult, show: Callable[[str], str])
 
 
 def _ends(near: Neighbors) -> dict[str, NearestWords]:
-    """Neighbours by end; one end where both give the same."""
+    """Return the neighbours by end, or one entry if both ends give the same."""
     if near.tied and near.input == near.output:
         return {_ENDS["tied"]: near.input}
     ends = {_ENDS["input"]: near.input, _ENDS["output"]: near.output}
@@ -159,7 +158,7 @@ def _side_by_side(
 
 
 def _judged(ends: dict[str, tuple[Judgement, ...]]) -> list[Judged]:
-    """Benchmarks in their order, without those that have no pair of known words."""
+    """Return the benchmarks that have at least one pair of known words, in their order."""
     by_end = [{each.name: each for each in judgements} for judgements in ends.values()]
     found = []
     for name in dict.fromkeys(name for end in by_end for name in end):
@@ -172,7 +171,7 @@ def _judged(ends: dict[str, tuple[Judgement, ...]]) -> list[Judged]:
 
 
 def _pictures(name: str, shown: Embedding) -> list[Plot]:
-    """One picture per end, all of one size; none where the record has no place for every word."""
+    """Draw one plot per end, all of one size, if the record has coordinates for every word."""
     ends = {"input": shown.input, "output": shown.output, "tied": shown.tied}
     count = len(shown.words)
     found = {end: each for end, each in ends.items() if each and len(each.xy) == len(shown.groups) == count > 1}
@@ -187,7 +186,7 @@ def _pictures(name: str, shown: Embedding) -> list[Plot]:
 def _picture(
     name: str, end: str, shown: Embedding, points_W2: Floats, height: float, explained: tuple[float, float]
 ) -> Plot:
-    """Words of a group have one colour and one marker, and a line to the word that they are neighbours of."""
+    """Draw the words of an end: a group has one colour and marker, and lines from its first word to its neighbours."""
     words = [_short(word) for word in shown.words]
     labels = _place(points_W2, words, height)
     leaders = [_leader(*each) for each in zip(points_W2, labels, words, strict=True) if each[1][2]]
@@ -213,19 +212,19 @@ def _picture(
 
 
 def _leader(point: Floats, label: tuple[float, float, bool], word: str) -> Floats:
-    """From a word's marker to the nearest end of its label."""
+    """Return the line from a word's marker to the nearest point of its label."""
     left, bottom, _ = label
     return np.array([point, np.clip(point, (left, bottom), (left + _width(word), bottom + 0.7 * _SIZE))])
 
 
 def _height(xy_W2: Floats) -> float:
-    """What a picture needs that is as wide as there is room."""
+    """Return the height of a plot that uses the full width."""
     across, up = np.ptp(xy_W2, axis=0)
     return float(np.clip((_WIDTH - 4 * _MARGIN) * up / across if across else 0.0, _LOWEST, _HIGHEST))
 
 
 def _fit(xy_W2: Floats, height: float) -> Floats:
-    """Places in points: in the middle of the picture and as large as there is room, at one scale for both axes."""
+    """Scale coordinates to points: centred and as large as fits, with the same scale for both axes."""
     low, high = xy_W2.min(axis=0), xy_W2.max(axis=0)
     room = np.array([_WIDTH - 4 * _MARGIN, height - 2 * _MARGIN])
     scale = min((r / d for r, d in zip(room, high - low, strict=True) if d > 0), default=1.0)
@@ -233,15 +232,15 @@ def _fit(xy_W2: Floats, height: float) -> Floats:
 
 
 def _place(points_W2: Floats, words: Sequence[str], height: float) -> list[tuple[float, float, bool]]:
-    """Left end and base line of every word's label, and whether it lies so far away that a line must lead to it.
+    """Return the left end and the base line of every label, and whether it is so far away that it needs a line.
 
-    One after the other, and that three times over, labels take the place beside their word that covers least of other
-    labels and of all markers, and lies nearest.
+    In three passes over all words, each label moves to the position next to its word that overlaps least with other
+    labels and with markers, and that is nearest.
     """
     markers_W4 = np.hstack([points_W2 - 3, points_W2 + 3])
     choices = [_choices(point, word) for point, word in zip(points_W2, words, strict=True)]
     far_K = np.repeat(_RINGS, len(_ANGLES))
-    taken_W4 = np.full((len(words), 4), np.inf)  # of no size, out of everyone's way
+    taken_W4 = np.full((len(words), 4), np.inf)  # empty boxes, which overlap with nothing
     chosen = [0] * len(words)
     for _ in range(3):
         for n, boxes_K4 in enumerate(choices):
@@ -257,7 +256,7 @@ def _place(points_W2: Floats, words: Sequence[str], height: float) -> list[tuple
 
 
 def _choices(point: Floats, word: str) -> Floats:
-    """Boxes [K, 4] around a point, nearest first: each touches a ring around it from outside."""
+    """Return candidate boxes [K, 4] around a point, nearest first; each touches a ring around it from outside."""
     half = np.array([_width(word), 1.1 * _SIZE]) / 2
     directions = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
     middles = [point + directions * (ring + half) for ring in _RINGS]
@@ -266,18 +265,18 @@ def _choices(point: Floats, word: str) -> Floats:
 
 
 def _overlap(one_K4: Floats, other_B4: Floats) -> Floats:
-    """Areas [K, B] that boxes have in common."""
+    """Return the areas [K, B] in which boxes overlap."""
     low = np.maximum(one_K4[:, None, :2], other_B4[None, :, :2])
     high = np.minimum(one_K4[:, None, 2:], other_B4[None, :, 2:])
     return np.asarray(np.clip(high - low, 0, None).prod(axis=2))
 
 
 def _width(word: str) -> float:
-    """About as wide as a reader's font makes it, in points."""
+    """Estimate the width of a word in the reader's font, in points."""
     return _SIZE * sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.62 for letter in word)
 
 
 def _short(word: str) -> str:
-    """A word that fits into a picture, in letters that can be seen."""
+    """Shorten a word so that it fits into a plot, and replace characters that cannot be printed."""
     seen = "".join(letter if letter.isprintable() else "\ufffd" for letter in word)
     return seen if len(seen) <= LONGEST else seen[: LONGEST - 1] + "…"

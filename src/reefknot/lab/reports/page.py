@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page, without scripts or network, for a screen, a phone or paper."""
+"""The report: one self-contained HTML page without scripts or network access."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HEADINGS = {
     "test": "test perplexity",
     **{name: name for name in PRESS},
 }
-"""Over the groups of columns that have a figure of ours and perhaps the paper's."""
+"""Headings of the groups of columns that contain our score and perhaps the paper's."""
 _ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
 
 
@@ -47,17 +47,17 @@ class _Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page that someone else has made: its HTML stands there as it is."""
+    """An additional section of the page; its HTML is inserted unchanged."""
 
     title: str
     html: str
     anchor: str
-    """Its id, which links lead to."""
+    """The id that links point to."""
 
     def __post_init__(self) -> None:
         if self.anchor in _ANCHORS or not re.fullmatch("[a-z][a-z0-9-]*", self.anchor):
             raise SettingsError(
-                f"a section's anchor is small letters, digits and hyphens and none of the page's own"
+                f"a section's anchor must consist of small letters, digits and hyphens and not be one of the page's own"
                 f" ({', '.join(_ANCHORS)}), not '{self.anchor}'"
             )
 
@@ -70,10 +70,10 @@ def write_report(
     title: str,
     sections: Sequence[Section] = (),
 ) -> Path:
-    """Write the page for the results, atomically, and return its path.
+    """Write the report of the results atomically and return its path.
 
-    `rows` are a recipe's rows in its order, run or not; without them the results' own rows are shown. `sections` follow
-    the results.
+    `rows` are all rows of a recipe in its order, run or not; without them, the rows of the results are shown.
+    `sections` follow the results.
     """
     path = Path(path)
     if path.is_dir():
@@ -85,7 +85,7 @@ def write_report(
 
 
 def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = ()) -> str:
-    """The page as text; the same rows and sections give the same text."""
+    """Return the page as text; the same rows and sections give the same text."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -126,7 +126,7 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
 
 
 def _translations(drawn: Sequence[TableRow]) -> dict[str, Any]:
-    """What the section on translations shows; empty where nothing was translated."""
+    """Return the content of the section on translations; empty if nothing was translated."""
     figures = translations.figures(drawn)
     if not figures:
         return {}
@@ -140,7 +140,7 @@ def _translations(drawn: Sequence[TableRow]) -> dict[str, Any]:
 
 
 def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:
-    """What the page is about, one line each."""
+    """Return the facts at the top of the page, as names and values."""
     records = [result.record for result in runs if result.record]
     counted = f"{len(records)} finished" + (f" of {len(runs)}" if len(records) < len(runs) else "")
     facts = [
@@ -167,8 +167,10 @@ def _code(record: RunResult) -> str:
 
 
 def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
-    """Row, seed and score of each finished run, and of each evaluation of one; of the validation text where the test
-    is withheld."""
+    """Return row, seed and score of each finished run and evaluation.
+
+    Scores are on the test text, or on the validation text if test scores are withheld.
+    """
     found = []
     for row in rows:
         made: list[tuple[int, RunResult | SavedEvaluation]] = [(each.seed, each) for each in row.records]
@@ -178,7 +180,7 @@ def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
 
 
 def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """Each distinct definition of perplexity under a heading: the rows that it holds for, if it is not for all."""
+    """Return each distinct definition of perplexity, with the names of its rows unless it applies to all."""
     ours: dict[str, list[str]] = {}
     papers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -187,10 +189,10 @@ def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
             ours.setdefault(text, []).append(row.name)
         for protocol in _unique((each.name, each.definition) for record in row.records if (each := record.protocol)):
             papers.setdefault(protocol, []).append(row.name)
-    told = [("" if len(ours) == 1 else ", ".join(names), text) for text, names in ours.items()]
+    definitions = [("" if len(ours) == 1 else ", ".join(names), text) for text, names in ours.items()]
     for (name, text), names in papers.items():
-        told.append((f"protocol {name}" + (f": {', '.join(names)}" if len(papers) > 1 else ""), text))
-    return told
+        definitions.append((f"protocol {name}" + (f": {', '.join(names)}" if len(papers) > 1 else ""), text))
+    return definitions
 
 
 def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
@@ -199,17 +201,17 @@ def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
 
 
 def _environment(result: Result) -> str:
-    """Where it ran; the command is each run's own and has its column."""
+    """Return the environment of a run without its command, which has a column of its own."""
     shown = {key: value for key, value in result.environment.items() if key != "command"}
     return _json(shown) if shown else ""
 
 
 def _unique(values: Any) -> list[Any]:
-    kept: list[Any] = []
+    unique: list[Any] = []
     for value in values:
-        if value not in kept:
-            kept.append(value)
-    return kept
+        if value not in unique:
+            unique.append(value)
+    return unique
 
 
 def _json(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Figures as SVG to put inside the page: training curves, loss by word frequency, size against perplexity or BLEU.
+"""Plots of the report as inline SVG: training curves, loss by word frequency, size against perplexity or BLEU.
 
-How they are drawn is the business of `drawing.py`.
+`drawing.py` has the style that they share.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from reefknot.lab.runs.units import perplexity
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Validation and training perplexity, and the loss of skip-gram's pairs, one figure each; none where nothing was
-    logged."""
+    """Plot validation perplexity, training perplexity and skip-gram's loss per pair, as far as they were logged."""
     results = [result for row in rows for result in row.results]
     by = "update" if results and all(result.by_updates for result in results) else "epoch"
     return [*_validation(rows, by), *_training(rows, by), *_pairs(rows)]
@@ -63,7 +62,7 @@ def _pairs(rows: Sequence[TableRow]) -> list[Plot]:
 def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
     if not drawn:
         return []
-    # Where there are many points, the first would leave no room for what sets the curves apart.
+    # In a long curve, the first points would leave no room for the differences between curves.
     long = max(len(_curve(result, kind, by)) for row in drawn for result in row.results) > 16
 
     def draw(figure: Figure) -> None:
@@ -96,9 +95,9 @@ def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRo
 
 
 def frequency(rows: Sequence[TableRow]) -> list[Plot]:
-    """Loss by how often the target, and the previous word, was seen in training, one figure each.
+    """Plot the loss by the training frequency of the target, and by that of the previous word.
 
-    Only of rows with the same tokens: another token is another thing to predict.
+    Only rows with the same tokens are shown, because losses on different tokens cannot be compared.
     """
     plots = []
     for end, of in (("target", "the token to predict"), ("previous", "the previous token")):
@@ -108,7 +107,7 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
         losses = {rows.index(row): _bands(row, end) for row in alike}
         if not losses:
             continue
-        # By the previous word the losses of all rows lie on one another: only their difference is seen.
+        # By the previous word, the losses of all rows nearly coincide, so only their difference is plotted.
         panels = ("loss",) if len(losses) == 1 else ("loss", "difference") if end == "target" else ("difference",)
 
         def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses, panels: Sequence[str] = panels) -> None:
@@ -129,8 +128,7 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
 
 
 def sizes(rows: Sequence[TableRow]) -> list[Plot]:
-    """Parameters against test perplexity, or BLEU where that is what rows are judged by, when there are two rows to
-    compare."""
+    """Plot parameters against test perplexity, or BLEU if that ranks the rows, if at least two rows are comparable."""
     metric = judged_by(rows)
     what = f"test {metric.name}"
     scored = [row for row in rows if row.figure(metric, "test") and row.size]
@@ -195,7 +193,7 @@ def _draw_frequency(
 def _log_scale(axes: Any) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    # Where the curves span little, even ticks; the usual powers of ten would leave the axis bare.
+    # Use even ticks for a narrow range, where powers of ten would leave the axis without labels.
     few = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
     axes.yaxis.set_major_locator(few if high < 4 * low else LogLocator(subs=(1, 2, 3, 5), numticks=20))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -203,8 +201,11 @@ def _log_scale(axes: Any) -> None:
 
 
 def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
-    """Place and perplexity of each validation, per word, or of the mean training loss, per token: of each epoch, or of
-    each line of metrics where places are updates. Of pairs of words, the loss itself."""
+    """Return the points of a curve.
+
+    These are the validation perplexity per word, or the training perplexity per token, by epoch or by update. For
+    skip-gram's pairs, it is the loss itself by the number of words read.
+    """
     metrics = [metric for metric in result.metrics if metric.kind == kind]
     if kind == "pairs":
         return [(metric.tokens, metric.nll) for metric in metrics]
@@ -214,9 +215,9 @@ def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
         epochs: dict[float, list[MetricsLine]] = {}
         for metric in metrics:
             epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
-        means = {n: fmean([m.nll for m in of], weights=[m.tokens for m in of]) for n, of in epochs.items()}
+        means = {n: fmean([m.nll for m in lines], weights=[m.tokens for m in lines]) for n, lines in epochs.items()}
         return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
-    # A step lies in the epoch it names, so the largest ratio is the length of an epoch (exact at its end).
+    # A step in epoch n is at most n epochs long, so the largest ratio is the length of an epoch (exact at its end).
     length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
     pieces = result.pieces_in_validation
     if not length or pieces is None:
@@ -226,12 +227,12 @@ def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean curve of several seeds, as far as all of them go; the one there is."""
+    """Return the mean curve of several seeds, up to the end of the shortest one."""
     return [(at[0][0], fmean(y for _, y in at)) for at in zip(*curves, strict=False)]
 
 
 def _named_by_loss(row: TableRow) -> TableRow:
-    """The row, named after what its training loss is where that is not the loss of a word."""
+    """Add a remark to the name of a row whose training loss is sampled or per sub-word."""
     if not row.results:
         return row
     remarks = ["sampled loss"] if flatten(row.results[0].settings).get("output.kind") == "sampled" else []
@@ -244,7 +245,7 @@ def _tokens(row: TableRow) -> int | None:
 
 
 def _bands(row: TableRow, end: str) -> dict[Band, float]:
-    """Mean loss over seeds for each band that has tokens."""
+    """Return the mean loss over seeds for each band that has tokens."""
     losses: dict[tuple[int, int | None], list[Band]] = {}
     for record in row.records:
         for band in getattr(record.frequency, end):
@@ -258,7 +259,7 @@ def _by_ends(losses: dict[Band, float]) -> dict[tuple[int, float], float]:
 
 
 def _short(band: Band) -> str:
-    """The band's lower end: its upper end is where the next one begins."""
+    """Return a short label with the band's lower end; the next band begins at its upper end."""
     for unit, name in ((10**6, "M"), (10**3, "k")):
         if band.low >= unit:
             return f"{band.low / unit:g}{name}+"

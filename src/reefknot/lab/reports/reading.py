@@ -1,4 +1,4 @@
-"""A short plain reading of a table of rows: only what the figures themselves say, and how far they carry."""
+"""A short summary of a table of rows in sentences: what the scores show, and how reliable they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric
 
 
 def read(rows: Sequence[TableRow]) -> list[str]:
-    """Sentences for people, in the order of interest; empty when nothing has been run."""
+    """Return sentences that summarise the rows, most interesting first; empty if nothing has been run."""
     split = deciding(rows)
     done = [row for row in rows if row.figure(PERPLEXITY, split)]
     fair = families(done)
@@ -49,23 +49,23 @@ def read(rows: Sequence[TableRow]) -> list[str]:
 
 
 def _unbroken(sentence: str) -> str:
-    """No line may break inside a figure."""
+    """Use no-break spaces, so that no line breaks inside a number."""
     return sentence.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
 def _pace(rows: Sequence[TableRow]) -> list[str]:
-    """How long an epoch takes, one sentence for each text."""
-    told: dict[str | None, list[str]] = {}
+    """Compare the time of an epoch, in one sentence for each corpus."""
+    by_corpus: dict[str | None, list[str]] = {}
     for row in rows:
         ours, papers = times_first(rows, row)
-        texts = told.setdefault(row.corpus, [])
+        texts = by_corpus.setdefault(row.corpus, [])
         if ours and papers:
             texts.append(f"{ours:.2f} times as long in {row.name} (paper {papers:.2f})" if texts else row.name)
-    return [f"Against {first}, an epoch takes {', '.join(others)}." for first, *others in told.values() if others]
+    return [f"Against {first}, an epoch takes {', '.join(others)}." for first, *others in by_corpus.values() if others]
 
 
 def _best(rows: Sequence[TableRow], split: str) -> list[str]:
-    """The best and the worst row of each text and way of scoring."""
+    """Name the best and the worst row of each corpus and evaluation mode."""
     metric = judged_by(rows)
     families = [[row for row in family if row.figure(metric, split)] for family in competing(rows, split)]
     several = len({row.text for family in families for row in family}) > 1
@@ -95,7 +95,7 @@ def _mean(figure: Spread | None) -> float:
 
 
 def _ties(done: Sequence[TableRow], split: str) -> list[str]:
-    """What sharing tables saves, and what it does to BLEU, against each row whose tables all have one user."""
+    """Report what sharing tables saves, and how BLEU changes, against each row without shared tables."""
     sentences = []
     for apart in done:
         if apart.size is None or any(_spare(other, apart) for other in done):
@@ -112,19 +112,19 @@ def _ties(done: Sequence[TableRow], split: str) -> list[str]:
 
 
 def _apart(ours: Spread | None, others: Spread | None) -> str:
-    """A difference of BLEU, with its 95 % interval where both rows have several seeds (Welch's)."""
+    """Format a difference of BLEU, with its 95 % interval (Welch's) if both rows have several seeds."""
     if not ours or not others:
         return ""
     gap = ours.mean - others.mean
-    told = f": {signed(gap)} BLEU"
+    text = f": {signed(gap)} BLEU"
     if ours.sd is None or others.sd is None or not ours.sd + others.sd:
-        return told
+        return text
     variances = [(each.sd or 0.0) ** 2 / each.n for each in (ours, others)]
     freedom = sum(variances) ** 2 / sum(
         variance**2 / (each.n - 1) for variance, each in zip(variances, (ours, others), strict=True)
     )
     half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(variances))
-    return f"{told}, 95 % interval over seeds {signed(gap - half)} to {signed(gap + half)}"
+    return f"{text}, 95 % interval over seeds {signed(gap - half)} to {signed(gap + half)}"
 
 
 def _papers_bleu(done: Sequence[TableRow]) -> list[str]:
@@ -137,7 +137,7 @@ def _papers_bleu(done: Sequence[TableRow]) -> list[str]:
 
 
 def _sharing(done: Sequence[TableRow]) -> list[str]:
-    """What one table for both ends saves, where two rows differ in nothing else."""
+    """Report what one table for both ends saves, if two rows differ in nothing else."""
     for apart in done:
         for shared in done:
             if len(_spare(apart, shared)) == 1 and apart.size and shared.size and apart.size > shared.size:
@@ -151,8 +151,7 @@ def _sharing(done: Sequence[TableRow]) -> list[str]:
 
 
 def _spare(apart: TableRow, shared: TableRow) -> set[str]:
-    """The tables that the first row has and the second has not, if its ends use them where those of the second use
-    others, and the rows differ in nothing else."""
+    """Return the tables that only the first row has, if the rows differ only in which tables their ends use."""
     if not apart.results or not shared.results:
         return set()
     one, other = (distinguishing(row.results[0].settings) for row in (apart, shared))
@@ -184,7 +183,7 @@ def _paper(done: Sequence[TableRow], fair: Sequence[Sequence[TableRow]]) -> list
 
 
 def _order(families: Sequence[Sequence[TableRow]]) -> list[str]:
-    """Whether pairs of rows whose difference is more than noise lie as in the paper."""
+    """Report how many pairs of rows that differ by more than noise have the same order as in the paper."""
     alike = []
     for a, b in (pair for family in families for pair in combinations(family, 2)):
         papers = a.paper["test"] - b.paper["test"]
@@ -200,7 +199,7 @@ def _order(families: Sequence[Sequence[TableRow]]) -> list[str]:
 
 
 def _seen(a: TableRow, b: TableRow) -> float | None:
-    """The difference of two rows, if it is more than twice its standard error; one seed has none."""
+    """Return the difference of two rows if it exceeds twice its standard error; None with one seed."""
     one, other = a.compared("test"), b.compared("test")
     if not one or not other or one.sd is None or other.sd is None:
         return None

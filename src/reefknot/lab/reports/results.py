@@ -1,7 +1,7 @@
-"""Result folders, read back: finished runs, unfinished ones, and several seeds of one row taken together.
+"""Reading of result folders: finished and unfinished runs, and means over several seeds of a row.
 
 Only `config.json`, `environment.json`, `metrics.jsonl`, `result.json` and `evaluations/*.json` are read, so the small
-records under `results/`, which have no weights, serve as well as whole runs. Nothing here imports torch.
+records under `results/`, which have no weights, work as well as complete runs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ADDED: dict[str, Any] = {
     "vocabulary.dictionary": "own",
     "vocabulary.sides": "joint",
 }
-"""Settings that came later and are not off by default: what runs from before did."""
+"""Settings that were added later and are on by default, with the values that older runs had in effect."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run as its folder tells it. `record` is None while the run is not finished."""
+    """One run, read from its folder. `record` is None until the run is finished."""
 
     folder: Path
     recipe: str
@@ -49,7 +49,7 @@ class Result:
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
-    """By kind: dynamic, cache, mc, or the windows of a text."""
+    """Saved evaluations by kind: dynamic, cache, mc, or the windows of a text."""
 
     @property
     def task(self) -> str:
@@ -57,52 +57,55 @@ class Result:
         return self.record.task if self.record else task_of_settings(self.settings)
 
     def last(self, kind: str) -> MetricsLine | None:
-        """The newest metrics of a kind: `train` or `valid`."""
+        """Return the newest metrics of a kind, such as `train` or `valid`."""
         return next((metric for metric in reversed(self.metrics) if metric.kind == kind), None)
 
     @property
     def cuts_words(self) -> bool:
-        """Whether tokens are pieces of words."""
+        """Whether the tokens are sub-words."""
         return flatten(self.settings).get("vocabulary.bpe.merges") is not None
 
     @property
     def pieces_in_validation(self) -> float | None:
-        """Tokens per word of the validation text; None where words are cut and there is no result to say how often."""
+        """Tokens per word of the validation text; None for sub-words until the run is finished."""
         if self.record and self.record.valid:
             return self.record.valid.tokens_per_word
         return None if self.cuts_words else 1.0
 
     @property
     def epochs(self) -> float:
-        """Epochs that were run: fewer than were planned where training has stopped early."""
+        """The number of epochs that were run, which early stopping can make smaller than planned."""
         last = self.last("valid")
         return last.epoch if last else (self.record and self.record.training.epochs) or 0.0
 
     @property
     def by_updates(self) -> bool:
-        """Whether it was trained for so many updates: its last epoch need not be a whole one."""
+        """Whether training was limited by updates, so that the last epoch may be incomplete."""
         return self.record is not None and self.record.training.epochs is None
 
     @property
     def awaits_averaging(self) -> bool:
-        """Whether it was to average its weights from where its validation loss would tell, and ended before."""
-        told = flatten(self.settings).get("training.averaging.start") == "nonmonotone"
-        return told and self.record is not None and self.record.training.averaged_from_epoch is None
+        """Whether averaging was to start when the validation loss stopped improving, but training ended before."""
+        automatic = flatten(self.settings).get("training.averaging.start") == "nonmonotone"
+        return automatic and self.record is not None and self.record.training.averaged_from_epoch is None
 
     @property
     def best_epoch(self) -> float | None:
-        """Whose weights its figures are of, 0 being those it began with; None where they are of several."""
+        """The epoch of the weights that were scored; 0 for the starting weights, None for averaged checkpoints."""
         return self.record.best.epoch if self.record and self.record.best and not self.record.averaged else None
 
     @property
     def best_before_averaging(self) -> bool:
-        """Whether its validation loss began averaging, and no average was better than the iterates before."""
+        """Whether averaging began, but no average was better than the weights before it."""
         return 0 < (self.best_epoch or 0) < ((self.record and self.record.training.averaged_from_epoch) or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:
-        """Of training alone, without validation: those of the median epoch, which a pause or a slow start does not
-        change; where metrics do not tell, of the mean one."""
+        """Seconds of training per epoch, without validation.
+
+        This is the median epoch, which a pause or a slow start does not change, or the mean epoch if the metrics do not
+        have a time for every epoch.
+        """
         if not self.record or not self.epochs or self.by_updates:
             return None
         until = {metric.epoch: metric.wall.seconds for metric in self.metrics if metric.kind != "valid"}
@@ -122,6 +125,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return the spread of the values that are not None, or None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -133,7 +137,7 @@ def load(folder: Path | str) -> Result:
     """Read one run folder, finished or not."""
     folder = Path(folder)
     if not _is_run(folder):
-        raise DataError(f"{folder}: no run here (neither config.json nor result.json)")
+        raise DataError(f"{folder} is not a run folder: it has neither config.json nor result.json")
     finished = folder / "result.json"
     record = read_result(finished) if finished.is_file() else None
     config = _mapping(folder / "config.json")
@@ -154,24 +158,24 @@ def load(folder: Path | str) -> Result:
 
 
 def collect(paths: Iterable[Path | str]) -> list[Result]:
-    """The runs at the paths: each is a run folder, or a folder that holds runs at any depth."""
-    found: dict[Path, Result] = {}
+    """Return the runs at the paths, each of which is a run folder or contains runs at any depth."""
+    runs: dict[Path, Result] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise DataError(f"{path}: there is no such folder; name a run, or a folder that holds runs")
+            raise DataError(f"{path}: there is no such folder; name a run folder, or a folder that contains runs")
         folders = [path] if _is_run(path) else {p.parent for p in path.rglob("*.json") if _is_run(p.parent)}
         if not folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
         results = sorted(map(load, folders), key=lambda result: (result.folder.parent, result.seed))
         for result in results:
-            found.setdefault(result.folder.resolve(), result)
-    if not found:
-        raise DataError("no result folders were named; name a run, or a folder that holds runs")
-    return list(found.values())
+            runs.setdefault(result.folder.resolve(), result)
+    if not runs:
+        raise DataError("no result folders were given; name a run folder, or a folder that contains runs")
+    return list(runs.values())
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys, in their order."""
+    """Return nested settings by dotted key, in their order."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -182,17 +186,17 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The dotted keys that do not have one value everywhere, in the order they first appear."""
-    flat = [flatten(one) for one in settings]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    return [key for key in keys if any(key not in one or one[key] != flat[0].get(key) for one in flat)]
+    """Return the dotted keys whose values are not all equal, in the order they first appear."""
+    flattened = [flatten(nested) for nested in settings]
+    keys = dict.fromkeys(key for flat in flattened for key in flat)
+    return [key for key in keys if any(key not in flat or flat[key] != flattened[0].get(key) for flat in flattened)]
 
 
 def distinguishing(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key, as far as they tell runs apart: equal ones make runs repetitions of each other.
+    """Return the settings that distinguish runs, by dotted key; runs with equal ones are repetitions of each other.
 
-    The seed does not. Nor does what is off (null, false, zero, empty), since a run that is older than a setting has it
-    not, and nearly all that are added begin as off; the others are `ADDED`.
+    The seed is left out. So are settings that are off (null, false, zero, empty), because a run that is older than a
+    setting does not have it, and nearly all new settings are off by default. The others are listed in `ADDED`.
     """
     known = ADDED | flatten(settings)
     return {key: value for key, value in known.items() if value and key.rpartition(".")[2] != "seed"}
@@ -218,7 +222,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> tuple[MetricsLine, ...]:
-    """All whole lines; a run that is writing, or was killed while it wrote, leaves the last one torn."""
+    """Return all complete lines. The last line may be incomplete if the run is still writing or was killed."""
     if not path.is_file():
         return ()
     lines = path.read_bytes().split(b"\n")[:-1]

@@ -1,6 +1,6 @@
-"""The rows of a table: runs that differ in nothing but the seed, joined with what a recipe says of them.
+"""The rows of a table: runs that differ only in the seed, joined with the rows of a recipe.
 
-Also which rows can be compared with each other, and a sign for those that cannot be read like the others.
+This module also decides which rows can be compared with each other, and marks the others with footnotes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SIGNS = "†‡§¶"
 
 
 class Steps(NamedTuple):
-    """Whole training steps of a row, measured alone (`measured_steps.py`)."""
+    """The time of a row's training steps, measured by `reefknot bench steps` (see `measured_steps.py`)."""
 
     epoch_seconds: float
-    """Of our fastest, for as many as an epoch has."""
+    """Seconds of our fastest step times the number of steps in an epoch."""
     times_plain: float
-    """How many times as long they take in plain torch."""
+    """How many times as long a step takes in plain PyTorch."""
 
 
 @dataclass(frozen=True)
 class TableRow:
     """A row of a recipe with its runs.
 
-    A `quoted` row only cites another system and is never run. One that is `of` another row has no runs either: its
-    figures are those of that row's `models`, scored in the way that `by` names.
+    A `quoted` row only cites another system and is never run. A row that is `of` another row has no runs either: its
+    scores are those of the other row's `models`, evaluated in the mode that `by` names.
     """
 
     name: str
@@ -49,19 +49,19 @@ class TableRow:
     by: str | None = None
     models: tuple[Result, ...] = ()
     start: str | None = None
-    """The row whose weights it begins with, as the recipe says."""
+    """The row whose weights training starts from, according to the recipe."""
     corpus: str | None = None
-    """Its text, where the recipe says so: None is that of the recipe's base."""
+    """The corpus, if the recipe sets it for this row; None means the corpus of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The paper's rho by end and benchmark."""
+    """The paper's rank correlations, by end and benchmark."""
     steps: Steps | None = None
-    """Its training steps, where they were measured alone."""
+    """The time of its training steps, if it was measured."""
     variant: str = ""
-    """The end of its name that tells it from rows of the same name with other settings."""
+    """The suffix that distinguishes it from rows of the same name with other settings."""
 
     @property
     def records(self) -> list[RunResult]:
-        """The finished runs."""
+        """The results of the finished runs."""
         return [result.record for result in self.results if result.record]
 
     @property
@@ -71,23 +71,25 @@ class TableRow:
 
     @property
     def manner(self) -> str | None:
-        """The way it was scored in, if perplexities by that way are a kind of their own. Windows are not: how much
-        context helps is seen by comparing them."""
+        """The evaluation mode, if its perplexities must not be compared with those of plain evaluation.
+
+        Perplexities with different windows are compared, because that shows how much context helps.
+        """
         return self.by if self.by in MODES else None
 
     @property
     def ran(self) -> bool:
-        """Whether there are figures of ours."""
+        """Whether the row has scores of ours."""
         return bool(self.records or self.models)
 
     @property
     def own_name(self) -> str:
-        """As its runs call it: runs of one row with different settings are several rows, named after both."""
+        """The name of the row in its runs, without the settings that distinguish it from rows of the same name."""
         return self.results[0].row if self.results else self.name
 
     @property
     def begins_with(self) -> str | None:
-        """The row whose best weights this one begins with."""
+        """The row whose best weights training started from."""
         if not self.results:
             return self.start
         start = flatten(self.results[0].settings).get("training.start.row")
@@ -95,194 +97,202 @@ class TableRow:
 
     @property
     def changed(self) -> tuple[Change, ...]:
-        """Settings that are not the recipe's, in any of the runs that its figures are from."""
+        """The settings that differ from the recipe in any of the runs that its scores come from."""
         records = [result.record for result in (*self.results, *self.models) if result.record]
         return tuple(dict.fromkeys(change for record in records for change in record.changed))
 
     @property
     def text(self) -> str:
-        """The name of the text that the figures are from."""
+        """The name of the corpus that the scores were measured on."""
         return next((result.record.corpus.name for result in (*self.results, *self.models) if result.record), "")
 
     @property
     def score(self) -> TextScore | None:
-        """What the figures were counted over, in the test text where there are any: the same in every run."""
+        """The score of one run, on the test text if there is one: all runs were counted over the same tokens."""
         return next(iter(self.scores("test") or self.scores("valid")), None)
 
     @property
     def per_word(self) -> bool:
-        """Whether the tokens are pieces, so that perplexity per word is another figure than per token."""
+        """Whether the tokens are sub-words, so that perplexity per word differs from perplexity per token."""
         return self.score is not None and self.score.tokens_per_word != 1
 
     def scores(self, split: str) -> list[TextScore]:
-        """Of the finished runs, or of the evaluations."""
-        found = (each.score(split) for each in (*self.records, *self.evaluations))
-        return [score for score in found if score]
+        """Return the scores on a split, of the finished runs or of the evaluations."""
+        scores = (scored.score(split) for scored in (*self.records, *self.evaluations))
+        return [score for score in scores if score]
 
     def figure(self, metric: Metric, split: str) -> Spread | None:
         """Return the mean of a metric over the finished runs, or over the evaluations."""
-        found = (score for each in (*self.records, *self.evaluations) for score in each.scores(split))
-        return Spread.of(score.value for score in found if score.metric == metric)
+        scores = (score for scored in (*self.records, *self.evaluations) for score in scored.scores(split))
+        return Spread.of(score.value for score in scores if score.metric == metric)
 
     def by_protocol(self, split: str) -> Spread | None:
-        """As the paper scores, over the runs that were scored so too."""
+        """Return the mean perplexity by the paper's protocol, over the runs that were also scored that way."""
         protocols = (record.protocol for record in self.records)
         scores = (getattr(protocol, split, None) for protocol in protocols)
         return Spread.of(score.perplexity for score in scores if score)
 
     def compared(self, split: str) -> Spread | None:
-        """What is held against the paper's figure: scored as the paper scores where that was done."""
+        """Return the perplexity to compare with the paper's: by the paper's protocol if available."""
         return self.by_protocol(split) or self.figure(PERPLEXITY, split)
 
     def difference(self, split: str) -> float | None:
-        """Ours over the paper's, as a signed fraction; none where our settings are not the recipe's."""
+        """Return our perplexity relative to the paper's, as a signed fraction.
+
+        None if our settings differ from the recipe.
+        """
         ours, paper = self.compared(split), self.paper.get(split)
         return ours.mean / paper - 1 if ours and paper and not self.changed else None
 
     def translated(self, split: str) -> list[Translated]:
-        """Of the finished runs that translate, or of the evaluations."""
-        found = (each.translated(split) for each in (*self.records, *self.evaluations))
-        return [each for each in found if each]
+        """Return the translation scores on a split, of the finished runs or of the evaluations."""
+        translated = (scored.translated(split) for scored in (*self.records, *self.evaluations))
+        return [scores for scores in translated if scores]
 
     def bleu_difference(self, split: str) -> float | None:
-        """Ours less the paper's, in points; none where our settings are not the recipe's."""
+        """Return our BLEU minus the paper's, in points; None if our settings differ from the recipe."""
         ours, paper = self.figure(BLEU, split), self.paper.get(f"bleu_{split}")
         return ours.mean - paper if ours and paper and not self.changed else None
 
     def rho(self, end: str, benchmark: str) -> Spread | None:
-        """Of the vectors of an end with people's judgements, over the finished runs."""
+        """Return the Spearman correlation of an end's vectors with human judgements, over the finished runs."""
         scores = (record.similarity_scores(end).get(benchmark) for record in self.records)
         return Spread.of(score.value for score in scores if score)
 
     def mean_rho(self, end: str) -> Spread | None:
-        """The same over all benchmarks of Press & Wolf, of the runs that were held against each of them."""
+        """Return the mean correlation over Press & Wolf's benchmarks, of the runs that have all of them."""
         runs = [record.similarity_scores(end) for record in self.records]
         return Spread.of(fmean(run[name].value for name in PRESS) for run in runs if run.keys() >= set(PRESS))
 
     def judgements(self, end: str, benchmark: str) -> list[Judgement]:
-        """Of each finished run that was held against the benchmark."""
-        judged = (each for record in self.records for each in record.similarity.get(end, ()))
-        return [each for each in judged if each.name == benchmark]
+        """Return the judgements on a benchmark of every finished run that has one."""
+        judgements = (judgement for record in self.records for judgement in record.similarity.get(end, ()))
+        return [judgement for judgement in judgements if judgement.name == benchmark]
 
     @property
     def epochs(self) -> list[float]:
-        """Epochs run, of each finished run that was trained for epochs."""
+        """The number of epochs of each finished run that was trained for epochs."""
         return [result.epochs for result in self.results if result.record and not result.by_updates]
 
     @property
     def updates(self) -> list[int]:
-        """Updates made, of each finished run that was trained for updates."""
+        """The number of updates of each finished run that was trained for updates."""
         return [result.record.training.steps for result in self.results if result.record and result.by_updates]
 
     @property
     def recipe_epochs(self) -> float:
-        """Epochs that the recipe asks for: as many as were asked of the runs, but for an override."""
+        """The number of epochs in the recipe, before any override."""
         record = self.records[0]
-        asked = (change.old for change in record.changed if change.key == "training.epochs")
-        return float(next(asked, record.training.epochs) or 0)
+        overridden = (change.old for change in record.changed if change.key == "training.epochs")
+        return float(next(overridden, record.training.epochs) or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:
-        """Of training alone, by the fastest of the finished runs: company on the device only ever slows one down."""
-        return min((found for result in self.results if (found := result.seconds_per_epoch)), default=None)
+        """Seconds of training per epoch in the fastest run: other processes on the device can only slow a run down."""
+        return min((seconds for result in self.results if (seconds := result.seconds_per_epoch)), default=None)
 
     @property
     def pace(self) -> float | None:
-        """Seconds of an epoch: of its runs, else by its steps alone."""
+        """Seconds per epoch, from the runs or else from the measured steps."""
         return self.seconds_per_epoch or (self.steps and self.steps.epoch_seconds)
 
     @property
     def size(self) -> int | None:
-        """Parameters: counted in the run, or what the recipe expects."""
+        """The number of parameters: counted in a run, or as the recipe expects."""
         return next((record.parameters.total for record in self.records), self.parameters)
 
     @property
     def state(self) -> str:
-        """One word for a row without a figure of ours, empty otherwise."""
+        """`unfinished` or `not run` for a row without scores of ours, otherwise empty."""
         if self.ran or self.quoted:
             return ""
         return "unfinished" if self.results else "not run"
 
 
 def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
-    """A recipe's rows with their runs, then the runs of no listed row. Rows that have runs keep them."""
+    """Return a recipe's rows with their runs, followed by the runs of unlisted rows. Rows that have runs keep them."""
     rows = list(rows)
     taken = {result.folder for row in rows for result in row.results}
     groups = _groups(result for result in results if result.folder not in taken)
     joined: list[TableRow] = []
     for row in rows:
-        mine = [each for each in groups if not row.of and _belongs(row, each.results[0])]
-        if row.results or not mine:
+        matches = [group for group in groups if not row.of and _belongs(row, group.results[0])]
+        if row.results or not matches:
             joined.append(row)
             continue
-        for each in mine:
-            name = row.name if len(mine) == 1 else each.name
-            joined.append(replace(row, name=name, variant=each.variant, results=each.results))
-            groups.remove(each)
-    return _with_evaluations(joined + [_row_of(each) for each in groups])
+        for match in matches:
+            name = row.name if len(matches) == 1 else match.name
+            joined.append(replace(row, name=name, variant=match.variant, results=match.results))
+            groups.remove(match)
+    return _with_evaluations(joined + [_row_of(group) for group in groups])
 
 
 def name_recipes(rows: Iterable[TableRow]) -> list[TableRow]:
-    """Rows of several recipes with the recipe before the name, as names may come up in more than one."""
+    """Put the recipe before the name of each row if there are several recipes, which may share names."""
     rows = list(rows)
     if len({row.recipe for row in rows}) < 2:
         return rows
-    before = (f"{row.recipe}: " for row in rows)
-    return [replace(row, name=each + row.name.removeprefix(each)) for row, each in zip(rows, before, strict=True)]
+    prefixes = (f"{row.recipe}: " for row in rows)
+    return [
+        replace(row, name=prefix + row.name.removeprefix(prefix)) for row, prefix in zip(rows, prefixes, strict=True)
+    ]
 
 
 def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows that score another row's models with those models; and a row for each saved evaluation none lists."""
+    """Give rows that evaluate another row's models those models, and add a row for each unlisted evaluation."""
     listed = {(row.recipe, row.of, row.by) for row in rows if row.by}
-    found: list[TableRow] = []
+    complete: list[TableRow] = []
     for row in rows:
         if row.by:
-            found += [row] if row.models else _scoring(row, rows)
+            complete += [row] if row.models else _scoring(row, rows)
             continue
-        found.append(row)
+        complete.append(row)
         for by in dict.fromkeys(kind for result in row.results for kind in result.evaluations):
             if (row.recipe, row.own_name, by) not in listed:
                 name = f"{row.name} + {in_words(by)}"
-                found += _scoring(TableRow(name, recipe=row.recipe, of=row.own_name, by=by), [row])
-    return found
+                complete += _scoring(TableRow(name, recipe=row.recipe, of=row.own_name, by=by), [row])
+    return complete
 
 
 def _scoring(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
-    """The row with the models it scores: once for each set of settings they were trained with, as it is without any."""
+    """Return the row once for each set of settings that the models it evaluates were trained with.
+
+    A row without models is returned unchanged.
+    """
     trained = {
-        each.name: (each, models)
-        for each in rows
-        if not each.by and (each.recipe, each.own_name) == (row.recipe, row.of)
-        if (models := tuple(result for result in each.results if row.by in result.evaluations))
+        candidate.name: (candidate, models)
+        for candidate in rows
+        if not candidate.by and (candidate.recipe, candidate.own_name) == (row.recipe, row.of)
+        if (models := tuple(result for result in candidate.results if row.by in result.evaluations))
     }
     several = len(trained) > 1
     return [
         replace(
             row,
-            name=row.name + each.variant * several,
-            parameters=each.size,
+            name=row.name + source.variant * several,
+            parameters=source.size,
             models=models,
-            corpus=each.corpus,
+            corpus=source.corpus,
         )
-        for each, models in trained.values()
+        for source, models in trained.values()
     ] or [row]
 
 
 def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
-    """Runs that differ in nothing but the seed, under the name of their row.
+    """Group runs that differ only in the seed, by the name of their row.
 
-    The name says more when it must: the recipe when there are several, and the settings that differ when
-    runs of one row were made with different ones, so that only true repetitions are ever averaged.
+    The name includes the recipe if there are several recipes. It includes the settings that differ if runs of one row
+    have different settings, so that only true repetitions are averaged.
     """
-    return {each.name: each.results for each in _groups(results)}
+    return {runs.name: runs.results for runs in _groups(results)}
 
 
 class _Group(NamedTuple):
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed."""
 
     row: str
     variant: str
-    """The settings that tell them from other runs of their row, in brackets."""
+    """The settings that distinguish them from other runs of their row, in parentheses."""
     results: tuple[Result, ...]
 
     @property
@@ -293,94 +303,97 @@ class _Group(NamedTuple):
 def _groups(results: Iterable[Result]) -> list[_Group]:
     alike: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        settings = json.dumps(distinguishing(result.settings), sort_keys=True)
-        alike.setdefault((result.recipe, result.row, settings), []).append(result)
+        key = json.dumps(distinguishing(result.settings), sort_keys=True)
+        alike.setdefault((result.recipe, result.row, key), []).append(result)
     several = len({recipe for recipe, _, _ in alike}) > 1
     groups = []
     for (recipe, row, _), members in alike.items():
-        twins = [other[0] for key, other in alike.items() if key[:2] == (recipe, row)]
+        variants = [runs[0] for key, runs in alike.items() if key[:2] == (recipe, row)]
         variant = ""
-        if len(twins) > 1:
-            changed = differing([distinguishing(twin.settings) for twin in twins])
-            own = flatten(members[0].settings)
-            variant = " (" + ", ".join(f"{key}={_plain(own.get(key))}" for key in changed) + ")"
+        if len(variants) > 1:
+            changed = differing([distinguishing(result.settings) for result in variants])
+            settings = flatten(members[0].settings)
+            variant = " (" + ", ".join(f"{key}={_plain(settings.get(key))}" for key in changed) + ")"
         by_seed = tuple(sorted(members, key=lambda result: result.seed))
         groups.append(_Group(f"{recipe}: {row}" if several else row, variant, by_seed))
     return groups
 
 
 def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
-    """The rows whose perplexities can be compared, by text and by the way they were scored.
+    """Return groups of rows whose perplexities can be compared, one for each corpus and evaluation mode.
 
-    Of each the largest such group, of equal ones the first.
+    If the rows of a corpus and mode cannot all be compared, the largest comparable group is returned, and the first of
+    several groups of that size.
     """
-    kin: dict[tuple[str, str | None], list[TableRow]] = {}
+    by_text: dict[tuple[str, str | None], list[TableRow]] = {}
     for row in rows:
         if row.score:
-            kin.setdefault((row.text, row.manner), []).append(row)
-    alike = ([[row for row in family if not _obstacle(row, first)] for first in family] for family in kin.values())
+            by_text.setdefault((row.text, row.manner), []).append(row)
+    alike = ([[row for row in family if not _obstacle(row, first)] for first in family] for family in by_text.values())
     return [max(groups, key=len) for groups in alike]
 
 
 def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The largest of the families: what one picture can show."""
+    """Return the largest of the families: the rows that one plot can show."""
     return max(families(rows), key=len, default=[])
 
 
 def judged_by(rows: Sequence[TableRow]) -> Metric:
-    """The metric that decides between rows: BLEU if the paper's figures or the runs have it, else perplexity."""
+    """Return the metric that ranks rows: BLEU if the paper or the runs report it, else perplexity."""
     by_paper = any({"bleu_valid", "bleu_test"} & row.paper.keys() for row in rows)
     return BLEU if by_paper or any(record.translation for row in rows for record in row.records) else PERPLEXITY
 
 
 def judged_by_similarity(rows: Sequence[TableRow]) -> bool:
-    """Whether word vectors are all that there is to judge: the paper and the runs have no other figures."""
-    judged = any(row.paper_similarity for row in rows) or any(each.similarity for row in rows for each in row.records)
+    """Return whether word similarity is the only score that the paper and the runs have."""
+    judged = any(row.paper_similarity for row in rows) or any(
+        record.similarity for row in rows for record in row.records
+    )
     return judged and not any(row.paper or row.score for row in rows)
 
 
 def rivals(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
-    """The rows whose BLEU can be compared: of one text, counted in one way."""
-    kin: dict[tuple[str, str], list[TableRow]] = {}
+    """Return groups of rows whose BLEU can be compared: the same corpus and the same sacrebleu signature."""
+    by_signature: dict[tuple[str, str], list[TableRow]] = {}
     for row in rows:
-        if found := row.translated(split):
-            kin.setdefault((row.text, found[0].bleu_signature), []).append(row)
-    return list(kin.values())
+        if scores := row.translated(split):
+            by_signature.setdefault((row.text, scores[0].bleu_signature), []).append(row)
+    return list(by_signature.values())
 
 
 def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
-    """The families without rows that another one begins with: these are not finished models of their recipe."""
+    """Return the families without rows that only provide the starting weights of another row."""
     begun = {(row.recipe, row.begins_with) for row in rows}
     return [[row for row in family if (row.recipe, row.own_name) not in begun] for family in families(rows)]
 
 
 def competing(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
-    """Groups of rows in which one may be called the best, by the metric that decides between these rows."""
+    """Return groups of rows in which one can be called the best, by the metric that ranks these rows."""
     return rivals(rows, split) if judged_by(rows) == BLEU else contenders(rows)
 
 
 def judged_by_time(rows: Sequence[TableRow]) -> bool:
-    """Whether the paper gives seconds of these rows and no perplexity."""
+    """Return whether the paper reports only seconds for these rows."""
     return {name for row in rows for name in row.paper} == {"seconds"}
 
 
 def times_first(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
-    """How many times as long as the first row on its text a row takes for an epoch: ours, and the paper's."""
-    first = next((each for each in rows if each.corpus == row.corpus and not each.quoted), row)
+    """Return the time of an epoch relative to the first row on the same corpus: ours, and the paper's."""
+    first = next((candidate for candidate in rows if candidate.corpus == row.corpus and not candidate.quoted), row)
     theirs, papers = row.paper.get("seconds"), first.paper.get("seconds")
     return _times(row, first), theirs / papers if theirs and papers else None
 
 
 def _times(row: TableRow, first: TableRow) -> float | None:
-    """By runs of both or by steps of both: runs may have had company on their device, and steps had none."""
-    ours, least = row.seconds_per_epoch, first.seconds_per_epoch
-    if ours and least:
-        return ours / least
+    """Compare runs with runs, or steps with steps: runs may have shared their device, steps did not."""
+    seconds, reference = row.seconds_per_epoch, first.seconds_per_epoch
+    if seconds and reference:
+        return seconds / reference
     return row.steps.epoch_seconds / first.steps.epoch_seconds if row.steps and first.steps else None
 
 
 def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
-    """The rows, a sign after the name of each whose figures must not be read like the others'; and the footnotes."""
+    """Add a footnote sign to the name of each row that needs a remark; return the rows and the footnotes."""
     signs: dict[str, str] = {}
     marked = []
     usual = {(family[0].text, family[0].manner): family[0] for family in families(rows)}
@@ -392,34 +405,34 @@ def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
 
 
 def _remark(row: TableRow, usual: TableRow | None) -> str:
-    remarks = _course(row)
+    remarks = _training_remarks(row)
     if row.score and row.per_word:
         mean = f"{row.score.tokens_per_word:.1f} on average"
-        remarks.append(f"per word: a word's probability is the product over its pieces, {mean}")
-    if usual and (found := _between(row, usual)):
+        remarks.append(f"per word: a word's probability is the product over its sub-words, {mean}")
+    if usual and (gap := _between(row, usual)):
         what = "perplexity not comparable" if row.translated("test") else "not comparable"
-        remarks.append(f"{what}: " * found.prevents + in_table(found, usual.name))
+        remarks.append(f"{what}: " * gap.prevents + in_table(gap, usual.name))
     return "; ".join(remarks)
 
 
-def _course(row: TableRow) -> list[str]:
-    """What set the training of a row apart from a plain number of epochs."""
+def _training_remarks(row: TableRow) -> list[str]:
+    """Return remarks on the starting weights and on early stopping."""
     remarks = []
     if row.results and row.begins_with:
-        remarks.append(f"began with the best weights of {row.begins_with}{_unbettered(row.results)}")
+        remarks.append(f"began with the best weights of {row.begins_with}{_not_improved(row.results)}")
     if any(result.record and result.epochs < (result.record.training.epochs or 0) for result in row.results):
         rule = flatten(row.results[0].settings).get("training.stop.rule")
         remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
     return remarks
 
 
-def _unbettered(results: Sequence[Result]) -> str:
-    """Whether second sessions ended with the weights that they had begun with."""
+def _not_improved(results: Sequence[Result]) -> str:
+    """Return a remark if runs did not improve on the weights that they started from."""
     count = sum(result.best_epoch == 0 for result in results)
     if not count:
         return ""
     seeds = "" if count == len(results) else f" with {count} of {len(results)} seeds"
-    return f", which no epoch bettered{seeds}, so that the figures are theirs"
+    return f"; no epoch improved on them{seeds}, so their scores are shown"
 
 
 def _between(row: TableRow, other: TableRow) -> Difference | None:
@@ -427,8 +440,8 @@ def _between(row: TableRow, other: TableRow) -> Difference | None:
 
 
 def _obstacle(row: TableRow, other: TableRow) -> bool:
-    found = _between(row, other)
-    return found is not None and found.prevents
+    gap = _between(row, other)
+    return gap is not None and gap.prevents
 
 
 def _plain(value: Any) -> str:

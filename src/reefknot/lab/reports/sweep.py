@@ -1,6 +1,6 @@
 """A sweep: one row of a recipe with several settings, judged on the validation text alone.
 
-Whoever chooses settings by test figures has no test left. So a sweep's rows carry none, whatever is made of them.
+Settings that are chosen by test scores leave no unbiased test. So the rows of a sweep have no test scores.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ class Trial:
 
     name: str
     settings: Mapping[str, Any]
-    """By dotted key: those that the sweep varies."""
+    """The settings that the sweep varies, by dotted key."""
     runs: tuple[Path, ...]
 
     def row(self) -> TableRow:
-        """The trial with those of its runs that have begun, test figures included."""
+        """Return the trial as a row with the runs that have begun, including test scores."""
         begun = tuple(load(run) for run in self.runs if (run / "config.json").is_file())
         return TableRow(self.name, results=begun)
 
 
 def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
-    """The trials that have begun, lowest validation perplexity first (of translators, the highest BLEU), then those
-    without one; test figures withheld.
+    """Return the trials that have begun, without test scores, best first.
 
-    One that cannot be compared with the others, for its vocabulary say, comes after those that can.
+    Trials are ranked by the lowest validation perplexity, or the highest BLEU for translators. Trials that cannot be
+    compared with the others, for example because of their vocabulary, follow; trials without a score come last.
     """
     rows = [(trial, row) for trial in trials if (row := trial.row()).results]
     common = _shared([record for _, row in rows for record in row.records])
-    told = [
+    withheld = [
         (trial, replace(row, results=tuple(_withhold(result, common) for result in row.results))) for trial, row in rows
     ]
-    metric = judged_by([row for _, row in told])
-    fair = comparable([row for _, row in told])
+    metric = judged_by([row for _, row in withheld])
+    fair = comparable([row for _, row in withheld])
 
     def order(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
         figure = pair[1].figure(metric, "valid")
@@ -54,11 +54,11 @@ def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
             metric.sign * figure.mean if figure else 0.0,
         )
 
-    return sorted(told, key=order)
+    return sorted(withheld, key=order)
 
 
 def summary(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[str, Any]]:
-    """What sweep.json says of each trial, in the same order."""
+    """Return the entries of sweep.json, one for each trial, in the same order."""
     return [
         {
             "settings": dict(trial.settings),
@@ -74,23 +74,23 @@ def summary(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[s
 
 
 def figures(value: Spread | None) -> dict[str, Any] | None:
-    """A mean over seeds as sweep.json has it."""
+    """Return a mean over seeds in the format of sweep.json."""
     return asdict(value) if value else None
 
 
 def _shared(records: Sequence[RunResult]) -> tuple[Change, ...]:
-    """Changes of the recipe that every trial has: those it is not named for."""
+    """Return the changes of the recipe that all trials share, which are not part of their names."""
     first = records[0].changed if records else ()
     return tuple(change for change in first if all(change in record.changed for record in records))
 
 
 def _withhold(result: Result, changed: tuple[Change, ...]) -> Result:
-    """The run without its test figures, and without what is looked at in a model that was chosen already."""
+    """Return the run without test scores, and without the parts that describe a final model."""
     result = replace(result, evaluations={})
     if result.record is None:
         return result
-    protocol, told = result.record.protocol, result.record.translation
-    kept: dict[str, Any] = {
+    protocol, translation = result.record.protocol, result.record.translation
+    withheld: dict[str, Any] = {
         "test": None,
         "protocol": protocol.replace(test=None) if protocol else None,
         "paper": {},
@@ -98,6 +98,6 @@ def _withhold(result: Result, changed: tuple[Change, ...]) -> Result:
         "frequency": Frequency(),
         "neighbors": Neighbors(),
         "samples": (),
-        "translation": told and Translations(valid=told.valid),
+        "translation": translation and Translations(valid=translation.valid),
     }
-    return replace(result, record=result.record.replace(**kept))
+    return replace(result, record=result.record.replace(**withheld))

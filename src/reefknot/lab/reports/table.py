@@ -1,4 +1,4 @@
-"""The table of rows, ours beside the paper's: one data structure for terminal, Markdown and HTML."""
+"""The table of rows, with our scores next to the paper's: one data structure for terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 
 PERPLEXITY_GROUPS = ("training", "validation", "test")
-"""Groups of columns, one for each text."""
+"""Groups of perplexity columns, one for each split."""
 _GROUPS = ("size", "pace", "ratio", *BLEU_TITLES.values(), *PERPLEXITY_GROUPS, *PRESS, "time", "cost")
-_SHOWN = 4  # changed settings that a note lists before it counts the rest
+_LISTED = 4  # changed settings that a note lists before it counts the others
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column's cells, a string per row; `group` names the columns that belong together."""
+    """One column with a string per row; `group` names the columns that belong together."""
 
     group: str
     title: str
@@ -43,10 +43,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Names down the side, columns of text, and the indices of the rows with the lowest perplexity or highest BLEU.
+    """A table of text: row names, columns, and the indices of the best rows.
 
-    A name ends with the sign of its footnote, if it has one; each of the `best` is among rows that can be compared, by
-    the column that `decides`.
+    A name ends with the sign of its footnote, if it has one. Each of the `best` rows has the best score in the column
+    `decides`, among rows that can be compared.
     """
 
     names: tuple[str, ...]
@@ -54,30 +54,31 @@ class Table:
     best: frozenset[int] = frozenset()
     decides: str = "test"
     notes: tuple[str, ...] = ()
-    """What a reader must know to take the figures rightly."""
+    """Notes that a reader needs in order to interpret the scores."""
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
+        """The columns by group, in their order."""
         return [(name, list(columns)) for name, columns in groupby(self.columns, lambda column: column.group)]
 
     def without(self, titles: Collection[str]) -> Table:
-        """The table without some of its columns."""
+        """Return the table without the columns of these titles."""
         return replace(self, columns=tuple(column for column in self.columns if column.title not in titles))
 
     def only(self, kept: Sequence[bool]) -> Table:
-        """The table without some of its rows."""
-        places = [n for n, keep in enumerate(kept) if keep]
-        columns = (replace(each, cells=tuple(each.cells[n] for n in places)) for each in self.columns)
-        best = frozenset(places.index(n) for n in self.best if n in places)
-        return replace(self, names=tuple(self.names[n] for n in places), columns=tuple(columns), best=best)
+        """Return the table with only the rows for which `kept` is true."""
+        indices = [n for n, keep in enumerate(kept) if keep]
+        columns = (replace(column, cells=tuple(column.cells[n] for n in indices)) for column in self.columns)
+        best = frozenset(indices.index(n) for n in self.best if n in indices)
+        return replace(self, names=tuple(self.names[n] for n in indices), columns=tuple(columns), best=best)
 
     def is_best(self, column: Column, row: int) -> bool:
-        """Whether a cell is the figure to print in bold."""
+        """Return whether a cell is printed in bold."""
         return row in self.best and column.title == self.decides
 
 
 def from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
-    """A recipe's rows, not yet joined with any run."""
+    """Return a recipe's rows, not yet joined with any run."""
     rows = list(rows)
     trained = {row.name: row for row in rows}
     return [
@@ -98,7 +99,7 @@ def from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
 
 
 def build(rows: Sequence[TableRow]) -> Table:
-    """Lay the rows out; a column that is empty for all of them is left away."""
+    """Build the table of the rows, without columns that are empty for all of them."""
     split = deciding(rows)
     decides = BLEU_TITLES[split] if judged_by(rows) == BLEU else split
     best = _best(rows, split)
@@ -114,47 +115,51 @@ def build(rows: Sequence[TableRow]) -> Table:
 
 
 def _best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
-    """The row with the best figure of each text and way of scoring, where it has beaten another one."""
+    """Return the best row of each corpus and evaluation mode that has at least two scored rows."""
     metric, best = judged_by(rows), set()
     for family in competing(rows, split) if not judged_by_time(rows) else []:
-        figures = {rows.index(row): metric.sign * found.mean for row in family if (found := row.figure(metric, split))}
-        if len(figures) > 1:
-            best.add(min(figures, key=figures.__getitem__))
+        scores = {rows.index(row): metric.sign * score.mean for row in family if (score := row.figure(metric, split))}
+        if len(scores) > 1:
+            best.add(min(scores, key=scores.__getitem__))
     return frozenset(best)
 
 
 def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
-    """What there is to show: of a table of seconds the seconds first, and no perplexity if the paper has none.
+    """Return the columns to show. A table of seconds has no perplexity columns if the paper reports only seconds.
 
-    A row without figures says why in the column that rows are judged by.
+    A row without scores has its state in the column that ranks the rows.
     """
     timed = any("seconds" in row.paper for row in rows)
     hidden = set() if timed else {"pace", "ratio"}
     if judged_by_time(rows) or judged_by_similarity(rows):
         hidden |= set(PERPLEXITY_GROUPS)
     if not any(row.figure(PERPLEXITY, "train") for row in rows):
-        hidden.add("training")  # the paper's figure alone says nothing
+        hidden.add("training")  # the paper's number alone is not useful
     by_bleu = judged_by(rows) == BLEU
     decides = BLEU_TITLES["test"] if by_bleu else PRESS[0] if judged_by_similarity(rows) else "test"
-    excused = {("pace", "s/epoch"), (decides, decides)}
+    with_state = {("pace", "s/epoch"), (decides, decides)}
     columns = [
-        Column(group, title, tuple(cell(row) or (row.state if (group, title) in excused else "") for row in rows))
+        Column(group, title, tuple(cell(row) or (row.state if (group, title) in with_state else "") for row in rows))
         for group, title, cell in COLUMNS
     ]
     columns += _ratios(rows)
-    columns = [each for each in columns if each.group not in hidden]
-    # Figures of a paper wait for ours, under its title.
-    told = {each.group for each in columns if any(each.cells)}
+    columns = [column for column in columns if column.group not in hidden]
+    # A group with only the paper's scores keeps an empty column for ours.
+    filled = {column.group for column in columns if any(column.cells)}
     titles = {
         ("validation", "valid"),
         ("ratio", "times first"),
-        *((each, each) for each in (BLEU_TITLES["valid"], *PRESS)),
+        *((name, name) for name in (BLEU_TITLES["valid"], *PRESS)),
     }
-    kept = [each for each in columns if any(each.cells) or ((each.group, each.title) in titles and each.group in told)]
-    # A table of seconds has them already, and one of updates has no epochs.
-    idle = {"s/epoch", ALONE} if timed else {ALONE} if any(row.updates for row in rows) else set()
-    once = [each for each in kept if each.group != "time" or each.title not in idle]
-    return tuple(sorted(once, key=lambda each: _GROUPS.index(each.group)))
+    shown = [
+        column
+        for column in columns
+        if any(column.cells) or ((column.group, column.title) in titles and column.group in filled)
+    ]
+    # A table of seconds already has a column for them, and a run that is limited by updates has no epochs.
+    redundant = {"s/epoch", ALONE} if timed else {ALONE} if any(row.updates for row in rows) else set()
+    unique = [column for column in shown if column.group != "time" or column.title not in redundant]
+    return tuple(sorted(unique, key=lambda column: _GROUPS.index(column.group)))
 
 
 def _ratios(rows: Sequence[TableRow]) -> list[Column]:
@@ -166,13 +171,13 @@ def _ratios(rows: Sequence[TableRow]) -> list[Column]:
 
 
 def deciding(rows: Sequence[TableRow]) -> str:
-    """The split that rows are judged by: validation where test figures are withheld, as in a sweep."""
+    """Return the split that ranks the rows: validation if test scores are withheld, as in a sweep."""
     valid, test = (any(row.figure(PERPLEXITY, split) for row in rows) for split in ("valid", "test"))
     return "valid" if valid and not test else "test"
 
 
 def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
-    """Print for a terminal or a pipe; groups of columns that do not fit side by side go below each other."""
+    """Print the table; groups of columns that do not fit side by side are printed below each other."""
     table = build(rows).without(leave_out)
     name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
     gap = 2
@@ -194,9 +199,9 @@ def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collec
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
-    """A Markdown table, with the lowest test perplexity, or the highest BLEU, in bold.
+    """Return a Markdown table with the lowest test perplexity, or the highest BLEU, in bold.
 
-    Of the costs, epochs and seconds per epoch, or updates and tokens per second.
+    The cost columns are epochs and seconds per epoch, or updates and tokens per second.
     """
     by_updates = any(row.updates for row in rows)
     table = build(rows).without(("seconds", "memory") if by_updates else ("seconds", "tokens/s", "memory"))
@@ -210,86 +215,90 @@ def to_markdown(rows: Sequence[TableRow]) -> str:
 
 
 def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]:
-    """What columns are whose titles do not say it."""
+    """Return notes on columns whose titles are not self-explanatory."""
     titles = {column.title for column in columns}
     notes = []
     if AS_PAPER in titles:
         names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
         compared = "; diff compares this with the paper" if "diff" in titles else ""
-        notes.append(f"{AS_PAPER}: by the rules of the paper's program ({', '.join(names)}){compared}")
+        notes.append(f"{AS_PAPER}: scored as the paper's program does ({', '.join(names)}){compared}")
     if any(column.title == "diff" and column.group in BLEU_TITLES.values() for column in columns):
-        notes.append("BLEU, higher is better: diff is in points, ours less the paper's")
+        notes.append("BLEU, higher is better: diff is ours minus the paper's, in points")
     if titles & set(PRESS):
         notes += _coverage(rows)
     if "times first" in titles:
-        notes.append("times first: s/epoch over that of the first row on the same text, and the same of the paper's")
+        notes.append(
+            "times first: s/epoch divided by that of the first row on the same text, for ours and for the paper's"
+        )
     if any(column.group == "pace" for column in columns) and any(row.steps and not row.ran for row in rows):
         notes.append(
-            "s/epoch: of a row that was not trained, our fastest training step by reefknot bench steps, as often as an "
-            "epoch has it"
+            "s/epoch: for a row that was not trained, our fastest training step by reefknot bench steps, times the "
+            "number of steps in an epoch"
         )
     if ALONE in titles:
         notes.append(
-            f"{ALONE}: our fastest training step with the device to itself, by reefknot bench steps, as often as an "
-            "epoch has it"
+            f"{ALONE}: our fastest training step with nothing else on the device, by reefknot bench steps, times the "
+            "number of steps in an epoch"
         )
     if TIMES_PLAIN in titles:
         notes.append(
-            f"{TIMES_PLAIN}: the time of a training step as people write it (a recurrent encoder as a loop, attention "
-            "with stored logits) over that of our fastest, both in one run of reefknot bench steps with the "
+            f"{TIMES_PLAIN}: the time of a training step in plain PyTorch (a recurrent encoder as a loop, attention "
+            "with stored logits) divided by that of our fastest step, both in one run of reefknot bench steps with the "
             "settings of the row's runs (docs/performance.md)"
         )
     return notes
 
 
 def _coverage(rows: Sequence[TableRow]) -> list[str]:
-    """What the figures of word similarity are, and over how many pairs they were taken."""
-    told = []
+    """Return a note on word similarity, with the number of known pairs of each benchmark."""
+    coverage = []
     for name in PRESS:
-        judged = [each for row in rows for end in ENDS for each in row.judgements(end, name)]
-        if judged:
-            low, high = (choose(each.pairs for each in judged) for choose in (min, max))
-            told.append(f"{name} {low:,}{f'–{high:,}' * (low < high)} of {judged[0].of:,}")
-    covered = f"; pairs whose words are known: {', '.join(told)}" if told else ""
+        judgements = [judgement for row in rows for end in ENDS for judgement in row.judgements(end, name)]
+        if judgements:
+            low, high = (choose(judgement.pairs for judgement in judgements) for choose in (min, max))
+            coverage.append(f"{name} {low:,}{f'–{high:,}' * (low < high)} of {judgements[0].of:,}")
+    covered = f"; pairs whose words are known: {', '.join(coverage)}" if coverage else ""
     return [
-        "word similarity: Spearman's rho of cosines with people's judgements, of the input / output vectors, or of the "
-        f"one table that both ends share{covered}"
+        "word similarity: Spearman's rho between cosines and human judgements, for the input / output vectors, or for "
+        f"the table that both ends share{covered}"
     ]
 
 
 def changed_settings(rows: Sequence[TableRow]) -> list[str]:
-    """Settings that are not the recipe's, with the rows that have them; no names where all rows have the same."""
+    """Return notes on settings that differ from the recipe, with the names of the rows unless all rows have them."""
     holders: dict[tuple[Change, ...], list[str]] = {}
     ran = [row for row in rows if row.records]
     for row in ran:
         if row.changed:
             holders.setdefault(row.changed, []).append(row.name)
-    return [f"{_of(names, ran)}: not the recipe's settings ({_listed(changed)})" for changed, names in holders.items()]
+    return [
+        f"{_names_or_every_row(names, ran)}: not the recipe's settings ({_listed(changed)})"
+        for changed, names in holders.items()
+    ]
 
 
 def _cut_short(rows: Sequence[TableRow]) -> list[str]:
-    """Averaging that was to begin by itself and did not, or brought nothing; searches that ended where they had nothing
-    more to try."""
+    """Return notes on averaging that did not begin or did not help, and on searches whose best value is at the edge."""
     ran = [row for row in rows if row.records]
     waiting = [row.name for row in ran if all(result.awaits_averaging for result in row.results)]
-    notes = [f"{_of(waiting, ran)}: averaging had not begun when training ended"] if waiting else []
+    notes = [f"{_names_or_every_row(waiting, ran)}: averaging had not begun when training ended"] if waiting else []
     before = [row.name for row in ran if any(result.best_before_averaging for result in row.results)]
-    notes += [f"{_of(before, ran)}: the best epoch was before averaging began"] if before else []
+    notes += [f"{_names_or_every_row(before, ran)}: the best epoch was before averaging began"] if before else []
     edges = {
-        row.name: dict.fromkeys(edge for each in row.evaluations if each.search for edge in each.search.edges)
+        row.name: dict.fromkeys(edge for saved in row.evaluations if saved.search for edge in saved.search.edges)
         for row in rows
     }
-    found = [f"{name} ({', '.join(each)})" for name, each in edges.items() if each]
-    return notes + [f"best at the end of what was tried: {', '.join(found)}"] * bool(found)
+    at_edge = [f"{name} ({', '.join(keys)})" for name, keys in edges.items() if keys]
+    return notes + [f"best value at the edge of the search grid: {', '.join(at_edge)}"] * bool(at_edge)
 
 
-def _of(names: Sequence[str], rows: Sequence[TableRow]) -> str:
+def _names_or_every_row(names: Sequence[str], rows: Sequence[TableRow]) -> str:
     return ", ".join(names) if len(names) < max(len(rows), 2) else "Every row"
 
 
 def _listed(changed: Sequence[Change]) -> str:
-    more = len(changed) - _SHOWN
-    texts = [change.describe(null="not set") for change in changed[:_SHOWN]]
+    more = len(changed) - _LISTED
+    texts = [change.describe(null="not set") for change in changed[:_LISTED]]
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 
@@ -305,7 +314,7 @@ def _rich(table: Table, columns: Sequence[Column], name_width: int) -> RichTable
 
 
 def _escape(text: str) -> str:
-    """A row's name is the only free text in the table: keep it from being read as Markdown or HTML."""
+    """Escape characters that Markdown or HTML would interpret."""
     for sign in "\\`*_[]|<>":
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.split())

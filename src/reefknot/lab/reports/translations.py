@@ -1,5 +1,4 @@
-"""What the page shows of translators beside the table: BLEU by the source's length, the same pairs in the words of
-every row, and where a translation looked in its source.
+"""The report's section on translations: BLEU by source length, translations side by side, and attention weights.
 
 Shapes: S tokens of a source, T tokens of its translation.
 """
@@ -22,28 +21,28 @@ from reefknot.lab.runs.result import Example, LengthBand, Translated
 from reefknot.lab.text.bpe import readable
 
 PICTURES = 2
-"""Of a row: a look at some says what there is to see."""
+"""The number of attention plots per row."""
 FAINT = 0.02
-"""A weight that a picture leaves out: less cannot be seen."""
+"""Smaller attention weights are not drawn, because they would be invisible."""
 LONGEST = 40
-"""Tokens on a side of what fits into a picture."""
-_CELL, _LETTER = 0.19, 0.08  # inches of a token in a picture, and of a letter of its label
+"""The number of tokens on a side that fit into a plot."""
+_CELL, _LETTER = 0.19, 0.08  # size in inches of a token in a plot, and of a letter of its label
 _NO_WEIGHT_TO_ALL = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
-"""From nothing at all, so that it is seen on any page, to the colour of the first row."""
+"""From transparent, so that it works on any background, to the colour of the first row."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair of the test text, and what the rows made of its source."""
+    """A sentence pair of the test text with the translations of its source."""
 
     source: str
     reference: str
     translations: tuple[tuple[str, str], ...]
-    """Names of rows, and their translations."""
+    """Names of rows and their translations."""
 
 
 def by_length(rows: Sequence[TableRow]) -> list[Plot]:
-    """Test BLEU by the length of the source, of the largest group of rows that can be compared."""
+    """Plot test BLEU by the length of the source, for the largest group of comparable rows."""
     scored = [row for row in rows if _bands(row)]
     drawn = max(rivals(scored, "test"), key=len, default=[])
     bands = sorted({(band.low, band.high) for row in drawn for band in _bands(row)}, key=lambda ends: ends[0])
@@ -69,7 +68,7 @@ def by_length(rows: Sequence[TableRow]) -> list[Plot]:
 
 
 def side_by_side(rows: Sequence[TableRow]) -> list[Pair]:
-    """The pairs that records show, each with the translation by the first run of every row that has it."""
+    """Return the example pairs, each with the translation by the first run of every row that has it."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         for each in _examples(row):
@@ -78,7 +77,7 @@ def side_by_side(rows: Sequence[TableRow]) -> list[Pair]:
 
 
 def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
-    """By row, pictures of the weights over the source with which tokens were written."""
+    """Plot the attention weights over the source for some translations of each row."""
     found = []
     for n, row in enumerate(rows):
         whole = (each for each in _examples(row) if _fits(each))
@@ -90,21 +89,21 @@ def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
 
 
 def figures(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
-    """Row, seed and figures of each run that translates; of the validation text where the test is withheld."""
+    """Return row, seed and scores of each translation run, on the validation text if test scores are withheld."""
     records = [(row.name, record) for row in rows for record in row.records if record.translation]
     told = [(name, record.seed, record.translation) for name, record in records]
     return [(name, seed, split) for name, seed, found in told if found and (split := found.test or found.valid)]
 
 
 def signatures(rows: Sequence[TableRow]) -> list[str]:
-    """How BLEU and chrF were counted, each way once."""
+    """Return the distinct signatures of BLEU and chrF."""
     counted = [figure for _, _, figure in figures(rows)]
     named = [("BLEU", each.bleu_signature) for each in counted] + [("chrF", each.chrf_signature) for each in counted]
     return list(dict.fromkeys(f"{name}: {signature}" for name, signature in named if signature))
 
 
 def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
-    """A cell for each token of the source (across) and of the translation (down), as dark as its weight."""
+    """Draw the attention weights: source tokens across, target tokens down, darker for larger weights."""
     across, down = (list(map(show, tokens)) for tokens in (example.source_tokens, example.target_tokens))
     weights_TS = np.ma.masked_less(np.asarray(example.attention), FAINT)
     height = 0.3 + _CELL * len(down) + _LETTER * max(map(len, across))
@@ -124,20 +123,20 @@ def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
 
 
 def _fits(example: Example) -> bool:
-    """Whether there is a weight for every pair of tokens, and room for all."""
+    """Return whether every pair of tokens has a weight and all tokens fit into a plot."""
     across, down = len(example.source_tokens), len(example.target_tokens)
     whole = len(example.attention) == down and all(len(row) == across for row in example.attention)
     return whole and 0 < across <= LONGEST and 0 < down <= LONGEST
 
 
 def _examples(row: TableRow) -> tuple[Example, ...]:
-    """Those of its first finished run that has any."""
+    """Return the examples of the first finished run that has any."""
     found = (record.translation.examples for record in row.records if record.translation)
     return next((examples for examples in found if examples), ())
 
 
 def _bands(row: TableRow) -> list[LengthBand]:
-    """Bands of length with the mean BLEU over seeds."""
+    """Return the length bands with the mean BLEU over seeds."""
     found: dict[tuple[int, int | None], list[LengthBand]] = {}
     for each in row.translated("test"):
         for band in each.by_length:

@@ -1,15 +1,15 @@
-"""Checkpoints that survive a kill at any instant: prepared aside, checksummed, then renamed.
+"""Checkpoints that survive a kill at any time: written to a temporary folder, checksummed, then renamed.
 
     RUN/checkpoints/step_00000500/model.safetensors    the parameters
                                   state.safetensors    everything else that is a tensor
                                   state.json           everything that is not
                                   MANIFEST.json        sizes and SHA-256 of the three, written last
-                    pause_00000512/                    the same, of where training was asked to stop
-                    mean_00000500/                     the same, of weights averaged over the last few steps
+                    pause_00000512/                    the same, where training was interrupted
+                    mean_00000500/                     the same, with weights averaged over the last few steps
     RUN/best                                           a link to one of them
 
 A checkpoint exists when its folder has its final name and its manifest verifies. Nothing is pickled, so a
-checkpoint from a stranger can be damaged or wrong, but it cannot run code.
+checkpoint from an untrusted source can be damaged or wrong, but it cannot run code.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ MODEL: Final = "model.safetensors"
 STATE: Final = "state.safetensors"
 VALUES: Final = "state.json"
 MANIFEST: Final = "MANIFEST.json"
-# Fixed names, so that no manifest can make us read another file.
+# The names are fixed, so that a manifest cannot make us read any other file.
 Name = Literal["model.safetensors", "state.safetensors", "state.json"]
-_Stamp = tuple[tuple[int, int, int], ...]  # inode, size and time of the last change, of each file
+_Stamp = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file
 RESTORE = "restore it, or train the row again with another --out"
-"""What to do where a file of a run is damaged or gone."""
+"""Advice for messages about a damaged or missing file of a run."""
 _FOLDER = re.compile(r"(step|pause|mean)_(\d{8,})")
-_HEADER_BYTES = 256  # a generous guess of what one tensor adds to a file's header
+_HEADER_BYTES = 256  # a generous estimate of what one tensor adds to a file's header
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is saved, and where it lies; one that was loaded is verified."""
+    """The content of a checkpoint and its folder. A checkpoint returned by `load` has been verified."""
 
     path: Path
     step: int
@@ -70,7 +70,7 @@ class _Manifest(Settings):
     sha256: str = ""
 
     def encode(self) -> bytes:
-        """Ends with a checksum of itself, so that every byte of a checkpoint is under one."""
+        """Return JSON that ends with a checksum of itself, so that every byte of a checkpoint is covered."""
         body = self.model_dump(exclude={"sha256"})
         return durable.encode_json({**body, "sha256": hashlib.sha256(durable.encode_json(body)).hexdigest()})
 
@@ -84,7 +84,7 @@ class Checkpoints:
         self.run = Path(run_folder)
         self.folder = self.run / "checkpoints"
         self.keep = keep
-        self._sound: dict[Path, _Stamp | None] = {}  # as they were when every byte was last known
+        self._verified: dict[Path, _Stamp | None] = {}  # file stamps from the last time every byte was verified
 
     def save(
         self,
@@ -96,65 +96,71 @@ class Checkpoints:
         fingerprint: str,
         pause: bool = False,
     ) -> Path:
-        """Commit one step, then prune. Whatever goes wrong, the earlier checkpoints are untouched.
+        """Commit one step, then prune. If anything goes wrong, the earlier checkpoints are untouched.
 
-        A `pause` is one that would not be there had nobody asked to stop: it goes with the next one, and is in no mean.
+        A `pause` checkpoint is saved only because training was interrupted: the next checkpoint replaces it, and it is
+        never part of an average.
         """
         path = self.folder / f"pause_{step:08d}" if pause else self.path_of(step)
-        if not self._is_sound(path):
+        if not self._is_intact(path):
             self._commit(Checkpoint(path, step, model, state, values, fingerprint))
             self._prune(path)
         return path
 
     def average(self, last: int) -> Path:
-        """Commit the mean of the last so many steps' weights, or of all where there are fewer, and mark it as the best.
+        """Commit the mean of the weights of the `last` steps (or of all, if there are fewer) and mark it as the best.
 
-        Sums are float64; what is no float is the last step's. Nothing resumes from a mean, and none is pruned.
+        Sums are float64; tensors that are not floating point are those of the newest step. Training never resumes from
+        a mean, and a mean is never pruned.
         """
         if last < 1:
             raise ValueError("last must be at least 1")
         steps = [path for path in self._newest_first() if _is_step(path)][:last]
         if not steps:
-            raise DataError(f"{self.run} has no checkpoint that could be averaged: train it first (reefknot train)")
+            raise DataError(f"{self.run} has no checkpoint to average: train it first (reefknot train)")
         path = self.folder / steps[0].name.replace("step", "mean")
-        if not self._is_sound(path):
+        if not self._is_intact(path):
             self._commit(_mean(path, steps))
         self._mark_best(path)
         return path
 
-    def _commit(self, made: Checkpoint) -> None:
-        """Prepare a checkpoint aside, then give it its name."""
-        path = made.path
-        encoded = durable.encode_json(made.values)
-        tensors = [*made.model.values(), *made.state.values()]
+    def _commit(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint to a temporary folder, then rename the folder."""
+        path = checkpoint.path
+        encoded = durable.encode_json(checkpoint.values)
+        tensors = [*checkpoint.model.values(), *checkpoint.state.values()]
         needed = len(encoded) + sum(t.numel() * t.element_size() + _HEADER_BYTES for t in tensors)
         prepared = durable.temporary(path)
         try:
             with durable.writing(path):
-                self._make_room(needed)
+                self._prepare_folder(needed)
                 prepared.mkdir()
                 files: dict[Name, _File] = {
-                    MODEL: _put(prepared / MODEL, durable.encode_tensors(made.model)),
-                    STATE: _put(prepared / STATE, durable.encode_tensors(made.state)),
+                    MODEL: _put(prepared / MODEL, durable.encode_tensors(checkpoint.model)),
+                    STATE: _put(prepared / STATE, durable.encode_tensors(checkpoint.state)),
                     VALUES: _put(prepared / VALUES, encoded),
                 }
-                manifest = _Manifest(step=made.step, fingerprint=made.fingerprint, files=files)
+                manifest = _Manifest(step=checkpoint.step, fingerprint=checkpoint.fingerprint, files=files)
                 durable.put(prepared / MANIFEST, manifest.encode())
                 durable.sync(prepared)
                 if path.exists():
-                    shutil.rmtree(path)  # damaged: a sound one is not made again
+                    shutil.rmtree(path)  # it is damaged: intact checkpoints are never written again
                 stamp = _stamp(prepared)
                 durable.commit(prepared, path)
-                self._sound[path] = stamp
+                self._verified[path] = stamp
         except BaseException:
             durable.remove(prepared)
             raise
 
     def load(self, path: Path) -> Checkpoint:
-        """Read one checkpoint: the very bytes that were checked. A `DataError` names the file at fault."""
+        """Read and verify one checkpoint; the bytes that are decoded are the bytes that were verified.
+
+        Raises:
+            DataError: A file is missing or damaged. The message names it.
+        """
         stamp = _stamp(path)
         manifest = _read_manifest(path)
-        found = Checkpoint(
+        checkpoint = Checkpoint(
             path=path,
             step=manifest.step,
             model=durable.decode_tensors(_read(path, MODEL, manifest), path / MODEL),
@@ -162,23 +168,26 @@ class Checkpoints:
             values=durable.decode_object(_read(path, VALUES, manifest), path / VALUES),
             fingerprint=manifest.fingerprint,
         )
-        self._sound[path] = stamp
-        return found
+        self._verified[path] = stamp
+        return checkpoint
 
     def latest(self, say: Callable[[str], None]) -> Checkpoint | None:
-        """The newest sound checkpoint, or None where none was ever committed; `say` hears of damaged ones."""
-        faults: list[str] = []
+        """Load the newest intact checkpoint, or return None if none was ever committed.
+
+        `say` receives a message about every damaged checkpoint that was skipped.
+        """
+        errors: list[str] = []
         for path in self._newest_first():
             try:
-                found = self.load(path)
+                checkpoint = self.load(path)
             except DataError as error:
-                faults.append(str(error))
+                errors.append(str(error))
                 continue
-            for fault in faults:
-                say(f"{fault}; using {path.name}")
-            return found
-        if faults:
-            raise DataError(f"no checkpoint of {self.run} can be used: {faults[0]}; train to another --out")
+            for message in errors:
+                say(f"{message}; using {path.name}")
+            return checkpoint
+        if errors:
+            raise DataError(f"no checkpoint of {self.run} can be used: {errors[0]}; train to another --out")
         return None
 
     def path_of(self, step: int) -> Path:
@@ -200,30 +209,30 @@ class Checkpoints:
             durable.commit(prepared, link)
 
     def best(self) -> Path | None:
-        """The folder RUN/best points at, or None when no step was marked."""
+        """Return the folder that RUN/best points to, or None if no checkpoint was marked as the best."""
         link = self.run / "best"
         if not link.is_symlink():
-            return link if link.is_dir() else None  # a folder: the run was copied with its links followed
+            return link if link.is_dir() else None  # a folder if the run was copied with its links resolved
         path = self.run / link.readlink()
         if path.parent != self.folder or not _FOLDER.fullmatch(path.name) or not path.is_dir():
-            raise DataError(f"{link} points at {link.readlink()}, which is no checkpoint of this run")
+            raise DataError(f"{link} points to {link.readlink()}, which is not a checkpoint of this run")
         return path
 
     def averaged(self) -> list[str]:
-        """The steps whose mean is marked as the best; none where it is a step itself."""
+        """Return the steps whose mean is marked as the best; an empty list if the best is a single step."""
         if (best := self.best()) is None:
             return []
         values = durable.decode_object(_read(best, VALUES, _read_manifest(best)), best / VALUES)
         return list(values.get("mean_of", []))
 
     def _newest_first(self) -> list[Path]:
-        """Where training can go on from: steps and pauses."""
+        """Return the checkpoints that training can resume from: steps and pauses."""
         folders = (*self.folder.glob("step_*"), *self.folder.glob("pause_*"))
-        found = [(int(match[2]), path) for path in folders if (match := _FOLDER.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        numbered = [(int(match[2]), path) for path in folders if (match := _FOLDER.fullmatch(path.name))]
+        return [path for _, path in sorted(numbered, reverse=True)]
 
-    def _make_room(self, needed: int) -> None:
-        """Make the folder, clear what a killed process left in it, and see that `needed` bytes are free."""
+    def _prepare_folder(self, needed: int) -> None:
+        """Create the folder, remove what a killed process left in it, and check that `needed` bytes are free."""
         if not self.folder.is_dir():
             self.folder.mkdir()
             durable.sync(self.run)
@@ -237,26 +246,29 @@ class Checkpoints:
             )
 
     def _prune(self, newest: Path) -> None:
-        """Keep `newest`, further sound steps up to `keep`, and the best; the rest goes, damaged ones too."""
+        """Delete all checkpoints except `newest`, further intact steps up to `keep`, and the best."""
         link = self.run / "best"
         best = link.readlink().name if link.is_symlink() else None
         kept = int(_is_step(newest))
-        # Reading them all after every save would cost more than saving, so one that was sound counts as such while its
-        # files look untouched. A bad disk's rot looks untouched; yet no older step goes before the oldest of `keep` was
-        # read whole, just now: whatever rotted between them, that one and the newest, just written, are sound.
+        # Reading all checkpoints after every save would cost more than saving, so a verified checkpoint counts as
+        # intact while its files look unmodified. Bit rot does not show in a file's stamp. So before an older step is
+        # deleted, the oldest step to keep is read in full: it and the newest one, just written, are certainly intact.
         for path in self._newest_first():
             if path == newest:
                 continue
-            if kept < self.keep and _is_step(path) and self._is_sound(path, afresh=kept == self.keep - 1):
+            if kept < self.keep and _is_step(path) and self._is_intact(path, reread=kept == self.keep - 1):
                 kept += 1
             elif path.name != best:
                 durable.remove(path)
-                self._sound.pop(path, None)
+                self._verified.pop(path, None)
 
-    def _is_sound(self, path: Path, *, afresh: bool = True) -> bool:
-        """Whether every byte is as the manifest says: read again if `afresh`, or if a file changed since it was so."""
+    def _is_intact(self, path: Path, *, reread: bool = True) -> bool:
+        """Return whether every byte matches the manifest.
+
+        Files are read if `reread`, or if one has changed since they were last verified.
+        """
         stamp = _stamp(path)
-        if not afresh and stamp is not None and stamp == self._sound.get(path):
+        if not reread and stamp is not None and stamp == self._verified.get(path):
             return True
         try:
             manifest = _read_manifest(path)
@@ -264,12 +276,12 @@ class Checkpoints:
                 _read(path, name, manifest)
         except DataError:
             return False
-        self._sound[path] = stamp
+        self._verified[path] = stamp
         return True
 
 
 def _put(path: Path, data: bytes) -> _File:
-    """Write one file of a checkpoint, and tell what the manifest is to say of it."""
+    """Write one file of a checkpoint and return its entry in the manifest."""
     durable.put(path, data)
     return _File(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
@@ -280,40 +292,40 @@ def _read_manifest(folder: Path) -> _Manifest:
     try:
         manifest = _Manifest.model_validate_json(data)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, fault["loc"])) or "JSON"
-        raise DataError(f"{path} is torn or of another format ({field}: {fault['msg']})") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "JSON"
+        raise DataError(f"{path} is truncated or has another format ({field}: {first['msg']})") from error
     if manifest.encode() != data:
-        raise DataError(f"{path} does not have the SHA-256 it says")
+        raise DataError(f"{path} does not match its own SHA-256")
     if len(manifest.files) < len(get_args(Name)):
         raise DataError(f"{path} does not list all of {', '.join(get_args(Name))}")
     match = _FOLDER.fullmatch(folder.resolve().name)
     if match and int(match[2]) != manifest.step:
-        raise DataError(f"{path} is of step {manifest.step}, not of the step its folder is named after")
+        raise DataError(f"{path} is for step {manifest.step}, which is not the step in the name of its folder")
     return manifest
 
 
 def _read(folder: Path, name: Name, manifest: _Manifest) -> bytes:
-    """The bytes of one file, once they agree with the manifest."""
+    """Return the bytes of one file after checking them against the manifest."""
     path = folder / name
-    says = manifest.files[name]
-    if path.is_file() and path.stat().st_size != says.size:  # before it is read: it may be anything by now
-        raise DataError(f"{path} has {path.stat().st_size} bytes, its manifest says {says.size}; {RESTORE}")
+    entry = manifest.files[name]
+    if path.is_file() and path.stat().st_size != entry.size:  # checked before reading, since the file may have any size
+        raise DataError(f"{path} has {path.stat().st_size} bytes, but its manifest says {entry.size}; {RESTORE}")
     data = durable.read_bytes(path)
-    if hashlib.sha256(data).hexdigest() != says.sha256:
-        raise DataError(f"{path} does not have the SHA-256 its manifest says; {RESTORE}")
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise DataError(f"{path} does not match the SHA-256 in its manifest; {RESTORE}")
     return data
 
 
 def _mean(path: Path, steps: list[Path]) -> Checkpoint:
-    """The mean of some steps, the newest first, as a checkpoint of weights alone."""
+    """Return the mean of some steps, given newest first, as a checkpoint with weights only."""
     newest, *others = steps
     manifest, model = _read_weights(newest)
     sums = {name: tensor.double() for name, tensor in model.items() if tensor.is_floating_point()}
     for step in others:
-        other, weights = _read_weights(step)
-        if other.fingerprint != manifest.fingerprint or _shapes(weights) != _shapes(model):
-            raise DataError(f"{step} is a checkpoint of another run than {newest}, so they have no mean; remove it")
+        step_manifest, weights = _read_weights(step)
+        if step_manifest.fingerprint != manifest.fingerprint or _shapes(weights) != _shapes(model):
+            raise DataError(f"{step} belongs to another run than {newest}, so they cannot be averaged; remove it")
         for name, total in sums.items():
             total += weights[name]
     mean = {name: (total / len(steps)).to(model[name].dtype) for name, total in sums.items()}
@@ -340,9 +352,9 @@ def _is_step(path: Path) -> bool:
 
 
 def _stamp(folder: Path) -> _Stamp | None:
-    """What a write to any file of a checkpoint would change, or None where one is missing."""
+    """Return what a write to any file of a checkpoint would change, or None if a file is missing."""
     try:
-        found = [(folder / name).stat() for name in (MANIFEST, *get_args(Name))]
+        stats = [(folder / name).stat() for name in (MANIFEST, *get_args(Name))]
     except OSError:
         return None
-    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
+    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in stats)

@@ -1,6 +1,6 @@
-"""What a result depends on besides its settings: the machine, the versions, the code and the command.
+"""The environment of a run: the machine, the versions, the code and the command.
 
-No user name, no host name, no path of a home folder: these records are published.
+These records are published, so they contain no user name, host name or path of a home folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def capture() -> dict[str, Any]:
-    """Everything above as plain JSON values."""
+    """Return the environment of this process as plain JSON values."""
     commit, dirty = _revision()
     return {
         "python": platform.python_version(),
@@ -45,12 +45,12 @@ def capture() -> dict[str, Any]:
 
 
 def peak_memory_bytes(device: torch.device | str) -> int:
-    """The most memory this process has held: allocated on a CUDA device, or resident on the host."""
+    """Return the peak memory of this process: allocated on a CUDA device, or resident on the host."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        # Not ru_maxrss, which Linux hands on to a child: a small process of a large one would seem large.
+        # Not ru_maxrss: on Linux a child process inherits it, so a small child of a large process would seem large.
         (peak,) = re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
         return int(peak) * 1024
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _version() -> str | None:
 
 
 def _cpu_model() -> str:
-    """The name on the chip where the system tells it, else the kind of processor."""
+    """Return the model name of the CPU if the system reports it, else the processor architecture."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -75,14 +75,14 @@ def _cpu_model() -> str:
 
 
 def _revision() -> tuple[str | None, bool | None]:
-    """The commit of the checkout this package runs from, and whether files differ from it.
+    """Return the commit of the checkout this package runs from, and whether files differ from it.
 
-    REEFKNOT_COMMIT names it on a machine that has the files but not their history, or an older one; `script/papers`
-    checks the claim.
+    REEFKNOT_COMMIT gives the commit on a machine that has the files without their history, or with an older history;
+    `script/papers` verifies it.
     """
     named = os.environ.get("REEFKNOT_COMMIT") or None
-    # An installed copy may lie inside somebody else's checkout (a virtual environment in a project), so the
-    # checkout counts only if it tracks this very file.
+    # An installed copy may lie inside another project's checkout (in its virtual environment), so the checkout
+    # counts only if it tracks this file.
     if _git("ls-files", "--error-unmatch", __file__) is not None:
         commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
         if commit and (status == "" or not named):
@@ -91,28 +91,31 @@ def _revision() -> tuple[str | None, bool | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, or None when it fails or is not there."""
-    # GIT_DIR and its like, set while git runs a hook, would point at another repository.
+    """Return the output of git, or None if it fails or is not installed."""
+    # Variables such as GIT_DIR, which git sets while it runs a hook, would point to another repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(_PACKAGE), *arguments]
     try:
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=True)
+        completed = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def source_sha256(package: Path = _PACKAGE) -> str:
-    """Says which code ran even where there is no git: every .py and .toml file of the package by its path."""
+    """Return a hash of the path and content of every .py and .toml file of the package.
+
+    It identifies the code even where git is not available.
+    """
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".toml")]
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):
-        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return total.hexdigest()
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _command() -> str:
-    """The command line as one would type it, with the home folder as ~."""
+    """Return the command line as a user would type it, with ~ for the home folder."""
     program = Path(sys.argv[0])
     name = "reefknot" if program.name == "__main__.py" and program.parent.name == "reefknot" else program.name
     text = shlex.join([name, *sys.argv[1:]]).encode(errors="replace").decode()

@@ -1,19 +1,19 @@
-"""A run folder: where every file of a run lies, who may train in it, and what it was trained with.
+"""A run folder: the layout of its files, the lock that protects it, and the settings it was trained with.
 
-    RUN/config.json          the complete settings; a run is resumed only with equal ones
-        environment.json     the machine, the versions and the code
-        vocabulary.json      the words
-        tokenizer.json       how they are cut into pieces, if they are
+    RUN/config.json          the complete settings; a run can be resumed only with the same ones
+        environment.json     the machine, the versions and the code revision
+        vocabulary.json      the vocabulary
+        tokenizer.json       the sub-word tokenizer, if the run uses one
         metrics.jsonl        one line per report of the training loop
-        result.json          the finished run in figures
+        result.json          the scores of the finished run
         scores.safetensors   negative log-likelihood of every token, per split
-        evaluations/         dynamic.json, cache.json, mc.json: figures of other ways to score
-        translations/        valid.txt, test.txt: what a translator makes of the held-out sources
-        log.txt              what was said, with the time
+        evaluations/         dynamic.json, cache.json, mc.json: scores from other evaluation modes
+        translations/        valid.txt, test.txt: a translator's output for the held-out sources
+        log.txt              the messages of the run, with timestamps
         checkpoints/, best   see checkpoints.py
-        .lock                held while a process trains here; the kernel frees it when the process dies
+        .lock                held while a process trains the run; the kernel releases it if the process dies
 
-Nothing here ever deletes a run.
+Nothing in this module deletes a run.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from reefknot.storage.lines import read_plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SHOWN = 8  # differences a message lists before it counts the rest
+_LISTED = 8  # differences a message lists before it counts the others
 _FREE = "settings.training.accumulate"
-"""A setting that may change while a run is not finished: how much fits at once depends on the GPUs there are."""
+"""A setting that may change until a run is finished, because how much fits into memory depends on the GPUs."""
 
 
 class RunFolder:
-    """One run. `open_for_training` holds its lock until `close`; `open` only reads."""
+    """The folder of one run. `open_for_training` holds its lock until `close`; `open` only reads."""
 
     def __init__(self, path: Path, lock: int | None = None) -> None:
-        """Use `open` or `open_for_training`, which check what they find."""
+        """Wrap a folder without checking it. Use `open` or `open_for_training` instead, which check it."""
         self.path = path
         self.metrics = Metrics(path / "metrics.jsonl")
         self._lock = lock
 
     @classmethod
     def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Start a run at `path`, or resume the one that is there if its settings are equal."""
+        """Start a run at `path`, or resume the existing one if it has the same settings."""
         path = Path(path)
-        _refuse_foreign(path)
+        _reject_foreign_folder(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(path)
@@ -68,7 +68,7 @@ class RunFolder:
         try:
             durable.remove_leftovers(path)
             if (path / "config.json").exists():
-                _refuse_other(path, run.config, config, finished=(path / "result.json").exists())
+                _reject_other_settings(path, run.config, config, finished=(path / "result.json").exists())
             else:
                 durable.write_json(path / "config.json", config)
         except BaseException:
@@ -78,21 +78,22 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A run to read, finished or not."""
+        """Open a run for reading, finished or not."""
         path = Path(path)
         if not path.is_dir():
             what = "it is a file" if path.exists() else "there is no such folder"
-            raise DataError(f"{path} is no run: {what}")
+            raise DataError(f"{path} is not a run folder: {what}")
         if not (path / "config.json").is_file():
-            below = min(
-                (found.parent for depth in (1, 2, 3) for found in path.glob("*/" * depth + "config.json")), default=None
+            nested = min(
+                (config.parent for depth in (1, 2, 3) for config in path.glob("*/" * depth + "config.json")),
+                default=None,
             )
-            advice = f"; it holds runs such as {below}: name one" if below else ""
-            raise DataError(f"{path} is no run: it has no config.json{advice}")
+            advice = f"; it contains runs such as {nested}: name one of them" if nested else ""
+            raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
         return cls(path)
 
     def close(self) -> None:
-        """Let another process train here."""
+        """Release the lock, so that another process can train the run."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -107,8 +108,8 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of config.json, with today's names of settings and the name of its task."""
-        config = _object(self.path / "config.json")
+        """The content of config.json, with the current names of settings and the name of the task."""
+        config = _read_object(self.path / "config.json")
         settings = config.get("settings")
         if not isinstance(settings, dict):
             return config
@@ -124,12 +125,12 @@ class RunFolder:
 
     @property
     def config_hash(self) -> str:
-        """The hash of config.json as it was written: names may have changed since."""
-        return config_hash(_object(self.path / "config.json"))
+        """The hash of config.json as it was written, before any setting is renamed."""
+        return config_hash(_read_object(self.path / "config.json"))
 
     @property
     def imported(self) -> bool:
-        """Whether another program has trained the model, and decided on the ids of its words."""
+        """Whether the model was trained by another program, which also chose the ids of its words."""
         return "imported" in self.config
 
     @property
@@ -137,7 +138,7 @@ class RunFolder:
         return Checkpoints(self.path)
 
     def best_checkpoint(self) -> Path:
-        """The folder of the checkpoint that did best on the validation text."""
+        """Return the folder of the checkpoint with the best validation score."""
         if self.result is not None and not (self.path / "best").exists():
             if not self.vocabulary_path.exists():
                 raise DataError(
@@ -153,7 +154,7 @@ class RunFolder:
         return best
 
     def best_weights(self) -> dict[str, Tensor]:
-        """The weights that did best on the validation text."""
+        """Load the weights with the best validation score."""
         return self.checkpoints.load(self.best_checkpoint()).model
 
     @property
@@ -162,19 +163,19 @@ class RunFolder:
 
     @property
     def source_vocabulary_path(self) -> Path:
-        """Of a translator whose source has words of its own."""
+        """The source vocabulary of a translator that does not share one vocabulary between both languages."""
         return self.path / "source" / "vocabulary.json"
 
     @property
     def environment(self) -> dict[str, Any] | None:
-        return _object_or_none(self.path / "environment.json")
+        return _read_object_if_present(self.path / "environment.json")
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         durable.write_json(self.path / "environment.json", environment)
 
     @property
     def result(self) -> RunResult | None:
-        """The figures of the finished run; None while it is not finished."""
+        """The result of the run; None until it is finished."""
         path = self.path / "result.json"
         return read_result(path) if path.exists() else None
 
@@ -182,7 +183,7 @@ class RunFolder:
         durable.write_json(self.path / "result.json", result.record())
 
     def evaluation(self, kind: str) -> SavedEvaluation | None:
-        """Return a saved evaluation, if there is one of this name."""
+        """Return the saved evaluation of this kind, or None if there is none."""
         path = self._evaluation_path(kind)
         return read_evaluation(path, self.result) if path.exists() else None
 
@@ -199,36 +200,38 @@ class RunFolder:
         return self.path / "evaluations" / f"{kind}.json"
 
     def read_scores(self) -> dict[str, Tensor]:
-        """Negative log-likelihood of every token, per split."""
+        """Return the negative log-likelihood of every token, by split."""
         path = self.path / SCORES_FILE
         if not path.exists():
             raise DataError(
-                f"{path} is missing: the losses of every token are in run folders, not in records of them; {RESTORE}"
+                f"{path} is missing: run folders contain the loss of every token, records do not; {RESTORE}"
             )
         return durable.read_tensors(path)
 
     def write_translations(self, split: str, lines: Sequence[str]) -> None:
-        """What a translator makes of a split's sources, line for line."""
+        """Write the translations of a split's sources, one per line."""
         folder = self.path / "translations"
         folder.mkdir(exist_ok=True)
         durable.write_bytes(folder / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
 
     def read_translations(self, split: str) -> list[str]:
-        """What was written so."""
+        """Read the translations that `write_translations` wrote."""
         return list(read_plain(self.path / "translations" / f"{split}.txt"))
 
     def write_scores(self, scores: Mapping[str, Tensor]) -> None:
         durable.write_tensors(self.path / SCORES_FILE, scores)
 
     def log(self, text: str) -> None:
-        """Add `text` to log.txt, each line with the time in UTC."""
+        """Append `text` to log.txt, with the UTC time before each line."""
         stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         _append(self.path / "log.txt", "".join(f"{stamp} {line}\n" for line in text.splitlines() or [""]))
 
 
 class Metrics:
-    """metrics.jsonl: one JSON object per line. What the clock says lies under "wall", so that the rest of two
-    equal runs is equal to the bit."""
+    """The file metrics.jsonl, with one JSON object per line.
+
+    Clock times are stored under "wall", so that everything else is bit-identical in two equal runs.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -238,7 +241,7 @@ class Metrics:
 
     @property
     def lines(self) -> int:
-        """How many there are; one that a kill has torn does not count."""
+        """The number of complete lines; a line that was cut off by a kill does not count."""
         return len(self._whole_lines())
 
     def read(self) -> list[dict[str, Any]]:
@@ -246,16 +249,16 @@ class Metrics:
         return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in lines]
 
     def cut(self, lines: int) -> None:
-        """Keep the first `lines` lines: those the checkpoint that training resumes from has seen."""
+        """Keep only the first `lines` lines: those written before the checkpoint that training resumes from."""
         whole = self._whole_lines()
         if len(whole) < lines:
-            raise DataError(f"{self.path} has {len(whole)} lines where the checkpoint has seen {lines}")
-        kept = b"".join(line + b"\n" for line in whole[:lines])
-        if self.path.exists() and self.path.stat().st_size != len(kept):
-            durable.write_bytes(self.path, kept)
+            raise DataError(f"{self.path} has {len(whole)} lines, but the checkpoint was saved after {lines}")
+        content = b"".join(line + b"\n" for line in whole[:lines])
+        if self.path.exists() and self.path.stat().st_size != len(content):
+            durable.write_bytes(self.path, content)
 
     def sync(self) -> None:
-        """Wait until the disk has every line; a checkpoint that counts them may be committed after this."""
+        """Flush every line to disk, so that a checkpoint which counts them can be committed."""
         if self.path.exists():
             with durable.writing(self.path):
                 durable.sync(self.path)
@@ -266,14 +269,14 @@ class Metrics:
 
 
 def folder_name(row: str) -> str:
-    """A row's name as that of a folder."""
+    """Return the folder name for a row."""
     return re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-") or "row"
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """SHA-256 of the settings as canonical JSON; the order of keys does not matter.
+    """Return the SHA-256 of the settings as canonical JSON; the order of keys does not matter.
 
-    The field `task` is left out: it follows from the settings, and older runs do not have it.
+    The field `task` is left out because it follows from the settings, and older runs do not have it.
     """
     return hashlib.sha256(canonical(_without_task(config)).encode()).hexdigest()
 
@@ -282,28 +285,29 @@ def _without_task(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "task"}
 
 
-def _refuse_foreign(path: Path) -> None:
+def _reject_foreign_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise SettingsError(f"{path} is a file, not a folder; use another --out")
     if not path.is_dir() or (path / "config.json").exists():
         return
-    # A process killed while it started a run leaves its lock and half a config.json: still ours.
-    strangers = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith("config.json.tmp-")]
-    if strangers:
-        raise SettingsError(f"{path} is no run (it holds {min(strangers)} but no config.json); use another --out")
+    # A process killed while starting a run leaves a lock and an incomplete config.json. Such a folder is still usable.
+    others = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith("config.json.tmp-")]
+    if others:
+        raise SettingsError(
+            f"{path} is not a run folder (it contains {min(others)} but no config.json); use another --out"
+        )
 
 
-def _refuse_other(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
+def _reject_other_settings(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
     changed = differences(_without_task(old), _without_task(new))
     changed = [change for change in changed if finished or change.key != _FREE]
     if changed and all(change.key.startswith("start.") for change in changed):
         raise SettingsError(
-            f"{path} holds a run that began with other weights; leave out --start to go on with it, "
-            "or use another --out"
+            f"{path} holds a run that began with other weights; leave out --start to continue it, or use another --out"
         )
     if changed:
-        more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-        listed = "; ".join(map(str, changed[:_SHOWN]))
+        more = f"; and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
+        listed = "; ".join(map(str, changed[:_LISTED]))
         raise SettingsError(f"{path} holds a run with other settings ({listed}{more}); use another --out")
 
 
@@ -330,9 +334,9 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     return durable.decode_object(durable.read_bytes(path), path)
 
 
-def _object_or_none(path: Path) -> dict[str, Any] | None:
-    return _object(path) if path.exists() else None
+def _read_object_if_present(path: Path) -> dict[str, Any] | None:
+    return _read_object(path) if path.exists() else None

@@ -69,7 +69,7 @@ def test_models_are_told_apart_and_may_lack_a_tied_form(write: Write) -> None:
 
 
 def test_tied_runs_alone_are_refused(write: Write) -> None:
-    with pytest.raises(DataError, match="no run whose ends have tables of their own"):
+    with pytest.raises(DataError, match="no run with separate tables"):
         PairwiseSimilarity().measure([write("press2017/table3", "WT", settings=UNITS)])
 
 
@@ -83,7 +83,7 @@ def test_runs_are_compared_seed_by_seed_and_the_rest_is_named(write: Write) -> N
     assert model["pairs"]["output, tied"]["runs"] == model["closer"]["runs"] == 2
     assert model["pairs"]["output, tied"]["mean"] > 0.8
     assert model["alone"] == {"untied": [0], "tied": [5]}
-    told = "not in pairs with the tied table, for want of a run of the same seed: untied 0, tied 5"
+    told = "not paired with the tied table, because there is no run with the same seed: untied 0, tied 5"
     assert any(told in line for line in PairwiseSimilarity().lines(measured))
 
 

@@ -1,4 +1,4 @@
-"""The figures of the papers, by name. Only the one that is asked for is imported."""
+"""The figures of the papers, by name. A figure's module is imported only when it is opened."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FIGURES = {
     "press2017/table3": "reefknot.lab.papers.figures.quality:LanguageModelQuality",
     "press2017/table4": "reefknot.lab.papers.figures.pairwise:PairwiseSimilarity",
 }
-"""Name, and where the class of the figure is."""
+"""The module and class of each figure, by name."""
 
 
 def open_figure(name: str) -> Figure:
-    """The figure of that name."""
+    """Return the figure with this name."""
     if name not in FIGURES:
         near = get_close_matches(name, FIGURES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(FIGURES)}"

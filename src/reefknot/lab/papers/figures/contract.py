@@ -1,7 +1,7 @@
-"""What a figure of a paper is to the rest of the package: what it measures in runs, how that is drawn and told.
+"""The interface of a paper's figure: what it measures in runs, how it is drawn, and how it is written as text.
 
-A figure is one class in one file and one line in `FIGURES` (see `__init__.py`). What `measure` returns is plain JSON;
-from it alone the picture is drawn and the table is written, so that a record shows the same later, without any run.
+A figure is one class in one file and one line in `FIGURES` (see `__init__.py`). `measure` returns plain JSON. The
+picture and the table are made from it alone, so that a record can be shown later without the runs.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Measured = dict[str, Any]
 
 
 class Figure(ABC):
-    """A figure, or a table that no run alone can fill, of a paper."""
+    """A figure of a paper, or a table that needs several runs."""
 
     name: ClassVar[str]
-    """As `reefknot figure` knows it, such as inan2017/2."""
+    """The name for `reefknot figure`, such as inan2017/2."""
     recipe: ClassVar[str]
-    """Its rows are those that the figure shows."""
+    """The recipe whose rows the figure shows."""
     also: ClassVar[tuple[str, ...]] = ()
     """Other recipes whose rows it shows."""
     stand_in: ClassVar[str | None] = None
-    """A recipe of ours whose rows serve where there are no runs of the last of `recipes`."""
+    """A recipe of ours whose rows are used if there are no runs of the last of `recipes`."""
     kinds: ClassVar[tuple[str, ...]] = ("language model",)
-    """What it can speak of: language model, skip-gram, translator."""
+    """The kinds of models it applies to: language model, skip-gram, translator."""
     title: ClassVar[str]
     shows: ClassVar[str]
     """What the paper's figure shows, in a sentence or two."""
     needs: ClassVar[str] = ""
-    """What it reads in a run besides its results and metrics, such as "weights"; a record under results/ has none."""
+    """What it reads from a run besides results and metrics, such as "weights"; records under results/ lack these."""
 
     @property
     def recipes(self) -> tuple[str, ...]:
@@ -43,17 +43,21 @@ class Figure(ABC):
 
     @property
     def slug(self) -> str:
-        """Its name as a file's."""
+        """The name as a file name."""
         return self.name.replace("/", "-")
 
     @abstractmethod
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """What the runs say, with intervals over their seeds: plain JSON. A DataError where they cannot say it."""
+        """Measure the runs and return plain JSON, with intervals over seeds.
+
+        Raises:
+            DataError: The runs do not have what the figure needs.
+        """
 
     @abstractmethod
     def draw(self, measured: Measured) -> Drawing:
-        """The picture of what was measured."""
+        """Return the picture of what was measured."""
 
     @abstractmethod
     def lines(self, measured: Measured) -> list[str]:
-        """The same as text, a line each, for a terminal and for PAPERS.md."""
+        """Return the measurements as lines of text, for a terminal and for PAPERS.md."""

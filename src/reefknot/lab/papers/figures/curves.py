@@ -26,7 +26,7 @@ CLAIMS = {
     ("Small", SMALL): (*_LOWERS, ("VD+AL", "VD+RE", "AL lowers it more than RE")),
     ("Large", LARGE): (*_LOWERS, ("VD+RE", "VD+AL", "RE lowers it more than AL")),
 }
-"""By network and its units: which method the paper finds lower than which other, and how it is told."""
+"""By network and its units: the better method according to the paper, the other method, and the claim."""
 
 UNIT = "of validation perplexity"
 
@@ -44,7 +44,7 @@ class Progress(Figure):
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """Per row the mean over seeds after each epoch, with intervals."""
+        """Measure the mean over seeds after each epoch, with intervals, by row."""
         curves = []
         for name, results in group(runs).items():
             seeds = [points for result in results if (points := _points(result))]
@@ -71,7 +71,7 @@ class Progress(Figure):
         return {"curves": sorted(curves, key=lambda curve: curve["size"] or 0)}
 
     def draw(self, measured: Measured) -> Drawing:
-        """A panel for each size, without the steep beginning of long curves."""
+        """Draw a panel for each size, without the steep beginning of long curves."""
         curves = measured["curves"]
         sizes = list(dict.fromkeys(curve["size"] for curve in curves))
         told = sorted({curve["method"] for curve in curves}, key=_place)
@@ -93,7 +93,7 @@ class Progress(Figure):
         return Drawing(self.slug, 0.4 + 2.4 * len(sizes), told, draw, caption)
 
     def lines(self, measured: Measured) -> list[str]:
-        """The lowest point of each curve, where it lies after a third of its epochs, and what the paper finds."""
+        """Return the lowest point of each curve, its value after a third of the epochs, and the paper's claims."""
         lines = [f"{'row':<36} {'lowest':>7} {'epoch':>6} {'paper':>6} {'at a third':>11} {'epochs':>7} {'seeds':>6}"]
         for curve in measured["curves"]:
             means = [point["mean"] for point in curve["perplexity"]]
@@ -109,7 +109,7 @@ class Progress(Figure):
 
 
 def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the paper says of its two networks, by the lowest point of each curve."""
+    """Check the paper's claims on its two networks, by the lowest point of each curve."""
     told = []
     for (network, units), claims in CLAIMS.items():
         own = [each for each in curves if each["size"] == units and _text(each) == CORPUS]
@@ -129,7 +129,7 @@ def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _strangers(curves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names the rows that no verdict counts, though their methods are asked for: a reader sees them in the table."""
+    """Name the rows that the table shows but no verdict uses."""
     sizes = [units for _, units in CLAIMS]
     found = [
         f"{each['row']} ({each['method']}, {each['size']} units, {_text(each)})"
@@ -140,19 +140,19 @@ def _strangers(curves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _text(curve: Mapping[str, Any]) -> str | None:
-    """What it was trained on; records from before a curve had its text are of the paper's."""
+    """Return the corpus; older records do not name it and use the paper's."""
     corpus: str | None = curve.get("corpus", CORPUS)
     return corpus
 
 
 def _lowest(curve: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The point with the lowest mean, the first of several."""
+    """Return the first point with the lowest mean."""
     points: Sequence[Mapping[str, Any]] = curve["perplexity"]
     return min(points, key=lambda point: float(point["mean"]))
 
 
 def _points(result: Result) -> dict[float, float]:
-    """Validation perplexity by epoch; what stands before the first epoch is another training's."""
+    """Return the validation perplexity by epoch; a value before the first epoch belongs to the starting weights."""
     return {
         metric.epoch: metric.perplexity
         for metric in result.metrics
@@ -178,7 +178,7 @@ def _draw(axes: Any, curve: dict[str, Any]) -> None:
 
 
 def _cut(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
-    """Room for what sets long curves apart."""
+    """Cut off the steep beginning of long curves, so that their differences are visible."""
     means = [[point["mean"] for point in curve["perplexity"]] for curve in curves]
     if max(map(len, means)) > 16:
         axes.set_ylim(0.97 * min(map(min, means)), 1.02 * max(each[len(each) // 8] for each in means))

@@ -1,7 +1,7 @@
 """Baevski & Auli 2019, Figures 2 to 5: the loss of each pair of ends by how often a word was seen in training.
 
-Figures 2 and 4 put the target into bins, Figures 3 and 5 the word before it; 2 and 3 are of WikiText-103, 4 and 5 of
-the Billion Word text. The paper's bins are its own; ours are powers of ten, as every result holds them.
+Figures 2 and 4 group tokens by the target, Figures 3 and 5 by the word before it. Figures 2 and 3 are for WikiText-103,
+4 and 5 for the Billion Word corpus. The paper's bins differ from ours, which are the powers of ten in every result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ class _LossByFrequency(Figure):
     word: ClassVar[str]
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """Mean loss by band over the seeds of a row. Rows are of one text and one way to cut it into tokens: those that
-        cut words, or have other tokens than the first, are named and left out."""
+        """Measure the mean loss by band over the seeds of each row.
+
+        Rows must have the same tokens: rows with sub-words, or with other tokens than the first row, are left out and
+        named.
+        """
         rows, left_out = [], []
         first: list[tuple[int, int | None, int]] = []
         systems = group(runs)
@@ -60,7 +63,7 @@ class _LossByFrequency(Figure):
         return [band for band in getattr(record.frequency, self.side) if band.tokens]
 
     def draw(self, measured: Measured) -> Drawing:
-        """The losses, and how far each row lies from the first: most of what sets ends apart is not seen otherwise."""
+        """Draw the losses, and the differences from the first row, which would be too small to see otherwise."""
         labels = [f"{seen(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
         losses = {row["row"]: row["nll"] for row in measured["rows"]}
         panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
@@ -75,7 +78,7 @@ class _LossByFrequency(Figure):
         return bars(self.slug, panels, along=along, caption=caption)
 
     def lines(self, measured: Measured) -> list[str]:
-        """A line for each row, a column for each band."""
+        """Return a line for each row with a column for each band."""
         heads = [seen(band["low"], band["high"]) for band in measured["bands"]]
         cells = [[told(loss) for loss in row["nll"]] for row in measured["rows"]]
         widths = [max(len(head), *(len(row[n]) for row in cells)) for n, head in enumerate(heads)]

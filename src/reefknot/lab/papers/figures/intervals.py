@@ -1,7 +1,7 @@
-"""Means over seeds with 95 % intervals: how far training again may move a figure. Student's t, on the scale of the
-logit for figures that have bounds, which for correlations is Fisher's z.
+"""Means over seeds with 95 % intervals, which show how much a measurement changes when training is repeated.
 
-One run tells nothing of that: its mean has no interval, and a finding that rests on it is not decided.
+Intervals are Student's t, on the logit scale for bounded quantities; for correlations this is Fisher's z. A single run
+has no interval, so a finding that rests on one run is not decided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over runs, and where it lies; no interval where one run is all there is."""
+    """A mean over runs with its interval; there is no interval for a single run."""
 
     mean: float
     low: float | None
@@ -27,11 +27,12 @@ class Estimate:
     runs: int
 
     def json(self) -> dict[str, Any]:
+        """Return the estimate as plain JSON values."""
         return asdict(self)
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:
-    """The mean of one figure per run."""
+    """Return the mean of one value per run, with its interval."""
     mean = fmean(values)
     if len(values) < 2:
         return Estimate(mean, None, None, len(values))
@@ -40,11 +41,11 @@ def over_seeds(values: Sequence[float]) -> Estimate:
 
 
 def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate:
-    """The mean of one figure per run that cannot leave `least` to `most`, and neither does its interval.
+    """Return the mean of one value per run between `least` and `most`, with an interval inside these bounds.
 
-    It is Student's on the scale of the logit, log((x - least) / (most - x)), carried there by the slope at the mean and
-    back: the mean is inside, and a narrow interval is Student's own. Logits of the runs themselves would not do, since
-    a run at a bound has none; nor would Student's cut off at the bound, which ends there however far it went.
+    The interval is Student's on the scale of the logit, log((x - least) / (most - x)), mapped there with the slope at
+    the mean (the delta method) and back. It contains the mean, and a narrow interval equals Student's. Taking the logit
+    of each run would fail for a run at a bound. Clipping Student's interval would hide how far beyond it reached.
     """
     plain = over_seeds(values)
     if plain.high is None or not least < plain.mean < most:
@@ -56,17 +57,17 @@ def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate
 
 
 def over_correlations(values: Sequence[float]) -> Estimate:
-    """The mean of one correlation per run; the logit is then twice Fisher's z = artanh(rho)."""
+    """Return the mean of one correlation per run; its logit is twice Fisher's z = artanh(rho)."""
     return over_bounded(values, -1.0, 1.0)
 
 
 def apart(ours: Sequence[float], others: Sequence[float]) -> Estimate:
-    """The difference of the means of two sets of runs that have nothing to do with each other."""
+    """Return the difference between the means of two independent sets of runs."""
     return difference(over_seeds(ours).json(), over_seeds(others).json())
 
 
 def difference(ours: Mapping[str, Any], others: Mapping[str, Any]) -> Estimate:
-    """The same of two means over seeds (Welch's); their intervals hold the variances."""
+    """Return the difference of two means over seeds (Welch's t), whose variances follow from their intervals."""
     gap, runs = ours["mean"] - others["mean"], min(ours["runs"], others["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)
@@ -83,9 +84,9 @@ def difference(ours: Mapping[str, Any], others: Mapping[str, Any]) -> Estimate:
 
 
 def told(estimate: dict[str, Any], digits: int = 2) -> str:
-    """As it stands in a table: 0.31 [0.28, 0.34]."""
+    """Format an estimate for a table: 0.31 [0.28, 0.34]."""
     mean, *ends = (
-        f"{round(value, digits) + 0.0:.{digits}f}"  # which has no negative zero
+        f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 avoids a negative zero
         for value in (estimate["mean"], estimate["low"], estimate["high"])
         if value is not None
     )
@@ -95,8 +96,10 @@ def told(estimate: dict[str, Any], digits: int = 2) -> str:
 def verdict(
     estimate: dict[str, Any], claim: str, low: float = 0.0, high: float = math.inf, unit: str | None = None
 ) -> str:
-    """Whether what a paper finds between two ends, a difference above zero unless they are given, is seen here: a
-    sentence that begins with the claim."""
+    """Return a sentence on whether a paper's claim, that a value lies between `low` and `high`, is confirmed.
+
+    By default the claim is that a difference is above zero. The sentence begins with the claim.
+    """
     figure = told(estimate, 3) + (f" {unit}" if unit else "")
     if estimate["low"] is None:
         return f"{claim}: {figure}; one run has no interval, so that nothing is decided."

@@ -1,7 +1,7 @@
-"""Press & Wolf 2017, Table 4: do the tables of a model find the same words alike?
+"""Press & Wolf 2017, Table 4: do the tables of a model agree on which words are similar?
 
-Spearman's correlation of all pairwise cosines of two tables: input and output of the untied model, and each of them
-with the table of the tied model that was trained alike, the runs of one seed with each other.
+Spearman's correlation between the pairwise cosines of two tables: the input and output tables of the untied model, and
+each of them with the table of the tied model. Tied and untied runs are paired by seed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PairwiseSimilarity(Figure):
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """By model, each pair of tables over seeds: exact for small vocabularies, sampled for large ones."""
+        """Correlate each pair of tables, by model: exactly for small vocabularies, by sampling for large ones."""
         by_model: dict[tuple[str, str], list[Result]] = {}
         for result in runs:
             assert result.record is not None
@@ -83,7 +83,7 @@ class PairwiseSimilarity(Figure):
                 lines.append(f"  {pair:<16} {told(found):<22}{paper}".rstrip())
             if any(model["alone"].values()):
                 alone = ", ".join(f"{form} {seed}" for form, seeds in model["alone"].items() for seed in seeds)
-                lines.append(f"  not in pairs with the tied table, for want of a run of the same seed: {alone}")
+                lines.append(f"  not paired with the tied table, because there is no run with the same seed: {alone}")
             if model["closer"]:
                 lines.append(f"  {verdict(model['closer'], CLAIM)}")
         return lines
@@ -97,23 +97,24 @@ def _model(result: Result) -> str:
 
 
 def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> dict[str, Any]:
-    """One model on one text: the runs of its untied form and those of its tied one, the same seeds with each other."""
+    """Compare the untied and the tied runs of one model on one corpus, paired by seed."""
     opened = [(result, open_vectors(result.folder, device=device)) for result in runs]
     apart = _by_seed([each for each in opened if "input" in each[1]])
     tied = _by_seed([each for each in opened if "tied" in each[1]])
     if not apart:
         raise DataError(
-            f"{model} on {corpus}: no run whose ends have tables of their own; name one beside the tied ones"
+            f"{model} on {corpus}: no run with separate tables for its two ends; name one in addition to the tied ones"
         )
     rhos: dict[str, dict[int, float]] = {}
     counted: list[str] = []
     for one, other in PAIRS:
         others = tied if other == "tied" else apart
         for seed in sorted(apart.keys() & others):
-            found = pairwise_correlation(apart[seed][one], others[seed][other])
-            if found.rho is not None:
-                rhos.setdefault(_key((one, other)), {})[seed] = found.rho
-                counted.append(f"{found.pairs:,} pairs of words, {'all there are' if found.exact else 'a sample'}")
+            correlation = pairwise_correlation(apart[seed][one], others[seed][other])
+            if correlation.rho is not None:
+                rhos.setdefault(_key((one, other)), {})[seed] = correlation.rho
+                coverage = "all there are" if correlation.exact else "a sample"
+                counted.append(f"{correlation.pairs:,} pairs of words, {coverage}")
     to_input, to_output = (rhos.get(_key((end, "tied")), {}) for end in ("input", "output"))
     closer = [to_output[seed] - to_input[seed] for seed in sorted(to_output.keys() & to_input)]
     return {

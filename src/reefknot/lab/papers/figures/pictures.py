@@ -1,4 +1,4 @@
-"""Grouped bars with intervals, ours filled and the paper's as an open mark on each: the picture of most figures."""
+"""Bar charts with intervals, our values as bars and the paper's as open marks: the picture of most figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAPER = "the paper's"
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: for each series a bar per label, as estimates (mean, low, high); None where there is none."""
+    """One panel: for each series a bar per label, given as an estimate (mean, low, high) or None."""
 
     title: str
     labels: Sequence[str]
@@ -30,14 +30,16 @@ class Panel:
     measured: str = ""
     """What the bars measure."""
     logarithmic: bool = False
-    """For bars that span powers of ten, none of them below zero; one of zero is not seen."""
+    """Use a logarithmic axis, for values that span powers of ten. Values must not be negative; zero is not visible."""
     linear_to: float | None = None
-    """Where few bars may be far longer than the others, ten times as this or more: logarithmic beyond this, on either
-    side of zero. For bars that are not `logarithmic` altogether."""
+    """If a value is more than ten times this, the axis is logarithmic beyond it, on both sides of zero.
+
+    For panels that are not `logarithmic`.
+    """
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
-    """The panels below each other, with one legend; a series has the same colour in all."""
+    """Draw the panels below each other, with one legend; a series has the same colour in all panels."""
     series = list(dict.fromkeys(each for panel in panels for each in (*panel.ours, *panel.papers)))
     named = [*series, PAPER] if any(panel.papers for panel in panels) else series
 
@@ -72,7 +74,7 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
                 axes.plot(at + shift, value, **_MARK, markeredgecolor=_ink())
     if panel.logarithmic:
         axes.set_yscale("log")
-        # Plain numbers: the default's are formulas, which pictures of pages do not set.
+        # Plain numbers, because the default formatter uses formulas, which are not rendered in pages.
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     else:
@@ -87,7 +89,7 @@ def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
 
 
 def _logarithmic_beyond(axes: Axes, linear_to: float) -> None:
-    """Logarithmic beyond this, where something lies ten times as far: all else keeps half of the height at least."""
+    """Make the axis logarithmic beyond `linear_to` if a value is ten times as large."""
     low, high = axes.dataLim.intervaly
     if max(-low, high) <= 10 * linear_to:
         return
@@ -101,7 +103,7 @@ def _logarithmic_beyond(axes: Axes, linear_to: float) -> None:
 
 
 def _ink() -> str:
-    """The colour of the text around the figure."""
+    """Return the colour of the text around the figure."""
     return str(mpl.rcParams["text.color"])
 
 

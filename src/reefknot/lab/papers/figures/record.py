@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 def record_of(figure: Figure, measured: Measured, runs: Sequence[Result], notes: Sequence[str]) -> dict[str, Any]:
-    """Everything that somebody needs to get the same figure."""
+    """Return everything that is needed to reproduce the figure."""
     return {
         "format": FORMAT,
         "figure": figure.name,
@@ -30,7 +30,7 @@ def record_of(figure: Figure, measured: Measured, runs: Sequence[Result], notes:
 
 
 def _origin(result: Result) -> dict[str, Any]:
-    """Where the figures of one run came from."""
+    """Return the origin of one run."""
     record = result.record
     assert record is not None
     return {

@@ -1,4 +1,4 @@
-"""Which runs a figure is drawn from: those that were named, or those of its recipes where they lie by default."""
+"""Selection of the runs for a figure: the given folders, or the runs of its recipes in the default folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reefknot.lab.reports.rows import TableRow, group
 from reefknot.lab.reports.table import changed_settings
 
 RUNS = Path("runs")
-"""Where `reefknot train` and `table` put runs unless they are told otherwise."""
+"""The default folder of `reefknot train` and `reefknot table`."""
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,32 @@ class Rows:
 
     recipe: str
     asked: str
-    """What the figure calls the recipe: it may be a part of `recipe`."""
+    """The name of the recipe in the figure, which may select only some rows of `recipe`."""
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The runs of a figure, and what a reader must know of the choice."""
+    """The runs of a figure, with notes on how they were chosen."""
 
     runs: list[Result]
     notes: list[str]
 
 
 def rows_of(figure: Figure) -> list[Rows]:
-    """The rows that a figure shows, by recipe."""
+    """Return the rows that a figure shows, by recipe."""
     return [_rows(name) for name in figure.recipes]
 
 
 def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
-    """The runs to draw from: those of the figure's rows, or of its stand-in, or else all that were named and that the
-    figure can speak of."""
-    there = collect(named) if named else _default(figure)
-    finished = [result for result in there if result.record]
-    unfinished = [f"left out, not finished: {result.folder}" for result in there if not result.record]
+    """Choose the runs of a figure.
+
+    These are the runs of the figure's rows, or of its stand-in, or else all given runs of a kind that the figure
+    applies to.
+    """
+    results = collect(named) if named else _default(figure)
+    finished = [result for result in results if result.record]
+    unfinished = [f"left out, not finished: {result.folder}" for result in results if not result.record]
     chosen, reason = among(figure, finished), "not of its rows"
     if chosen is None:
         chosen, reason = _others(figure, finished, named), f"not {_plural(figure.kinds)}"
@@ -60,7 +63,7 @@ def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
 
 
 def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -> Chosen:
-    """Runs that are not of the figure's rows but were named: those that it can speak of."""
+    """Choose given runs that are not of the figure's rows, but of a kind that it applies to."""
     runs = [result for result in finished if named and _kind(result) in figure.kinds]
     if not runs:
         if not named:
@@ -87,7 +90,7 @@ def _plural(kinds: Sequence[str]) -> str:
 
 
 def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
-    """Refuse records of runs where the figure opens their models."""
+    """Raise a DataError if the figure reads weights and a run has none."""
     bare = [str(run.folder) for run in chosen.runs if not (run.folder / "checkpoints").is_dir()]
     if figure.needs == "weights" and bare:
         raise DataError(f"{figure.name} reads weights, and {bare[0]} has none; name the folder it was trained in")
@@ -95,8 +98,10 @@ def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
 
 
 def among(figure: Figure, results: Sequence[Result]) -> Chosen | None:
-    """The finished runs of the figure's rows, in their order, with those of its stand-in where the last of its recipes
-    has none; None where there are neither."""
+    """Return the finished runs of the figure's rows, in their order; None if there are none.
+
+    If the last of its recipes has no runs, the runs of its stand-in are used instead.
+    """
     *others, last = rows_of(figure)
     spare = [_rows(figure.stand_in)] if figure.stand_in and not _of([last], results) else []
     stand_ins = _of(spare, results)
@@ -113,23 +118,23 @@ def _standing_in(recipes: Sequence[str], runs: Sequence[Result]) -> str:
 
 def _of(rows: Sequence[Rows], results: Sequence[Result]) -> list[Result]:
     wanted = [(each.recipe, name) for each in rows for name in each.names]
-    own = [result for result in results if result.record and (result.recipe, result.row) in wanted]
-    return sorted(own, key=lambda result: (wanted.index((result.recipe, result.row)), result.seed))
+    matches = [result for result in results if result.record and (result.recipe, result.row) in wanted]
+    return sorted(matches, key=lambda result: (wanted.index((result.recipe, result.row)), result.seed))
 
 
 def refuse_mixtures(runs: Sequence[Result]) -> None:
-    """Runs whose mean is taken are of one row and differ in the seed, and in nothing else."""
+    """Raise a DataError unless the runs are of one row and differ only in the seed, so that they can be averaged."""
     seeds: dict[int, Result] = {}
     for result in runs:
         first = next(iter(seeds.values()), result)
         pair = f"{first.folder} and {result.folder}"
         if (first.recipe, first.row) != (result.recipe, result.row):
             raise DataError(f"{pair} are of different rows, not seeds of one; name runs of one of them")
-        if odd := differing([distinguishing(each.settings) for each in (first, result)]):
-            raise DataError(f"{pair} are of one row but differ in {odd[0]}; name runs of one kind")
+        if changed := differing([distinguishing(run.settings) for run in (first, result)]):
+            raise DataError(f"{pair} are of one row but differ in {changed[0]}; name runs with equal settings")
         twin = seeds.setdefault(result.seed, result)
         if twin is not result:
-            raise DataError(f"{twin.folder} and {result.folder} are one row with one seed; name one of them")
+            raise DataError(f"{twin.folder} and {result.folder} have the same row and seed; name one of them")
 
 
 def _rows(name: str) -> Rows:
@@ -144,12 +149,12 @@ def _default(figure: Figure) -> list[Result]:
     return collect(folders) if folders else []
 
 
-def _missing(rows: Sequence[Rows], own: Sequence[Result]) -> list[str]:
-    """Which rows there are no runs of, and what trains them."""
-    there = {(result.recipe, result.row) for result in own}
+def _missing(rows: Sequence[Rows], runs: Sequence[Result]) -> list[str]:
+    """Return notes on rows without runs, with the commands that train them."""
+    trained = {(result.recipe, result.row) for result in runs}
     notes = []
     for each in rows:
-        absent = [name for name in each.names if (each.recipe, name) not in there]
+        absent = [name for name in each.names if (each.recipe, name) not in trained]
         if absent:
             named = ", ".join(f'"{name}"' for name in absent)
             notes.append(f"no run of {named}; this trains them: {_command(each, absent)}")
@@ -157,6 +162,6 @@ def _missing(rows: Sequence[Rows], own: Sequence[Result]) -> list[str]:
 
 
 def _command(rows: Rows, absent: Sequence[str] = ()) -> str:
-    """What trains the rows, or those of them that are absent."""
+    """Return the command that trains the rows, or only the absent ones."""
     some = absent if len(absent) < len(rows.names) else ()
     return " ".join(["reefknot table", rows.asked, *(f"--row {shlex.quote(name)}" for name in some), "--data DIR"])

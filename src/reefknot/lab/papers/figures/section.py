@@ -1,4 +1,4 @@
-"""A figure inside a page: the report's sections, and a page of its own."""
+"""Papers' figures as HTML: as sections of the report, and as a page of their own."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ body {{ font-family: system-ui, sans-serif; max-width: 50rem; margin: 2rem auto;
 
 
 def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> tuple[list[Section], list[str]]:
-    """A section for each figure that has rows among the runs, and what was left out and why.
+    """Return a section for each figure that has rows among the runs, and messages on figures that failed.
 
-    Figures that open weights or losses are left out unless they are asked for.
+    Figures that read weights or token losses are included only with `weights`.
     """
     made, left_out = [], []
     for name in FIGURES:
@@ -56,7 +56,7 @@ def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> 
 
 
 def page(figure: Figure, measured: Measured, notes: Sequence[str]) -> str:
-    """A page of its own for one figure, without scripts or network."""
+    """Return a self-contained page for one figure, without scripts or network access."""
     return _PAGE.format(title=escape(figure.title), body=_body(figure, measured, figure.draw(measured), notes))
 
 

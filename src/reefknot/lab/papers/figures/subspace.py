@@ -1,5 +1,7 @@
-"""Inan et al. 2017, Figure 1: how far the class vectors are from the space of the input vectors, as the augmented loss
-takes the place of the nll, and as its temperature rises."""
+"""Inan et al. 2017, Figure 1: the distance between the subspaces of class vectors and input vectors.
+
+It is measured as the augmented loss replaces the negative log-likelihood, and as its temperature rises.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from reefknot.lab.tasks.word_vectors import open_vectors
 TAU = 10.0
 """The temperature while beta changes."""
 DESCRIBED = {"beta": {0.0: "near 1", 1.0: "about 0.06"}, "tau": {2.0: "already low"}}
-"""What the paper says of its curves in words; it prints no numbers beside them."""
+"""What the paper says about its curves in words; it prints no numbers."""
 ABOUT = 0.06
 """The distance at beta = 1."""
 NEAR = 0.03
@@ -33,7 +35,7 @@ LOW = 0.5
 
 
 class SubspaceDistance(Figure):
-    """Both sweeps, a point for each value."""
+    """Two sweeps with a point for each value."""
 
     name = "inan2017/1"
     recipe = "inan2017/figure1"
@@ -45,7 +47,7 @@ class SubspaceDistance(Figure):
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """The distance by beta at tau = 10, and by tau at beta = 1: means over seeds with intervals."""
+        """Measure the distance by beta at tau = 10, and by tau at beta = 1, as means over seeds with intervals."""
         by_point: dict[tuple[float, float], list[Result]] = {}
         for run in runs:
             settings = flatten(run.settings)
@@ -69,7 +71,7 @@ class SubspaceDistance(Figure):
         return {**sweeps, "chance": next(iter(found.values()))[0].chance}
 
     def draw(self, measured: Measured) -> Drawing:
-        """Two panels with one scale of distances."""
+        """Draw two panels with a common scale."""
         names = {"beta": f"share of the augmented loss, beta (tau = {TAU:g})", "tau": "temperature, tau (beta = 1)"}
         drawn = [sweep for sweep in names if measured[sweep]]
 
@@ -89,7 +91,7 @@ class SubspaceDistance(Figure):
         return Drawing(self.slug, 2.9, (), draw, caption, width=7.2)
 
     def lines(self, measured: Measured) -> list[str]:
-        """A line per point, with what the paper says of it, and whether that is seen."""
+        """Return a line per point with the paper's description, and whether it is confirmed."""
         lines = [f"{'':<12} {'distance':<24} {'runs':>4}  paper, in words"]
         for sweep in ("beta", "tau"):
             for point in measured[sweep]:
@@ -100,19 +102,19 @@ class SubspaceDistance(Figure):
 
 
 def _refuse_others(runs: Sequence[Result]) -> None:
-    """Runs of one picture differ in beta, tau and the seed: all else, such as the width, moves the distance too."""
+    """Raise a DataError if runs differ in more than beta, tau and the seed."""
     first = runs[0]
     for run in runs:
         odd = differing([distinguishing(each.settings) for each in (first, run)])
         others = [key for key in odd if key not in ("output.beta", "output.tau")]
         if others:
             raise DataError(
-                f"{first.folder} and {run.folder} differ in {others[0]}, beside beta and tau; name runs of one kind"
+                f"{first.folder} and {run.folder} differ in {others[0]}, besides beta and tau; name runs of one kind"
             )
 
 
 def _verdicts(measured: Measured) -> list[str]:
-    """The paper's three statements, each with what we take its words to mean."""
+    """Check the paper's three statements, each with our interpretation of its words."""
     chance = measured["chance"]
     low = LOW * chance
     statements = {
@@ -129,7 +131,7 @@ def _verdicts(measured: Measured) -> list[str]:
 
 
 def _found(run: Result, device: str) -> Subspace:
-    """What a run's result says of the distance; where it was not asked for, what its weights say."""
+    """Return the distance from a run's result, or compute it from the weights."""
     if run.record and run.record.subspace:
         return run.record.subspace
     vectors = open_vectors(run.folder, device=device)
@@ -152,7 +154,7 @@ def _draw(axes: Any, points: Sequence[dict[str, Any]], described: dict[float, st
     means = dict(zip(at, mean, strict=True))
     for value, words in described.items():
         if value in means:
-            # On the side of the point where a curve that falls is not.
+            # The label is on the side of the point that a falling curve does not reach.
             last = value == max(at)
             axes.annotate(
                 f"paper: {words}",

@@ -120,7 +120,7 @@ def test_what_records_cannot_give_is_a_sentence(cli: Cli, runs: Runs, drill: Pat
         assert "Traceback" not in outcome.err
     outcome = cli("figure", "pappas2019/3", tmp_path)
     assert outcome.code == 3
-    assert "the losses of every token are in run folders, not in records of them" in outcome.err
+    assert "run folders contain the loss of every token, records do not" in outcome.err
     assert cli("figure", "inan2017/2", tmp_path).code == 0
 
 

@@ -18,8 +18,6 @@ from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Count, Settings
-from reefknot.lab.text.blocks import Blocks
-from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.text.streams import RandomSteps, Streams
 
 Batching = Literal["streams", "blocks", "sentences", "pairs"]
@@ -115,5 +113,8 @@ def batches_of(
             'training.batching = "pairs" is for sources with their translations, and this is one text; '
             'use "streams", "blocks" or "sentences"'
         )
+    from reefknot.lab.text.blocks import Blocks
+    from reefknot.lab.text.sentence_batches import Sentences
+
     kind = {"blocks": Blocks, "sentences": Sentences}[settings.batching]
     return kind(ids, batch, steps, inputs, eos=eos, seed=seed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,11 +15,13 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.text.corpora import CORPORA, known_corpora, known_corpus, parallel_corpora
 from reefknot.lab.text.folders import TextFolder, open_folder
-from reefknot.lab.text.pairs import Aligned, Pair
 from reefknot.lab.text.published import SPLITS, Corpus, PublishedCorpus
 from reefknot.storage.cache import file_hash
 from reefknot.storage.lines import Line, count_lines, read_file
 from reefknot.storage.progress import Say, silent
+
+if TYPE_CHECKING:
+    from reefknot.lab.text.pairs import Aligned, Pair
 
 __all__ = ["SPLITS", "CorpusSettings", "PairFiles", "PairsSettings", "TextFiles", "find_corpus", "find_pairs"]
 
@@ -193,6 +195,8 @@ def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, say:
     languages = (settings.pairs.source, settings.pairs.target)
     corpus = known_corpus(settings.name) or open_folder(settings.name, languages)
     texts = corpus.open(data, cache, say)
+    from reefknot.lab.text.pairs import Aligned
+
     files = {split: Aligned(*(texts[f"{split}.{language}"] for language in languages)) for split in SPLITS}
     hashes = {split: both.sha256(lambda path: file_hash(path, cache)) for split, both in files.items()}
     return PairFiles(corpus.name, corpus.description, files, hashes, settings, settings.pairs)

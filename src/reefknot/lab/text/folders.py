@@ -8,8 +8,6 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.text.corpora import CORPORA
-from reefknot.lab.text.pairs import GZIP, read_aligned
-from reefknot.lab.text.prepared import prepare
 from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.storage.lines import is_gzip
 from reefknot.storage.progress import Say
@@ -52,6 +50,9 @@ class PairFolder(Corpus):
         files = {split: self._files(split, names) for split in SPLITS}
         paths = [path for sides in files.values() for path in sides]
         if any(len(sides) == 1 for sides in files.values()) or any(map(is_gzip, paths)):
+            from reefknot.lab.text.pairs import read_aligned
+            from reefknot.lab.text.prepared import prepare
+
             return prepare("pairs", paths, read_aligned(self.languages), cache, say, languages=self.languages)
         return {
             f"{split}.{language}": path
@@ -61,6 +62,8 @@ class PairFolder(Corpus):
 
     def _files(self, split: str, names: list[str]) -> list[Path]:
         """Return the two files of a split, source first, or its TSV."""
+
+        from reefknot.lab.text.pairs import GZIP
 
         def matches(ending: str) -> list[str]:
             pattern = re.compile(rf"(?:[^.].*[.])?(?:{_SPLIT_NAMES[split]})[.]{ending}{GZIP}", re.IGNORECASE)

@@ -65,7 +65,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 )
 def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
     results = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
-    assert results[0]["test"]["perplexity"] == results[1]["test"]["perplexity"]
+    assert results[0].test.perplexity == results[1].test.perplexity
     captured, eager = (weights(tmp_path / capture) for capture in ("true", "false"))
     assert all(torch.equal(captured[name], eager[name]) for name in captured)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import reefknot.nn
-from reefknot.lab.config.docstrings import argument_descriptions
+from reefknot.lab.config.registry import argument_descriptions
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:

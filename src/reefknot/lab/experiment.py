@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
-from reefknot.lab.recipes.recipe import Recipe, Row
-from reefknot.lab.recipes.starts import Start, default_folder, load_start
+from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
+from reefknot.lab.runs.definition import shown
 from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, Corpus, Judgement, Parameters, RunResult, Training
 from reefknot.lab.runs.scores import TextScore
-from reefknot.lab.runs.units import shown
 from reefknot.lab.tasks import task_of
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
 from reefknot.lab.training.display import Display, Logged
@@ -30,6 +29,7 @@ from reefknot.storage.progress import Say, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
+    from reefknot.lab.recipes.starts import Start
 
 
 @stopping_at_once("stopped; the same command goes on where it stands")
@@ -58,7 +58,7 @@ def train(
     experiment = recipe.experiments[row.name]
     name = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
     out = out or default_folder(recipe, row, experiment.seed)
-    started_from = load_start(recipe, row, experiment.seed, start, out, data)
+    started_from = _find_start(recipe, row, experiment.seed, start, out, data)
     dataset = task_of(experiment).open_data(data, say=display.print)
     begun = RunFolder.open(out) if (out / "config.json").is_file() else None
     config = run_config(recipe, row, experiment, dataset, started_from, begun)
@@ -128,6 +128,17 @@ def _build(
     return model, notes
 
 
+def _find_start(
+    recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
+) -> Start | None:
+    """Return the run whose weights a row starts from, or None if the row starts from random weights."""
+    if folder is None and recipe.experiments[row.name].start is None:
+        return None
+    from reefknot.lab.recipes.starts import load_start
+
+    return load_start(recipe, row, seed, folder, out, data)
+
+
 def _load_start(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Data) -> None:
     run = start.run
     assert run is not None
@@ -195,7 +206,7 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     if not (out / "result.json").exists():
         return False
     experiment = recipe.experiments[row.name].with_seed(seed)
-    started_from = load_start(recipe, row, seed, start, out)
+    started_from = _find_start(recipe, row, seed, start, out)
     run = RunFolder.open(out)
     return run.config == run_config(recipe, row, experiment, dataset, started_from, run)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Count, Dim, Positive
-from reefknot.nn.messages import NOTHING_TO_TIE
+from reefknot.nn.constants import NOTHING_TO_TIE
 
 
 class WordTable(nn.Module):

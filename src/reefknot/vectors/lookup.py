@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from reefknot.errors import DataError, shortened
-from reefknot.nn.inputs.symbols import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
+from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 from reefknot.vectors.word_vectors import WordVectors
 
 _SYMBOLS = (UNKNOWN, END_OF_LINE, START, PADDING)

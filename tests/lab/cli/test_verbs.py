@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args
 
 import pytest
 
-from reefknot.lab.evaluation.protocols import ProtocolName
+from reefknot.lab.runs.result import ProtocolName
 from reefknot.lab.training.averaging import AveragingSettings, StoppingSettings
 
 from .conftest import Outcome, Runs

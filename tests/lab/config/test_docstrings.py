@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.lab.config.docstrings import argument_descriptions
+from reefknot.lab.config.registry import argument_descriptions
 
 
 def documented(docstring: str | None) -> object:

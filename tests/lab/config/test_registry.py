@@ -14,9 +14,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.docstrings import argument_descriptions
 from reefknot.lab.config.parts import FAMILIES
-from reefknot.lab.config.registry import GIVEN, Registry, derive_settings
+from reefknot.lab.config.registry import GIVEN, Registry, argument_descriptions, derive_settings
 from reefknot.lab.config.settings import WRONG_KIND
 from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.models.regularisation import RegularisationSettings

@@ -14,8 +14,8 @@ from reefknot.errors import DataError, NonFiniteError
 from reefknot.lab.evaluation import perplexity as module
 from reefknot.lab.evaluation.grid import beginning
 from reefknot.lab.evaluation.perplexity import one_stream, score, scored_text, word_losses
+from reefknot.lab.runs.definition import perplexity, shown
 from reefknot.lab.runs.scores import Cache
-from reefknot.lab.runs.units import perplexity, shown
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
 from reefknot.nn.models.language_model import LanguageModel

@@ -15,8 +15,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.parts import TABLES
 from reefknot.lab.config.settings import check
 from reefknot.lab.tasks.initialisation import InitialisationSettings, file_hashes, initialise, start_table, start_tables
-from reefknot.lab.text.bpe import BPESettings
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import BPESettings, Sides, Vocabulary, VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup

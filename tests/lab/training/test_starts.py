@@ -15,8 +15,8 @@ from reefknot.errors import DataError, ReefknotError, SettingsError, Stopped
 from reefknot.lab import experiment as experiments
 from reefknot.lab.cli.jobs import Job, JobFailed, _report_failures, _run_in_order
 from reefknot.lab.experiment import is_done
-from reefknot.lab.recipes.recipe import Recipe, load_recipe
-from reefknot.lab.recipes.starts import default_folder, find_start, start_folder
+from reefknot.lab.recipes.recipe import Recipe, default_folder, load_recipe
+from reefknot.lab.recipes.starts import find_start, start_folder
 from reefknot.lab.runs.folder import RunFolder, config_hash
 from reefknot.lab.tasks import sequence_model
 from reefknot.lab.text.dataset import open_dataset

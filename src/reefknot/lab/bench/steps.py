@@ -10,7 +10,7 @@ Both ends and the encoder are also measured alone, forward and backward, on the 
 once; they are captured where the step is. Their times are given as shares of the step. The rest is penalties, clipping,
 the optimiser and the host.
 
-Operations are those that the step needs at least (`nn/flops.py`), however many a mode performs. Memory is
+Operations are those that the step needs at least (`nn/part.py`), however many a mode performs. Memory is
 the most that is allocated on the GPU while steps run, including weights and optimiser. It is not measured on a CPU.
 
 Shapes: B rows of a window, T steps, D dimensions, N = B x T rows, M rows that have a target.

@@ -216,7 +216,7 @@ def _bands(pair: Pair, texts: Dataset, split: str) -> tuple[dict[str, Any], list
     from dataclasses import asdict
 
     from reefknot.lab.evaluation.frequency import compare_by_previous, compare_by_target, compare_on_symbols
-    from reefknot.lab.runs.units import seen
+    from reefknot.lab.runs.definition import seen
 
     text, words = texts.splits[split], texts.vocabulary
     targets, previous = compare_by_target(pair, text, words), compare_by_previous(pair, text, words)

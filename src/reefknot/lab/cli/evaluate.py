@@ -17,8 +17,8 @@ from reefknot.lab.cli.progress import live_progress
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Grid, Progress
     from reefknot.lab.evaluation.perplexity import Score
-    from reefknot.lab.evaluation.protocols import ProtocolName
     from reefknot.lab.evaluation.windows import Windows
+    from reefknot.lab.runs.result import ProtocolName
     from reefknot.lab.tasks.language_model import TrainedLanguageModel
     from reefknot.lab.text.dataset import Dataset, Split
 
@@ -150,7 +150,7 @@ def _tell(run: str, way: _Way, told: Sequence[Told], as_json: bool) -> None:
 def _figures(scoring: _Scoring, split: str, text: Split, score: Score) -> Told:
     """The figures of a text, what they mean, and what belongs to them."""
     from reefknot.lab.evaluation.search import tails_opened
-    from reefknot.lab.runs.units import shown
+    from reefknot.lab.runs.definition import shown
 
     summary = score.summary()
     figures = {"split": split, **summary.record()}
@@ -175,7 +175,7 @@ def _as_the_paper_counts(
 ) -> Told:
     """The figure as a paper's program counts it, where the run's settings or the user name one."""
     from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
-    from reefknot.lab.runs.units import shown
+    from reefknot.lab.runs.definition import shown
 
     settings = trained.experiment
     name = asked or settings.evaluation.protocol
@@ -199,8 +199,8 @@ def _add(told: Told, more: Told) -> None:
 
 def _as_training_recorded(scoring: _Scoring, split: str, streams: int) -> Told:
     """The figure in result.json, where it is another one because the text was cut in another way."""
+    from reefknot.lab.runs.definition import shown
     from reefknot.lab.runs.modes import windows_in_full
-    from reefknot.lab.runs.units import shown
 
     result, windows = scoring.trained.run.result, scoring.windows.name if scoring.windows else None
     recorded = result.score(split) if result else None
@@ -266,7 +266,7 @@ def _check_streams(streams: int | None, texts: Mapping[str, Split]) -> None:
 
 def _check_protocol(name: str, ways: Sequence[str], split: str | None, limit: int | None) -> None:
     from reefknot.errors import SettingsError
-    from reefknot.lab.evaluation.protocols import ProtocolName
+    from reefknot.lab.runs.result import ProtocolName
 
     known = get_args(ProtocolName)
     if name not in known:

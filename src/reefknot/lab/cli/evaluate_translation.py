@@ -99,7 +99,7 @@ def _figures(run: str, split: str, evaluated: Evaluated, score: Score) -> dict[s
 
 def _lines(split: str, evaluated: Evaluated, score: Score, whole: int) -> list[str]:
     """The figures and what each of them means."""
-    from reefknot.lab.runs.units import shown
+    from reefknot.lab.runs.definition import shown
 
     figures, summary = evaluated.figures, score.summary()
     search, number = figures.search, figures.pairs

@@ -44,8 +44,8 @@ def table(
     """
     from reefknot.lab.cli.jobs import Job, run_missing
     from reefknot.lab.experiment import is_done
-    from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.recipes.starts import default_folder, start_folder
+    from reefknot.lab.recipes.recipe import default_folder, load_recipe
+    from reefknot.lab.recipes.starts import start_folder
 
     loaded = load_recipe(recipe, overrides or [], row)
     root = out or Path("runs") / loaded.name

@@ -65,10 +65,9 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
 
     from reefknot.errors import SettingsError
     from reefknot.lab.config.settings import check
-    from reefknot.lab.text.bpe import BPESettings
     from reefknot.lab.text.corpora import parallel_corpora
     from reefknot.lab.text.corpus import CorpusSettings
-    from reefknot.lab.text.vocabulary import VocabularySettings
+    from reefknot.lab.text.vocabulary import BPESettings, VocabularySettings
 
     known = parallel_corpora().get(name)
     if known is None and not Path(name).is_dir():

@@ -43,8 +43,7 @@ def train(
 ) -> None:
     """Train one row of a recipe. A folder that exists is resumed where it stands."""
     from reefknot.lab.experiment import train as train_row
-    from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.recipes.starts import default_folder
+    from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.training.display import Silent, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 

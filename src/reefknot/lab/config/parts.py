@@ -7,7 +7,7 @@ and the contract tests cover it. Nothing is imported until a part is used.
 from __future__ import annotations
 
 from reefknot.lab.config.registry import Registry
-from reefknot.nn.messages import KEPT_IN_BANDS, NOTHING_TO_TIE
+from reefknot.nn.constants import KEPT_IN_BANDS, NOTHING_TO_TIE
 
 SHARED = {
     "reefknot.nn.tables:WordTable": "tables",

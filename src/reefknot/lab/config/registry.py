@@ -5,7 +5,8 @@ A part is one class in one file and one line in the registry of its family (see 
     CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})
 
 The settings of a part in a recipe are the arguments of its constructor. Types, bounds and defaults come from the
-signature, descriptions from the `Args:` section of the docstring, so the Python call and the recipe cannot disagree.
+signature, descriptions from the `Args:` section of the Google-style docstring, so the Python call and the recipe cannot
+disagree.
 The class in an annotation decides what an argument is:
 
 * an argument named in `GIVEN` follows from the rest of the model, such as a dimension, and is not a setting;
@@ -21,6 +22,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -32,7 +34,6 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic_core import PydanticCustomError, core_schema
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.docstrings import argument_descriptions
 from reefknot.lab.config.settings import WRONG_KIND, Settings, with_bounds
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -287,3 +288,42 @@ class _Entry:
 
 def _dump(settings: Settings, info: core_schema.SerializationInfo) -> dict[str, Any]:
     return settings.model_dump(mode=info.mode)
+
+
+_ARGUMENT = re.compile(r"(\w+): +(\S.*)")
+
+
+def argument_descriptions(documented: Any) -> dict[str, str]:
+    """Return the description of each argument that the docstring of a class or function lists.
+
+    A docstring without an `Args:` section gives an empty dictionary. A line that fits neither an argument nor its
+    continuation is a `ValueError`, so that a typing error cannot drop a description.
+    """
+    descriptions: dict[str, str] = {}
+    name = None
+    for line in _args_section(inspect.cleandoc(documented.__doc__ or "")):
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if argument := _ARGUMENT.fullmatch(text) if indent == 4 else None:
+            name, description = argument.groups()
+            if name in descriptions:
+                raise ValueError(f"{documented.__qualname__}: Args: lists {name} twice")
+            descriptions[name] = description
+        elif name is not None and indent > 4:
+            descriptions[name] += f" {text}"
+        elif text:
+            raise ValueError(f"{documented.__qualname__}: Args: has the line {text!r}; expected `name: description`")
+    return descriptions
+
+
+def _args_section(docstring: str) -> list[str]:
+    """Return the indented lines that follow `Args:`."""
+    lines = docstring.splitlines()
+    if "Args:" not in lines:
+        return []
+    section = []
+    for line in lines[lines.index("Args:") + 1 :]:
+        if line and not line.startswith(" "):
+            break
+        section.append(line)
+    return section

@@ -29,8 +29,8 @@ from reefknot.lab.evaluation.contexts import contexts
 from reefknot.lab.evaluation.grid import Grid, Point, Progress, further, search, unheard
 from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score, scored_rows
 from reefknot.lab.evaluation.windows import Windows
+from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Cache
-from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating

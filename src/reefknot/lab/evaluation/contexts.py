@@ -6,16 +6,18 @@ Shapes: T tokens of the text, N tokens computed at once, D hidden dimension.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.windows import Spans, batches
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.windows import Spans
 
 TOKENS_AT_ONCE = 2**14
 """Tokens that the encoder reads in one batch of windows. It bounds the memory and does not change the result."""
@@ -46,6 +48,8 @@ def contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> I
         check_carries(model)
         yield from _stream(model, x_T.to(device))
         return
+    from reefknot.lab.evaluation.windows import batches
+
     for batch in batches(x_T, spans, TOKENS_AT_ONCE):
         encoded = model(batch.x.to(device))
         rows_N = batch.rows.to(device)

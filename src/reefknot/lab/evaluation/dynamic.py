@@ -39,8 +39,8 @@ from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
 from reefknot.lab.evaluation.grid import Grid, Point, Progress, search, unheard
 from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score
+from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Dynamic
-from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.text.vocabulary import Vocabulary

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from reefknot.errors import NonFiniteError, SettingsError
+from reefknot.lab.runs.definition import perplexity, shown
 from reefknot.lab.runs.result import Search
-from reefknot.lab.runs.units import perplexity, shown
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 

@@ -30,8 +30,8 @@ from reefknot.lab.evaluation.perplexity import (
     window_log_probs,
 )
 from reefknot.lab.evaluation.windows import Spans, Windows
+from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import MonteCarlo, TextScore
-from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reefknot.lab.runs.result import NearestWords
 from reefknot.lab.text.vocabulary import Vocabulary
-from reefknot.nn.inputs.symbols import END_OF_WORD
+from reefknot.nn.constants import END_OF_WORD
 from reefknot.vectors.word_vectors import WordVectors
 
 

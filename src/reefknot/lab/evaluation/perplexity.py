@@ -26,14 +26,14 @@ from torch.nn.utils.rnn import pad_sequence
 from reefknot.errors import DataError, NonFiniteError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.contexts import check_carries, contexts
-from reefknot.lab.evaluation.windows import Spans, Windows
+from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Mode, ScoredText, TextScore
-from reefknot.lab.runs.units import perplexity
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 if TYPE_CHECKING:
+    from reefknot.lab.evaluation.windows import Spans, Windows
     from reefknot.lab.text.pair_dataset import PairSplit
 
 ROWS_AT_ONCE = 8192

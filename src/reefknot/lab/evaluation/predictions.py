@@ -23,7 +23,7 @@ from reefknot.lab.evaluation.neighbors import nearest_ids
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
-from reefknot.nn.inputs.symbols import UNKNOWN
+from reefknot.nn.constants import UNKNOWN
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 WATCHED = (UNKNOWN, "a", "an", "the")

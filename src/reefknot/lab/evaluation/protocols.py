@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,12 +24,10 @@ from torch import Tensor
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.evaluation.perplexity import losses
-from reefknot.lab.runs.result import Counted, Protocol
-from reefknot.lab.runs.units import perplexity
+from reefknot.lab.runs.definition import perplexity
+from reefknot.lab.runs.result import Counted, Protocol, ProtocolName
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel
-
-ProtocolName = Literal["definition", "zaremba", "awd"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary import Vocabulary
-from reefknot.nn.inputs.symbols import END_OF_LINE, PADDING, START, UNKNOWN
+from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
 from reefknot.storage import files as durable
 
 SPECIAL = (START, PADDING, END_OF_LINE, UNKNOWN)

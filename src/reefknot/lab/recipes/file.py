@@ -33,27 +33,30 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from reefknot.errors import SettingsError, shortened
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
-from reefknot.lab.evaluation.benchmarks import BENCHMARKS
 from reefknot.lab.runs.folder import folder_name
-from reefknot.lab.runs.modes import known
 from reefknot.lab.text.corpus import SPLITS
 
 if TYPE_CHECKING:
     FigureName = str
-    BenchmarkName = str
     EndName = str
 else:
     EndName = Literal["input", "output", "tied"]
-    BenchmarkName = Literal[tuple(BENCHMARKS)]
     FigureName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours")]
 
 
 Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+def _known_mode(name: str) -> str:
+    """Check the name of an evaluation mode. Most recipes name none, so the modes are imported here."""
+    from reefknot.lab.runs.modes import known
+
+    return known(name)
 
 
 class Row(Settings):
@@ -65,7 +68,7 @@ class Row(Settings):
         None
     )
     by: Annotated[
-        Annotated[str, AfterValidator(known)] | None,
+        Annotated[str, AfterValidator(_known_mode)] | None,
         Field(description="that way: dynamic, cache, mc, or windows such as context-2560-stride-512"),
     ] = None
     parameters: Annotated[
@@ -74,10 +77,20 @@ class Row(Settings):
     paper: dict[FigureName, Positive] = Field(
         {}, description="the paper's figures: perplexities by split, BLEU, seconds per epoch, hours of training"
     )
-    paper_similarity: dict[EndName, dict[BenchmarkName, Correlation]] = Field(
+    paper_similarity: dict[EndName, dict[str, Correlation]] = Field(
         {}, description="the paper's rank correlations with people's judgements, by end and benchmark"
     )
     set: dict[str, Any] = Field({}, description="what differs from the base")
+
+    @field_validator("paper_similarity")
+    @classmethod
+    def _check_benchmarks(cls, similarity: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        from reefknot.lab.evaluation.benchmarks import BENCHMARKS
+
+        for name in (name for scores in similarity.values() for name in scores):
+            if name not in BENCHMARKS:
+                raise ValueError(f"unknown benchmark {shortened(name)!r}; known benchmarks: {', '.join(BENCHMARKS)}")
+        return similarity
 
     @model_validator(mode="after")
     def _check_kind(self) -> Row:

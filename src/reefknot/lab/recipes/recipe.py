@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -241,3 +242,8 @@ def _with_needed(file: RecipeFile, some: Iterable[Row], overrides: tuple[str, ..
         if needed in rows and needed not in chosen:
             chosen.append(needed)
     return [row for row in file.rows if row.name in chosen]
+
+
+def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
+    """Return the default folder of a row's run. `root` is the folder of all runs of the recipe."""
+    return (root or Path("runs") / recipe.name) / row.slug / f"seed{seed}"

@@ -10,15 +10,10 @@ from pathlib import Path
 import torch
 
 from reefknot.errors import SettingsError
-from reefknot.lab.recipes.recipe import Recipe, Row
+from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.storage.files import encode_tensors
 from reefknot.storage.progress import silent
-
-
-def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
-    """The default folder of a row's run; `root` is the folder of all runs of the recipe."""
-    return (root or Path("runs") / recipe.name) / row.slug / f"seed{seed}"
 
 
 def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path | None:

@@ -17,9 +17,9 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 from reefknot.lab.reports.drawing import POINT, Plot, left_out, legend, style_of, svg
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import TableRow, comparable, judged_by, rivals
+from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.result import Band, MetricsLine
 from reefknot.lab.runs.scores import BLEU
-from reefknot.lab.runs.units import perplexity
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:

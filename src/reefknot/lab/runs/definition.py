@@ -1,17 +1,36 @@
-"""Sentences on what a perplexity means, made from the fields of its score. Nothing reads them back.
+"""Perplexities as people read them: the number, and sentences on what it means, made from the fields of its score.
 
-A fact that is not known, because the result is an old one, is left out.
+Nothing reads the sentences back. A fact that an old result did not record is left out. Reports use this module, so it
+does not import torch.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
-
-from reefknot.lab.runs.modes import window_description, windows_in_full
-from reefknot.lab.runs.units import shown
 
 if TYPE_CHECKING:
     from reefknot.lab.runs.scores import Cache, Dynamic, MonteCarlo, ScoredText, TextScore
+
+_MAX_LOSS = 700.0
+"""exp() overflows a little above this."""
+
+
+def perplexity(nll: float) -> float:
+    """Return exp of a mean loss, clamped so that it is finite."""
+    return math.exp(min(nll, _MAX_LOSS))
+
+
+def shown(perplexity: float) -> str:
+    """Format a perplexity for people; a very large one only by its order of magnitude."""
+    if perplexity >= math.exp(_MAX_LOSS):
+        return ">1e304"
+    return f"{perplexity:,.2f}" if perplexity < 1e7 else f"{perplexity:.1e}"
+
+
+def seen(low: int, high: int | None) -> str:
+    """Format a band of training counts for tables and plots."""
+    return f"{low:,}" if low == high else f"{low:,}+" if high is None else f"{low:,}-{high:,}"
 
 
 def define(score: TextScore) -> str:
@@ -35,6 +54,8 @@ def context(score: TextScore) -> str:
     if score.pairs is not None:
         parts += ", each computed afresh: a target's tokens after its whole source and those before them"
     elif score.windows is not None:
+        from reefknot.lab.runs.modes import windows_in_full
+
         parts = windows_in_full(score.windows)
     else:
         parts += f"{', each' * (score.streams != 1)} from an empty state that is carried to its end"
@@ -46,6 +67,8 @@ def cut(score: TextScore) -> str:
     if score.pairs is not None:
         return f"{score.pairs:,} pairs"
     if score.windows is not None:
+        from reefknot.lab.runs.modes import window_description
+
         return window_description(score.windows)
     if score.streams is None:
         return ""

@@ -18,7 +18,6 @@ from pydantic import Field
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, RHO, TOKEN_PERPLEXITY, ItemValues, Scores, TextScore
 from reefknot.lab.runs.stored import OMIT_NONE, Stored, parse
-from reefknot.lab.runs.upgrade import upgrade_evaluation, upgrade_metrics_line, upgrade_result
 from reefknot.storage.files import decode_object, read_bytes
 
 FORMAT: Literal[2] = 2
@@ -51,6 +50,10 @@ class Counted(Stored):
     perplexity: float
     nll: float | None = None
     tokens: int | None = None
+
+
+ProtocolName = Literal["definition", "zaremba", "awd"]
+"""Ways to count a perplexity: ours, or as the program of a paper does (`lab/evaluation/protocols.py`)."""
 
 
 class Protocol(Stored):
@@ -367,15 +370,21 @@ class MetricsLine(Stored):
 
 def read_result(path: Path) -> RunResult:
     """Read a result of any format."""
+    from reefknot.lab.runs.upgrade import upgrade_result
+
     return parse(RunResult, upgrade_result(decode_object(read_bytes(path), path), path), path)
 
 
 def read_metrics_line(line: bytes, where: str) -> MetricsLine:
     """Read a line of metrics.jsonl; `where` it is from is for the error message."""
+    from reefknot.lab.runs.upgrade import upgrade_metrics_line
+
     return parse(MetricsLine, upgrade_metrics_line(decode_object(line, where)), where)
 
 
 def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:
     """Read a saved evaluation of any format; `result` is that of its run."""
+    from reefknot.lab.runs.upgrade import upgrade_evaluation
+
     raw = decode_object(read_bytes(path), path)
     return parse(SavedEvaluation, upgrade_evaluation(raw, result, path), path)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_key
+from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.modes import MODES, window_sizes
-from reefknot.lab.runs.units import perplexity
 
 if TYPE_CHECKING:
     from reefknot.lab.runs.result import RunResult

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from reefknot.lab.config.parts import WINDOWS
 from reefknot.lab.evaluation.frequency import loss_by_frequency
 from reefknot.lab.evaluation.generation import generate, prompt_ids
 from reefknot.lab.evaluation.perplexity import Score, score
-from reefknot.lab.evaluation.protocols import Counting, protocol, score_by_protocol
-from reefknot.lab.evaluation.windows import Lines, Sliding, Windows
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Sample
 from reefknot.lab.tasks.contract import TrainedRun
@@ -24,6 +22,10 @@ from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.progress import Say, silent
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.protocols import Counting
+    from reefknot.lab.evaluation.windows import Windows
 
 SAMPLE_TOKENS = 50
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
@@ -46,6 +48,8 @@ class LanguageModelExperiment(SequenceExperiment):
             return windows
         if self.carries:
             return None
+        from reefknot.lab.evaluation.windows import Lines, Sliding
+
         # What the model has learned to read: single lines, or pieces of the text as long as in training.
         by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
         return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
@@ -103,8 +107,12 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
             counting.targets(data.splits[split])
 
     def _countings(self) -> dict[str, Counting] | None:
-        training = self.experiment.training
-        return protocol(self.experiment.evaluation.protocol, training.batch, training.steps)
+        name, training = self.experiment.evaluation.protocol, self.experiment.training
+        if name == "definition":
+            return None
+        from reefknot.lab.evaluation.protocols import protocol
+
+        return protocol(name, training.batch, training.steps)
 
     def score_split(self, model: LanguageModel, data: Dataset, split: str) -> Score:
         """Score one split in the experiment's windows or streams.
@@ -127,6 +135,8 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         if experiment.evaluation.train:
             findings["train"] = self.score_split(model, data, "train").summary()
         if countings := self._countings():
+            from reefknot.lab.evaluation.protocols import score_by_protocol
+
             name, precision = experiment.evaluation.protocol, experiment.training.precision
             findings["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
         findings["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)

@@ -19,9 +19,7 @@ from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TA
 from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
-from reefknot.lab.evaluation.protocols import ProtocolName
-from reefknot.lab.evaluation.windows import NO_LINES
-from reefknot.lab.runs.result import Best, Start
+from reefknot.lab.runs.result import Best, ProtocolName, Start
 from reefknot.lab.tasks.contract import D, Experiment, Fitted, Session, Task
 from reefknot.lab.tasks.initialisation import (
     InitialisationSettings,
@@ -185,6 +183,8 @@ class SequenceExperiment(Experiment):
     def _check_windows(self) -> Self:
         windows, evaluation = self.evaluation.windows, self.evaluation
         if windows is not None and not self.vocabulary.end_of_line and WINDOWS.build(windows, {}).by_lines:
+            from reefknot.lab.evaluation.windows import NO_LINES
+
             raise ValueError(f"evaluation.windows: {NO_LINES}")
         if not self.carries:
             what = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]

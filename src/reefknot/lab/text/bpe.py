@@ -19,13 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, groupby, repeat
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import Count, Settings
-from reefknot.nn.inputs.symbols import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
+from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,15 +32,6 @@ WHOLE = (UNKNOWN, END_OF_LINE)
 _RESERVED = (*WHOLE, START, PADDING, END_OF_WORD)
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
 _LONGEST = 4_096  # training time is quadratic in the length of a word, and a line without spaces is one word
-
-
-class BPESettings(Settings):
-    """Split words into pieces that are learned from the training text."""
-
-    merges: Annotated[
-        Count,
-        Field(description="number of merges to learn, each of which joins two pieces (fewer in a small text)"),
-    ] = 32_000
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pydantic import Field, field_validator, model_validator
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.text.corpora import CORPORA, known_corpora, known_corpus, parallel_corpora
-from reefknot.lab.text.folders import TextFolder, open_folder
 from reefknot.lab.text.published import SPLITS, Corpus, PublishedCorpus
 from reefknot.storage.cache import file_hash
 from reefknot.storage.lines import Line, count_lines, read_file
@@ -177,13 +176,13 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
     """
     if settings.pairs is not None:
         raise SettingsError(f"the corpus {settings.name} is parallel text; leave corpus.pairs out to read one text")
-    corpus = known_corpus(settings.name) or open_folder(settings.name)
+    corpus = known_corpus(settings.name) or _open_folder(settings.name)
     files = corpus.open(data, cache, say)
     hashes = {split: file_hash(path, cache) for split, path in files.items()}
     published = _recognise(corpus, hashes)
     if published is None:
         return TextFiles(corpus, corpus.description, files, hashes, settings)
-    if published.name != corpus.name and not isinstance(corpus, TextFolder):
+    if published.name != corpus.name and not corpus.is_folder:
         raise DataError(f"{files['train'].parent}: these are the files of {published.name}, not of {corpus.name}")
     return TextFiles(published, f"{published.description}, recognised by SHA-256", files, hashes, settings)
 
@@ -193,13 +192,19 @@ def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, say:
     if settings.pairs is None:
         raise SettingsError(f"the corpus {settings.name} is one text; set corpus.pairs.source and corpus.pairs.target")
     languages = (settings.pairs.source, settings.pairs.target)
-    corpus = known_corpus(settings.name) or open_folder(settings.name, languages)
+    corpus = known_corpus(settings.name) or _open_folder(settings.name, languages)
     texts = corpus.open(data, cache, say)
     from reefknot.lab.text.pairs import Aligned
 
     files = {split: Aligned(*(texts[f"{split}.{language}"] for language in languages)) for split in SPLITS}
     hashes = {split: both.sha256(lambda path: file_hash(path, cache)) for split, both in files.items()}
     return PairFiles(corpus.name, corpus.description, files, hashes, settings, settings.pairs)
+
+
+def _open_folder(name: str, languages: tuple[str, ...] = ()) -> Corpus:
+    from reefknot.lab.text.folders import open_folder
+
+    return open_folder(name, languages)
 
 
 def _recognise(corpus: Corpus, hashes: Mapping[str, str]) -> PublishedCorpus | None:
@@ -209,7 +214,7 @@ def _recognise(corpus: Corpus, hashes: Mapping[str, str]) -> PublishedCorpus | N
     """
     if isinstance(corpus, PublishedCorpus) and corpus.matches(hashes):
         return corpus
-    if isinstance(corpus, PublishedCorpus | TextFolder):
+    if isinstance(corpus, PublishedCorpus) or corpus.is_folder:
         for known in known_corpora().values():
             if isinstance(known, PublishedCorpus) and known.matches(hashes):
                 return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from reefknot.errors import DataError
 from reefknot.lab.text.corpora import CORPORA
@@ -20,6 +21,7 @@ _MOST_LISTED = 12  # file names in an error message
 class TextFolder(Corpus):
     """A folder that holds one file for each of train, valid and test."""
 
+    is_folder: ClassVar[bool] = True
     folder: Path
     description: str = "a folder of text"
 

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from reefknot.errors import CorpusNotFound, DataError
 from reefknot.storage.cache import file_hash
@@ -38,6 +39,9 @@ class Corpus(ABC):
     """Number of distinct words in the training text, `<eos>` included, if it is published."""
     tokens: Mapping[str, int] = field(default_factory=dict)
     """Number of tokens in each split, one `<eos>` per line included, if it is published."""
+
+    is_folder: ClassVar[bool] = False
+    """Whether this is a user's folder, whose files may turn out to be those of a known corpus."""
 
     @abstractmethod
     def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:

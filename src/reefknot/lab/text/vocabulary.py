@@ -10,19 +10,30 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Count, Settings
-from reefknot.lab.text.bpe import BPE, BPESettings
-from reefknot.nn.inputs.symbols import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
+from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 from reefknot.storage import files as durable
 
-__all__ = ["END_OF_LINE", "UNKNOWN", "Sides", "Vocabulary", "VocabularySettings", "fairseq_size"]
+if TYPE_CHECKING:
+    from reefknot.lab.text.bpe import BPE
+
+__all__ = ["END_OF_LINE", "UNKNOWN", "BPESettings", "Sides", "Vocabulary", "VocabularySettings", "fairseq_size"]
 
 UnknownPolicy = Literal["replace", "refuse"]
+
+
+class BPESettings(Settings):
+    """Split words into pieces that are learned from the training text."""
+
+    merges: Annotated[
+        Count,
+        Field(description="number of merges to learn, each of which joins two pieces (fewer in a small text)"),
+    ] = 32_000
 
 
 class VocabularySettings(Settings):
@@ -118,6 +129,8 @@ class Vocabulary:
         they are learned here.
         """
         if bpe is None and settings.bpe:
+            from reefknot.lab.text.bpe import BPE
+
             bpe = BPE.train(counts, settings.bpe.merges)
         min_count = settings.min_count
         if bpe:
@@ -281,6 +294,8 @@ class Sides(NamedTuple):
         together = Counter(source) + Counter(target)
         if settings.sides == "joint_bpe":
             assert settings.bpe is not None
+            from reefknot.lab.text.bpe import BPE
+
             bpe = BPE.train(together, settings.bpe.merges)
             return cls(*(Vocabulary.from_counts(counts, settings, bpe.of_text(counts)) for counts in (source, target)))
         both = Vocabulary.from_counts(together, settings)
@@ -304,6 +319,8 @@ def _tokenizer_path(path: Path) -> Path:
 
 
 def _load_bpe(path: Path, sha256: str) -> BPE:
+    from reefknot.lab.text.bpe import BPE
+
     tokenizer = _tokenizer_path(path)
     data = durable.read_bytes(tokenizer)
     if hashlib.sha256(data).hexdigest() != sha256:

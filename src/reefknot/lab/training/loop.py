@@ -15,9 +15,9 @@ from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.kernels.choice import current, resolve
 from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.runs.definition import perplexity, shown
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.units import perplexity, shown
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.display import Display, Silent, progress_line

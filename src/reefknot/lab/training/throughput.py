@@ -1,7 +1,7 @@
 """Speed of training: tokens and floating-point operations per second, memory, and the share of the matrix rate.
 
 The matrix rate is the rate at which the device multiplies large matrices. It is measured at the start of a run, in the
-precision of the run. The operations that a training step needs at least (`nn/flops.py`), divided by the time it takes,
+precision of the run. The operations that a training step needs at least (`nn/part.py`), divided by the time it takes,
 are compared with it. The rate of a CPU is not measured, because other programs use the CPU at the same time.
 
 Shapes: B streams, T steps.

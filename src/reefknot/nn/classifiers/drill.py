@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Ge, Le, Positive, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 INIT = 0.1

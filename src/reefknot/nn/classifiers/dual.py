@@ -13,7 +13,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Activation, LabelDropout, make_activation, uniform_linear
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 

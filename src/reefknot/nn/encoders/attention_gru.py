@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from reefknot.nn.bounds import Dim, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State, to_state_dtype
 from reefknot.nn.encoders.stacked import GRU, weights_of
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 DEVIATION = 0.01
 """Standard deviation of the initial matrices that are not orthogonal."""

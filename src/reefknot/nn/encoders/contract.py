@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reefknot.nn.docstrings import Documented
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
 
 State = dict[str, Tensor]
 """What an encoder carries from one window to the next. Dimension 1 of every tensor is the stream, as in torch's
@@ -68,7 +67,7 @@ class Encoder(nn.Module, Documented):
         raise NotImplementedError
 
     def flops(self, lengths_B: Tensor) -> int:
-        """Return the floating-point operations of a training step on windows of these lengths (see `nn/flops.py`)."""
+        """Return the floating-point operations of a training step on windows of these lengths (see `nn/part.py`)."""
         return PER_WEIGHT * int(lengths_B.sum()) * matrix_weights(self)
 
 

@@ -42,7 +42,7 @@ from reefknot.nn.encoders.transformer import (
     init_linear,
     split_heads,
 )
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 
 class EncoderDecoder(SourceEncoder):

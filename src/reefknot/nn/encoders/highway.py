@@ -26,7 +26,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Ge, Layers, Le, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, masked, window_mask
-from reefknot.nn.flops import PER_WEIGHT
+from reefknot.nn.part import PER_WEIGHT
 
 TransformBias = Annotated[float, Ge(-100.0), Le(100.0)]
 

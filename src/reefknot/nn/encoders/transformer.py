@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 FIRST_POSITION = 2
 """The authors' program counts positions from the id after its padding symbol."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Positive, Probability
-from reefknot.nn.flops import PER_WEIGHT, count_by_band
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
+from reefknot.nn.part import PER_WEIGHT, count_by_band
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Count, Dim, Ge, Le, Length, Positive, Probability
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
 from reefknot.nn.inputs.spelling import FIRST_SYMBOL, SYMBOLS, spell
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 Filter = Annotated[Sequence[Count], Length(2, 2)]
 Filters = Annotated[Sequence[Filter], Length(1)]

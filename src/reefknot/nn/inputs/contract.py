@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from reefknot.nn.docstrings import Documented
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -35,5 +34,5 @@ class InputEnd(nn.Module, Documented):
         return []
 
     def flops(self, ids_N: Tensor) -> int:
-        """Return the floating-point operations of a training step on these tokens (see `nn/flops.py`)."""
+        """Return the floating-point operations of a training step on these tokens (see `nn/part.py`)."""
         return PER_WEIGHT * len(ids_N) * matrix_weights(self)

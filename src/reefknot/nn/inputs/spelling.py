@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.nn.inputs.symbols import END_OF_LINE, UNKNOWN
+from reefknot.nn.constants import END_OF_LINE, UNKNOWN
 
 SYMBOLS = (END_OF_LINE, UNKNOWN)
 """Words whose meaning does not follow from their spelling."""

@@ -177,7 +177,7 @@ class LanguageModel(nn.Module):
         return logp_N.view_as(targets_BT), encoded.state
 
     def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
-        """Return the floating-point operations of a training step on a window (see `nn/flops.py`).
+        """Return the floating-point operations of a training step on a window (see `nn/part.py`).
 
         Args:
             x_BT: Inputs of the window, on the host.

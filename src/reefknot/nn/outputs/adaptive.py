@@ -28,8 +28,8 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Dim, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
-from reefknot.nn.flops import PER_WEIGHT, count_by_band, matrix_weights
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.nn.part import PER_WEIGHT, count_by_band, matrix_weights
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded, projection, rows_by_band
 
 HeadProjection = Literal["none", "own", "shared"]

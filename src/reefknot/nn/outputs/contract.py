@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.capture import send
 from reefknot.kernels.scores import IGNORE
-from reefknot.nn.classifiers.contract import C, Classifier
-from reefknot.nn.classifiers.weight_cache import EvaluationCache, StepCache
-from reefknot.nn.docstrings import Documented
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
+from reefknot.nn.classifiers.contract import C, Classifier, EvaluationCache, StepCache
+from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -157,7 +155,7 @@ class OutputEnd(nn.Module, Documented):
         raise NotImplementedError
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the floating-point operations of a training step on these targets (see `nn/flops.py`)."""
+        """Return the floating-point operations of a training step on these targets (see `nn/part.py`)."""
         return PER_WEIGHT * len(y_N) * (matrix_weights(self) + self.context_dim * self.vocab_size)
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:

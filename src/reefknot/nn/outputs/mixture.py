@@ -22,9 +22,9 @@ from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.flops import PER_WEIGHT, matrix_weights
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 
 class MixtureOfSoftmaxes(Softmax):

@@ -17,8 +17,8 @@ from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
+from reefknot.lab.runs.definition import seen
 from reefknot.lab.runs.result import Band, RunResult
-from reefknot.lab.runs.units import seen
 
 
 class _LossByFrequency(Figure):

@@ -30,8 +30,8 @@ from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group
 from reefknot.lab.runs.comparability import in_comparison
+from reefknot.lab.runs.definition import seen
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.units import seen
 from reefknot.lab.tasks.language_model import open_texts
 
 PAPER = {

@@ -1,6 +1,14 @@
-"""Error messages about ends that cannot be combined. Importing this module does not import torch."""
+"""Special words of a vocabulary, and error messages about ends that cannot be combined. Does not import torch."""
 
 from __future__ import annotations
+
+UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
+START = "<s>"
+PADDING = "<pad>"
+"""`PADDING` and `START` occur only in fairseq's dictionaries, never in a text."""
+END_OF_WORD = "</w>"
+"""Ends the last sub-word of a word."""
 
 NOTHING_TO_TIE = (
     "a char-CNN computes its vectors from spellings and has no table that the classes could share: "

@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, for the share of a device's matrix rate that training achieves.
+"""What every part of a model shares: inherited docstrings, and the count of floating-point operations.
 
 Every part has a method `flops` that counts its forward and backward pass. Only matrix products count. A weight of a
 matrix costs two operations per row, and as many for each of the two gradients: 6 in all. Causal attention counts half
@@ -9,11 +9,26 @@ only pad a shape do not count. So a faster program has a higher share, and a pro
 from __future__ import annotations
 
 from itertools import pairwise
+from types import FunctionType
+from typing import Any
 
 from torch import Tensor, nn
 
 PER_WEIGHT = 6
 """A product and its two gradients, each with a multiplication and an addition."""
+
+
+class Documented:
+    """A class whose methods without a docstring take over the docstring of the method that they override.
+
+    `help()` finds an inherited docstring by itself; documentation generators and notebooks may read `__doc__` only.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name, member in vars(cls).items():
+            if isinstance(member, FunctionType) and member.__doc__ is None and not name.startswith("_"):
+                member.__doc__ = getattr(getattr(super(cls, cls), name, None), "__doc__", None)
 
 
 def matrix_weights(module: nn.Module) -> int:

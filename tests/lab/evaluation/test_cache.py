@@ -183,7 +183,7 @@ def test_windows_are_compared_on_the_same_tokens(
         assert nll == pytest.approx(scores[int(point["window"])].nll[51:].mean(), abs=1e-6)
     assert grid.text == "the test text, 120 tokens, all but the first 51 scored"
     half = "less than half of the 120 tokens of the test text"
-    assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --fill full would use them for {half}"
+    assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --cache-fill full would use them for {half}"
     assert grid.summary().record()["note"] == grid.note != ""
 
 

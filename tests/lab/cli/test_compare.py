@@ -1,4 +1,4 @@
-"""`reefknot compare` on folders of several runs: which are averaged, which are refused, which are left out."""
+"""`reefknot compare` on language models: runs that are averaged, rejected or left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cli = Callable[..., Outcome]
 
 
 def copy_run(run: Path, to: Path, seed: int = 0, **settings: dict[str, Any]) -> Path:
-    """A run as another seed, or with other settings, would have left it."""
+    """Copy a run, with another seed or other settings in its files."""
     shutil.copytree(run, to, symlinks=True)
     config = json.loads((to / "config.json").read_text(encoding="utf-8"))
     for name, changed in {"training": {"seed": seed}, **settings}.items():
@@ -32,7 +32,7 @@ def copy_run(run: Path, to: Path, seed: int = 0, **settings: dict[str, Any]) -> 
 
 @pytest.fixture
 def seeds(runs: Runs, tmp_path: Path) -> Path:
-    """Three seeds of a row, of which the last is not finished."""
+    """Three seeds of a row. The training of the last is not finished."""
     folders = [copy_run(runs.tied, tmp_path / "seeds" / f"seed{seed}", seed=seed) for seed in range(3)]
     (folders[2] / "result.json").unlink()
     return tmp_path / "seeds"
@@ -49,7 +49,7 @@ def test_seeds_are_averaged_and_counted(cli: Cli, runs: Runs, seeds: Path) -> No
     assert found["seeds"] == [2, 1]
 
 
-def test_other_settings_are_not_taken_for_seeds(cli: Cli, runs: Runs, seeds: Path) -> None:
+def test_runs_with_different_settings_are_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
     copy_run(runs.tied, seeds / "longer", seed=3, training={"seed": 3, "epochs": 9})
     outcome = cli("compare", runs.untied, seeds)
     assert outcome.code == 2
@@ -57,14 +57,14 @@ def test_other_settings_are_not_taken_for_seeds(cli: Cli, runs: Runs, seeds: Pat
     assert "training.epochs=9" in outcome.err
     alone = cli("compare", runs.root)
     assert alone.code == 2
-    assert f"so name one each: reefknot compare {runs.tied} {runs.untied}" in alone.err
+    assert f"so name one folder per system: reefknot compare {runs.tied} {runs.untied}" in alone.err
 
 
-def test_a_seed_counts_once(cli: Cli, runs: Runs, seeds: Path) -> None:
+def test_a_repeated_seed_is_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
     copy_run(runs.tied, seeds / "again", seed=1)
     outcome = cli("compare", runs.untied, seeds)
     assert outcome.code == 2
-    assert "are the same seed, 1, twice; leave one out" in outcome.err
+    assert "both have seed 1; leave one of them out" in outcome.err
 
 
 def train(cli: Cli, recipe: Path, out: Path, *settings: object) -> Path:
@@ -73,9 +73,7 @@ def train(cli: Cli, recipe: Path, out: Path, *settings: object) -> Path:
     return out
 
 
-def test_every_run_must_have_scored_the_same_text(
-    cli: Cli, runs: Runs, recipe: Path, corpus: Path, tmp_path: Path
-) -> None:
+def test_different_texts_are_rejected(cli: Cli, runs: Runs, recipe: Path, corpus: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     shutil.copytree(corpus, text)
     (text / "test.txt").write_text("green river\n" * 60, encoding="utf-8")
@@ -86,7 +84,7 @@ def test_every_run_must_have_scored_the_same_text(
     assert cli("compare", runs.untied, other, "--split", "valid", "--json").json()[0]["of"] == "token"
 
 
-def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_different_windows_are_noted(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
@@ -94,7 +92,7 @@ def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Pat
     assert "note" not in cli("compare", lines, lines).err
 
 
-def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_different_unknown_words_are_rejected(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     fewer = train(cli, recipe, tmp_path / "fewer", "vocabulary.max_size=9")
     outcome = cli("compare", runs.tied, fewer)
     assert outcome.code == 2
@@ -103,7 +101,7 @@ def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_
     assert "one scores the ends of lines, the other does not" in cli("compare", runs.tied, ends).err
 
 
-def test_spellings_at_the_input_leave_the_targets_as_they_are(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_models_with_and_without_spellings_are_compared_by_token(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     words = train(cli, recipe, tmp_path / "words", "vocabulary.max_size=9")
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
     spelled = train(cli, recipe, tmp_path / "spelled", "vocabulary.max_size=9", *spelling)
@@ -115,14 +113,14 @@ def test_spellings_at_the_input_leave_the_targets_as_they_are(cli: Cli, recipe: 
 
 
 def without_facts(run: Path) -> None:
-    """Make the result of a run one that does not say what it was scored on."""
+    """Remove from the result of a run what it was scored on."""
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for split in ("valid", "test"):
         del result[split]["text"]
     (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
-def test_results_say_what_can_be_paired_or_else_the_texts_do(
+def test_texts_are_opened_only_if_results_do_not_describe_them(
     cli: Cli, recipe: Path, corpus: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text"
@@ -144,7 +142,7 @@ def test_results_say_what_can_be_paired_or_else_the_texts_do(
     assert cli("compare", words, fewer).err == refused.err
 
 
-def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_moved_text_is_found_with_data(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
     text, moved = tmp_path / "text", tmp_path / "moved"
     shutil.copytree(corpus, text)
     run = train(cli, recipe, tmp_path / "run", f"corpus.name={text}")
@@ -157,7 +155,7 @@ def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: P
     assert "has changed; restore it" in cli("evaluate", run, "--data", moved).err
 
 
-def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_different_streams_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     other = copy_run(runs.tied, tmp_path / "other")
     result = json.loads((other / "result.json").read_text(encoding="utf-8"))
     result["test"]["streams"] = 7
@@ -167,7 +165,7 @@ def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, t
     assert f"{runs.untied} and {other}: no fair comparison: scored in 1 and in 7 streams; train both" in outcome.err
 
 
-def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+def test_documents_need_the_text_but_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     light = copy_run(runs.tied, tmp_path / "light")
     shutil.rmtree(light / "checkpoints")
     (found,) = cli("compare", light, runs.untied, "--by", "documents", "--json").json()
@@ -183,7 +181,7 @@ def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Pa
     assert "has changed; restore it" in outcome.err
 
 
-def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
+def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
     (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
     for bands in (found["bands"][side] for side in ("target", "previous")):
         tokens = sum(band["tokens"] for band in bands)
@@ -203,7 +201,7 @@ def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_pat
         low, high = band["interval"]
         assert low < band["difference"] < high
         assert band["difference"] == pytest.approx(band["nll_b"] - band["nll_a"])
-    # The bands are all tokens already: <eos> is no further row beside them.
+    # The bands cover all tokens, so <eos> is counted in them too.
     assert sum(band["tokens"] for band in found["bands"]["target"]) == 60 * 7 + 30
     assert re.search(r"\n +of these:\n +<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000\n  loss per token by", text)
     assert max(map(len, text.splitlines()[5:])) <= 85
@@ -213,14 +211,15 @@ def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_pat
     assert "these runs do not have the same tokens: leave out --bands" in refused.err
 
 
-def test_bands_as_a_figure(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    place = tmp_path / "new" / "bands.svg"
-    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", place, "--json").json()
-    svg = xml.etree.ElementTree.parse(place).getroot()
+def test_figure_draws_the_bands(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "bands.svg"
+    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", file, "--json").json()
+    svg = xml.etree.ElementTree.parse(file).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     drawn = "".join(svg.itertext())
     lows = [f"{band['low']:,}-" for band in found["bands"]["target"] if band["high"] not in (None, band["low"])]
     assert lows
     assert all(low in drawn for low in lows)
-    refused = cli("compare", runs.tied, runs.untied, "--figure", place)
-    assert (refused.code, refused.err) == (2, "reefknot: --figure draws what --bands finds: give both\n")
+    refused = cli("compare", runs.tied, runs.untied, "--figure", file)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--figure has no effect without --bands" in refused.err

@@ -208,10 +208,8 @@ def test_windows_that_may_be_tried_have_their_tokens(
 def test_windows_that_are_all_too_long(opened: Open, model_for: Build, given: dict[str, int], window: int) -> None:
     dataset = opened(REPEATED)
     model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
-    sentence = (
-        f"would use a window of {window} for less than half of the 120 tokens of the test text; use a smaller --wi"
-    )
-    with pytest.raises(SettingsError, match=sentence):
+    message = f"a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
+    with pytest.raises(SettingsError, match=message):
         search_cache(model, test, vocabulary, CacheSettings(fill="full", **given))
     found, _ = search_cache(model, test, vocabulary, CacheSettings(fill="full", window=59))
     assert found.window == 59, "leaves half of the text"

@@ -66,8 +66,10 @@ def generate(
     ids = prompt_ids(words, vocabulary)
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
     model, window = trained.model, trained.experiment.training.steps
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "never": never, "seed": seed}
-    written = list(generate_ids(model, ids, length, window=window, **options))
+    writer = generate_ids(
+        model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed, window=window
+    )
+    written = list(writer)
     note_unknown_words(words, vocabulary)
     # The last token is written but never read.
     if not model.encoder.carries and len(ids) + length - 1 > window:

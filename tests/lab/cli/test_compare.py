@@ -165,6 +165,21 @@ def test_different_streams_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) ->
     assert f"{runs.untied} and {other}: no fair comparison: scored in 1 and in 7 streams; train both" in outcome.err
 
 
+def test_data_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    for words in (
+        ("evaluate", runs.tied),
+        ("predict", runs.tied, "--split", "test"),
+        ("compare", runs.tied, runs.untied),
+    ):
+        outcome = cli(*words, "--data", tmp_path)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert "--data has no effect, because the text is" in outcome.err
+    moved = copy_run(runs.tied, tmp_path / "moved", corpus={"name": "nowhere"})
+    outcome = cli("compare", moved, moved, "--data", tmp_path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--data has no effect, because this comparison needs only the losses" in outcome.err
+
+
 def test_documents_need_the_text_but_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     light = copy_run(runs.tied, tmp_path / "light")
     shutil.rmtree(light / "checkpoints")

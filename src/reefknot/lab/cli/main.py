@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from reefknot import __version__
-from reefknot.errors import DataError, ReefknotError, ResourceError
+from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError
 from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 
 EXAMPLES = """\b
@@ -77,7 +77,8 @@ class LazyVerbs(TyperGroup):
         for word in words:
             option = word.partition("=")[0]
             if option in renamed:
-                ctx.fail(f"{option} of `reefknot {verb}` is now called {renamed[option]}")
+                error = SettingsError(f"`reefknot {verb} {option}` is now `reefknot {verb} {renamed[option]}`")
+                raise typer.Exit(_complain(error))
         return verb, command, words
 
 

@@ -8,7 +8,7 @@ this package asks which task a run has. A verb that works with one task only nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +109,7 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, say: Say, progre
     """
     task = _scoring_task(run)
     request.reject_unused(task.evaluation_options, f"{run.path}, which is {task.noun}")
+    check_data_option(request.data, [task])
     return task.evaluate(run, request, say=say, progress=progress)
 
 
@@ -127,7 +128,16 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, sa
                 "of one kind"
             )
     request.reject_unused(first_task.comparison_options, f"{first.path}, which is {first_task.noun}")
+    check_data_option(request.data, tasks)
     return first_task.compare(systems, request, say=say)
+
+
+def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -> None:
+    """Raise an error if `--data` is given but none of the tasks reads its text from there."""
+    tasks = list(tasks)
+    if data is not None and not any(task.reads_data_folder for task in tasks):
+        names = ", ".join(dict.fromkeys(task.experiment.corpus.name for task in tasks))
+        raise SettingsError(f"--data has no effect, because the text is {names}; leave --data out")
 
 
 def _scoring_task(run: RunFolder) -> Task[Any, Any, Any]:

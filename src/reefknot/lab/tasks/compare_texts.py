@@ -129,26 +129,48 @@ class TextComparisons:
         return "\n".join([f"A = {self.comparisons[0].a}", self.units, *lines])
 
 
+@dataclass
+class _Texts:
+    """Opens the texts of runs when they are needed. Many comparisons need only the losses that a run has saved."""
+
+    data: Path | None
+    used: bool = False
+    """Whether a text was opened."""
+
+    def open(self, run: RunFolder) -> Dataset:
+        """Return the texts of a run."""
+        self.used = True
+        return open_texts(run, self.data)
+
+    def check_data_option(self) -> None:
+        """Raise an error if `--data` was given but no text was opened."""
+        if self.data is not None and not self.used:
+            raise SettingsError(
+                "--data has no effect, because this comparison needs only the losses in the run folders; leave --data out"
+            )
+
+
 def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TextComparisons:
     """Compare language models with the first one, by the losses that their runs have saved."""
     by = request.by or "blocks"
     _check(request, by)
-    split, data = request.split, request.data
-    of, (losses_a, *losses_b) = _paired_losses(systems, split, data, say)
+    split, texts = request.split, _Texts(request.data)
+    of, (losses_a, *losses_b) = _paired_losses(systems, split, texts, say)
     if of == "word" and (request.bands or by == "documents"):
         remedy = "leave out --bands" if request.bands else "use --by blocks"
         raise SettingsError(f"these runs do not have the same tokens: {remedy}")
     first, *others = systems
     tokens = len(losses_a[0])
     length = BLOCK if request.block is None else request.block
-    boundaries = blocks(tokens, length) if by == "blocks" else _documents(first.runs[0], split, tokens, data)
-    texts = open_texts(first.runs[0], data) if request.bands else None
+    boundaries = blocks(tokens, length) if by == "blocks" else _documents(texts.open(first.runs[0]), split, tokens)
+    dataset = texts.open(first.runs[0]) if request.bands else None
+    texts.check_data_option()
     comparisons = [
         TextComparison(
             first,
             system,
             compare(losses_a, losses, boundaries, of=of),
-            _by_frequency(Pair(losses_a, losses, boundaries), texts, split) if texts else None,
+            _by_frequency(Pair(losses_a, losses, boundaries), dataset, split) if dataset else None,
         )
         for system, losses in zip(others, losses_b, strict=True)
     ]
@@ -168,20 +190,18 @@ def _check(request: ComparisonRequest, by: str) -> None:
         raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
 
 
-def _paired_losses(
-    systems: Sequence[System], split: str, data: Path | None, say: Say
-) -> tuple[str, list[list[Losses]]]:
+def _paired_losses(systems: Sequence[System], split: str, texts: _Texts, say: Say) -> tuple[str, list[list[Losses]]]:
     """Return whether tokens or words are compared, and their losses: for each system, one array per run.
 
     Runs with different tokens are compared by words. This needs the same words to be in both vocabularies.
     """
     losses = [_losses(system, split) for system in systems]
-    if _same_tokens([run for system in systems for run in system.runs], split, data, say):
+    if _same_tokens([run for system in systems for run in system.runs], split, texts, say):
         return "token", losses
 
     def by_word(nll: Losses, run: RunFolder) -> Losses:
-        texts = open_texts(run, data)
-        return word_losses(nll, texts.splits[split], texts.vocabulary)
+        dataset = texts.open(run)
+        return word_losses(nll, dataset.splits[split], dataset.vocabulary)
 
     return "word", [
         [by_word(nll, run) for nll, run in zip(of_system, system.runs, strict=True)]
@@ -200,7 +220,7 @@ def _losses(system: System, split: str) -> list[Losses]:
     return losses
 
 
-def _same_tokens(runs: Sequence[RunFolder], split: str, data: Path | None, say: Say) -> bool:
+def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, say: Say) -> bool:
     """Return whether all runs have the tokens of the first; raise an error if their losses cannot be paired.
 
     Different windows do not prevent a comparison, because they may be its subject. They are noted once.
@@ -208,7 +228,7 @@ def _same_tokens(runs: Sequence[RunFolder], split: str, data: Path | None, say: 
     first, *others = runs
     notes, same_tokens = [], True
     for run in others:
-        pairing = pair(first, run, split, lambda run: open_texts(run, data))
+        pairing = pair(first, run, split, texts.open)
         same_tokens = same_tokens and pairing.same_tokens
         if difference := pairing.difference:
             both, reason = f"{first.path} and {run.path}", in_comparison(difference, split)
@@ -220,9 +240,8 @@ def _same_tokens(runs: Sequence[RunFolder], split: str, data: Path | None, say: 
     return same_tokens
 
 
-def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> NDArray[np.int64]:
+def _documents(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
     """Return the boundaries of the documents of a text."""
-    dataset = open_texts(run, data)
     if tokens != dataset.splits[split].tokens:
         raise DataError("the first token was not scored, so documents do not line up; use --by blocks")
     boundaries = document_boundaries(dataset.splits[split], dataset.vocabulary)
@@ -234,8 +253,8 @@ def _documents(run: RunFolder, split: str, tokens: int, data: Path | None) -> ND
     return boundaries
 
 
-def _by_frequency(losses: Pair, texts: Dataset, split: str) -> FrequencyComparison:
-    text, words = texts.splits[split], texts.vocabulary
+def _by_frequency(losses: Pair, dataset: Dataset, split: str) -> FrequencyComparison:
+    text, words = dataset.splits[split], dataset.vocabulary
     return FrequencyComparison(
         compare_by_target(losses, text, words),
         compare_on_symbols(losses, text, words),

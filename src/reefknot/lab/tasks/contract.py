@@ -19,7 +19,7 @@ import torch
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.text.corpora import CORPORA
+from reefknot.lab.text.corpora import CORPORA, known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.lab.training.display import Display
@@ -277,6 +277,16 @@ class Task(ABC, Generic[E, D, M]):
         if opened.fingerprint != run.config.get("corpus"):
             raise DataError(f"the text that {run.path} was trained on has changed; restore it to score this run")
         return opened
+
+    @property
+    def reads_data_folder(self) -> bool:
+        """Whether the text of a run is read from the folder that `--data` names.
+
+        It is not if the text is part of Python, or in a folder of its own that still exists.
+        """
+        name = self.experiment.corpus.name
+        known = known_corpus(name)
+        return not Path(name).expanduser().is_dir() if known is None else known.needs_data
 
     def _moved_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
         corpus = self.experiment.corpus

@@ -146,7 +146,7 @@ class _Texts:
         """Raise an error if `--data` was given but no text was opened."""
         if self.data is not None and not self.used:
             raise SettingsError(
-                "--data has no effect, because this comparison needs only the losses in the run folders; leave --data out"
+                "--data has no effect, because this comparison needs only the losses in the run folders; leave it out"
             )
 
 

@@ -45,8 +45,8 @@ def test_seeds_are_averaged_and_counted(cli: Cli, runs: Runs, seeds: Path) -> No
     assert "B was trained once" in text
     shutil.rmtree(seeds / "seed2")
     assert f"A = {seeds} (2 seeds)\n" in cli("compare", seeds, runs.untied).out
-    (found,) = cli("compare", seeds, runs.untied, "--json").json()
-    assert found["seeds"] == [2, 1]
+    (record,) = cli("compare", seeds, runs.untied, "--json").json()
+    assert record["seeds"] == [2, 1]
 
 
 def test_runs_with_different_settings_are_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
@@ -105,11 +105,11 @@ def test_models_with_and_without_spellings_are_compared_by_token(cli: Cli, recip
     words = train(cli, recipe, tmp_path / "words", "vocabulary.max_size=9")
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
     spelled = train(cli, recipe, tmp_path / "spelled", "vocabulary.max_size=9", *spelling)
-    (found,) = cli("compare", words, spelled, "--by", "documents", "--json").json()
-    assert (found["of"], found["units"]) == ("token", 30)
+    (record,) = cli("compare", words, spelled, "--by", "documents", "--json").json()
+    assert (record["of"], record["units"]) == ("token", 30)
     results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (words, spelled)]
     expected = [result["test"]["perplexity"] for result in results]
-    assert [found["perplexity_a"], found["perplexity_b"]] == pytest.approx(expected)
+    assert [record["perplexity_a"], record["perplexity_b"]] == pytest.approx(expected)
 
 
 def without_facts(run: Path) -> None:
@@ -130,16 +130,16 @@ def test_texts_are_opened_only_if_results_do_not_describe_them(
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
     spelled = train(cli, recipe, tmp_path / "spelled", name, "vocabulary.max_size=9", *spelling)
     fewer = train(cli, recipe, tmp_path / "fewer", name, "vocabulary.max_size=8")
-    refused = cli("compare", words, fewer)
-    found = cli("compare", words, spelled, "--json").json()
+    rejected = cli("compare", words, fewer)
+    record = cli("compare", words, spelled, "--json").json()
     text.rename(tmp_path / "gone")
-    assert cli("compare", words, spelled, "--json").json() == found, "the results say that the tokens are the same"
-    assert cli("compare", words, fewer).err == refused.err
+    assert cli("compare", words, spelled, "--json").json() == record, "the results say that the tokens are the same"
+    assert cli("compare", words, fewer).err == rejected.err
     without_facts(words)
     assert cli("compare", words, spelled).code == 3
     (tmp_path / "gone").rename(text)
-    assert cli("compare", words, spelled, "--json").json() == found, "the texts say it as well"
-    assert cli("compare", words, fewer).err == refused.err
+    assert cli("compare", words, spelled, "--json").json() == record, "the texts say it as well"
+    assert cli("compare", words, fewer).err == rejected.err
 
 
 def test_a_moved_text_is_found_with_data(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_data_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Path, run
 def test_documents_need_the_text_but_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     light = copy_run(runs.tied, tmp_path / "light")
     shutil.rmtree(light / "checkpoints")
-    (found,) = cli("compare", light, runs.untied, "--by", "documents", "--json").json()
-    assert found["units"] == 30
+    (record,) = cli("compare", light, runs.untied, "--by", "documents", "--json").json()
+    assert record["units"] == 30
     changed = tmp_path / "text"
     shutil.copytree(corpus, changed)
     (changed / "test.txt").write_text("other words\n\n" * 50, encoding="utf-8")
@@ -197,44 +197,44 @@ def test_documents_need_the_text_but_no_weights(cli: Cli, runs: Runs, corpus: Pa
 
 
 def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
-    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
-    for bands in (found["bands"][side] for side in ("target", "previous")):
+    (record,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
+    for bands in (record["bands"][side] for side in ("target", "previous")):
         tokens = sum(band["tokens"] for band in bands)
         for side in "ab":
             mean = sum(band["tokens"] * band[f"nll_{side}"] for band in bands) / tokens
-            assert math.exp(mean) == pytest.approx(found[f"perplexity_{side}"])
+            assert math.exp(mean) == pytest.approx(record[f"perplexity_{side}"])
     # Ten words of about ninety occurrences each, <eos> after 225 lines, and <unk> that no text has.
-    types = {(band["low"], band["high"]): band["types"] for band in found["bands"]["target"]}
+    types = {(band["low"], band["high"]): band["types"] for band in record["bands"]["target"]}
     assert sum(types.values()) == 11
     assert types[100, 249] >= 1
     assert "bands" not in cli("compare", runs.tied, runs.untied, "--json").json()[0]
     text = cli("compare", runs.tied, runs.tied, "--bands").out
     assert "100-249" in text
     assert "+0.00%" in text
-    assert list(found["bands"]["symbols"]) == ["<eos>"]
-    for band in (*found["bands"]["target"], *found["bands"]["symbols"].values()):
+    assert list(record["bands"]["symbols"]) == ["<eos>"]
+    for band in (*record["bands"]["target"], *record["bands"]["symbols"].values()):
         low, high = band["interval"]
         assert low < band["difference"] < high
         assert band["difference"] == pytest.approx(band["nll_b"] - band["nll_a"])
     # The bands cover all tokens, so <eos> is counted in them too.
-    assert sum(band["tokens"] for band in found["bands"]["target"]) == 60 * 7 + 30
+    assert sum(band["tokens"] for band in record["bands"]["target"]) == 60 * 7 + 30
     assert re.search(r"\n +of these:\n +<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000\n  loss per token by", text)
     assert max(map(len, text.splitlines()[5:])) <= 85
     pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
-    refused = cli("compare", runs.tied, pieces, "--bands")
-    assert refused.code == 2
-    assert "these runs do not have the same tokens: leave out --bands" in refused.err
+    rejected = cli("compare", runs.tied, pieces, "--bands")
+    assert rejected.code == 2
+    assert "these runs do not have the same tokens: leave out --bands" in rejected.err
 
 
 def test_figure_draws_the_bands(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     file = tmp_path / "new" / "bands.svg"
-    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", file, "--json").json()
+    (record,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", file, "--json").json()
     svg = xml.etree.ElementTree.parse(file).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     drawn = "".join(svg.itertext())
-    lows = [f"{band['low']:,}-" for band in found["bands"]["target"] if band["high"] not in (None, band["low"])]
+    lows = [f"{band['low']:,}-" for band in record["bands"]["target"] if band["high"] not in (None, band["low"])]
     assert lows
     assert all(low in drawn for low in lows)
-    refused = cli("compare", runs.tied, runs.untied, "--figure", file)
-    assert (refused.code, refused.out) == (2, "")
-    assert "--figure has no effect without --bands" in refused.err
+    rejected = cli("compare", runs.tied, runs.untied, "--figure", file)
+    assert (rejected.code, rejected.out) == (2, "")
+    assert "--figure has no effect without --bands" in rejected.err

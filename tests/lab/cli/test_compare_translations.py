@@ -100,34 +100,34 @@ def test_bleu_is_that_of_an_evaluation(
         references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
         texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]
         a, b = (metrics.figures(lines, references) for lines in texts)
-        (found,) = cli("compare", *runs, "--split", split, "--json").json()
-        assert (found["bleu_a"], found["bleu_b"]) == (a.bleu, b.bleu)
-        assert 5 < found["bleu_a"] < found["bleu_b"] < 95
-        assert (found["split"], found["sentences"], found["bleu_signature"]) == (split, number, a.bleu_signature)
+        (record,) = cli("compare", *runs, "--split", split, "--json").json()
+        assert (record["bleu_a"], record["bleu_b"]) == (a.bleu, b.bleu)
+        assert 5 < record["bleu_a"] < record["bleu_b"] < 95
+        assert (record["split"], record["sentences"], record["bleu_signature"]) == (split, number, a.bleu_signature)
 
 
 def test_bleu_is_that_of_the_result(cli: Cli, tied: Path) -> None:
-    (found,) = cli("compare", tied, tied, "--json").json()
+    (record,) = cli("compare", tied, tied, "--json").json()
     figures = json.loads((tied / "result.json").read_text(encoding="utf-8"))["translation"]["test"]
-    assert (found["bleu_a"], found["bleu_signature"]) == (figures["bleu"], figures["bleu_signature"])
-    assert found["sentences"] == figures["pairs"]
+    assert (record["bleu_a"], record["bleu_signature"]) == (figures["bleu"], figures["bleu_signature"])
+    assert record["sentences"] == figures["pairs"]
 
 
 def test_a_clear_difference_is_seen(cli: Cli, tied: Path, untied: Path, as_if: Callable[..., Path]) -> None:
     a, b = as_if(untied, 0.5, "a"), as_if(tied, 0.9, "b")
-    (found,) = cli("compare", a, b, "--json").json()
-    low, high = found["interval"]
-    assert 0 < low < found["difference"] == found["bleu_b"] - found["bleu_a"] < high
-    assert found["seen"]
-    assert found["interval_with_seeds"] is None
+    (record,) = cli("compare", a, b, "--json").json()
+    low, high = record["interval"]
+    assert 0 < low < record["difference"] == record["bleu_b"] - record["bleu_a"] < high
+    assert record["seen"]
+    assert record["interval_with_seeds"] is None
     saved = total(untied) - total(tied)
     assert saved > 0
-    assert found["parameters_difference"] == -saved
+    assert record["parameters_difference"] == -saved
     text = cli("compare", a, b).out
     assert f"A = {a} (1 seed)\ntest text: {SENTENCES} sentences, en to de\nBLEU|nrefs:1|case:mixed" in text
-    assert f"B = {b} (1 seed)\n  BLEU A {found['bleu_a']:.2f}, B {found['bleu_b']:.2f}\n" in text
+    assert f"B = {b} (1 seed)\n  BLEU A {record['bleu_a']:.2f}, B {record['bleu_b']:.2f}\n" in text
     assert f": {saved:,} fewer, {saved / total(untied):.1%} of A's\n" in text
-    assert f"  B is better: {found['difference']:.2f} BLEU more" in text
+    assert f"  B is better: {record['difference']:.2f} BLEU more" in text
     assert f"{saved:,} more" in cli("compare", b, a).out
 
 
@@ -146,14 +146,14 @@ def test_seeds_are_averaged_and_widen_the_interval(
         as_if(tied, 0.55, f"b/seed{seed}", seed=seed)
     a, b = tmp_path / "a", tmp_path / "b"
     (b / "seed2" / "result.json").unlink()
-    (found,) = cli("compare", a, b, "--json").json()
-    assert found["seeds"] == [3, 2]
-    assert [len(each) for each in found["bleu_of_seeds"]] == [3, 2]
-    assert found["bleu_a"] == pytest.approx(sum(found["bleu_of_seeds"][0]) / 3)
-    assert found["interval_with_seeds"][0] < found["interval"][0]
+    (record,) = cli("compare", a, b, "--json").json()
+    assert record["seeds"] == [3, 2]
+    assert [len(scores) for scores in record["bleu_of_seeds"]] == [3, 2]
+    assert record["bleu_a"] == pytest.approx(sum(record["bleu_of_seeds"][0]) / 3)
+    assert record["interval_with_seeds"][0] < record["interval"][0]
     text = cli("compare", a, b).out
     assert f"B = {b} (2 of 3 seeds finished)\n" in text
-    assert f"BLEU A {found['bleu_a']:.2f} +- {found['spreads'][0]:.2f}, B {found['bleu_b']:.2f} +- " in text
+    assert f"BLEU A {record['bleu_a']:.2f} +- {record['spreads'][0]:.2f}, B {record['bleu_b']:.2f} +- " in text
     assert "interval over sentences and seeds " in text
     assert len(cli("compare", a / "seed0", b, a / "seed1", "--json").json()) == 2
 

@@ -33,7 +33,7 @@ def test_a_text_longer_than_the_window_is_noted_once(cli: Cli, run: Path, length
 
 
 def test_sentences_are_scored_independently(cli: Cli, run: Path) -> None:
-    alone, after = (cli("score", run, *each, "--json").json() for each in (["green river"], ["house", "green river"]))
+    alone, after = (cli("score", run, *lines, "--json").json() for lines in (["green river"], ["house", "green river"]))
     assert alone[-1] == after[-1]
     assert sum(word["log_prob"] for word in alone[0]["words"]) == pytest.approx(alone[0]["log_prob"])
 

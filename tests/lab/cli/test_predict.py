@@ -12,23 +12,23 @@ Cli = Callable[..., Outcome]
 
 
 def test_next_words_are_sorted_by_probability(cli: Cli, runs: Runs) -> None:
-    found = cli("predict", runs.tied, "green river", "", "--top", 3, "--json").json()
-    assert [each["phrase"] for each in found["phrases"]] == ["green river", ""]
-    for each in found["phrases"]:
-        values = [value for _, value in each["words"]]
+    record = cli("predict", runs.tied, "green river", "", "--top", 3, "--json").json()
+    assert [phrase["phrase"] for phrase in record["phrases"]] == ["green river", ""]
+    for phrase in record["phrases"]:
+        values = [value for _, value in phrase["words"]]
         assert values == sorted(values, reverse=True)
         assert len(values) == 3
-        assert list(each["watched"]) == ["<unk>"]  # no articles in this text
+        assert list(phrase["watched"]) == ["<unk>"]  # no articles in this text
     assert cli("predict", runs.tied, "").out.startswith("(start of line)\n")
     text = cli("predict", runs.tied, "green river", "--top", 3).out.splitlines()
-    word, value = found["phrases"][0]["words"][0]
+    word, value = record["phrases"][0]["words"][0]
     assert text[:2] == ["green river", f"  {value:.4f}  {word}"]
     assert text[-1].startswith("  safe guesses in any context: <unk> 0.")
 
 
 def test_predicted_probabilities_agree_with_score(cli: Cli, runs: Runs) -> None:
-    found = cli("predict", runs.tied, "green river", "--top", 12, "--json").json()
-    word, value = next(each for each in found["phrases"][0]["words"] if each[0] == "house")
+    record = cli("predict", runs.tied, "green river", "--top", 12, "--json").json()
+    word, value = next(pair for pair in record["phrases"][0]["words"] if pair[0] == "house")
     (scored,) = cli("score", runs.tied, f"green river {word}", "--json").json()
     assert 2.718281828 ** scored["words"][2]["log_prob"] == pytest.approx(value, rel=1e-4)
 
@@ -42,9 +42,9 @@ def test_unknown_words_are_noted(cli: Cli, runs: Runs) -> None:
 
 
 def test_split_prints_means_over_a_text(cli: Cli, runs: Runs) -> None:
-    found = cli("predict", runs.tied, "--split", "test", "--neighbors", 11, "--json").json()
-    assert found["phrases"] == []
-    text = found["text"]
+    record = cli("predict", runs.tied, "--split", "test", "--neighbors", 11, "--json").json()
+    assert record["phrases"] == []
+    text = record["text"]
     # Sixty lines of six words, their ends, thirty empty lines; the first token is context only.
     assert (text["split"], text["contexts"], text["k"]) == ("test", 60 * 7 + 30 - 1, 11)
     assert text["target"] + text["neighbors"] == pytest.approx(1.0, abs=1e-5)

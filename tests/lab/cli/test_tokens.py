@@ -25,8 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_sub_words_are_counted_as_by_hand(cli: Cli, folder: Path) -> None:
     command = ("tokens", folder, "--source", "en", "--target", "de", "--merges", 1)
-    (found,) = cli(*command, "--json").json().values()
-    assert found == {
+    (counts,) = cli(*command, "--json").json().values()
+    assert counts == {
         "corpus": f"{folder.name}/",
         "merges": 1,
         "pairs": 3,
@@ -50,14 +50,18 @@ def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) 
         for language, text in texts.items():
             (place / f"{stem}.{language}").write_text(text, encoding="utf-8")
     row = "EN-FR: Baseline"
-    found = cli("tokens", "press2017/table8", "--row", row, "--data", tmp_path, "--json").json()[row]
-    assert (found["source_only"], found["target_only"], found["both"]) == (5, 6, 2)  # all words are merged completely
+    counts = cli("tokens", "press2017/table8", "--row", row, "--data", tmp_path, "--json").json()[row]
+    assert (counts["source_only"], counts["target_only"], counts["both"]) == (
+        5,
+        6,
+        2,
+    )  # all words are merged completely
     experiment = load_recipe("press2017/table8").experiments[row]
     words = open_pairs(experiment.corpus, experiment.vocabulary, data=tmp_path).words.vocabularies
-    for made, text, only in zip(words, texts.values(), (found["source_only"], found["target_only"]), strict=True):
-        assert sum(count > 0 for count in made.counts) == only + found["both"] + 1  # <eos>
+    for made, text, only in zip(words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True):
+        assert sum(count > 0 for count in made.counts) == only + counts["both"] + 1  # <eos>
         characters = set(text) - set(" \n")
-        assert len(made) == only + found["both"] + 2 * len(characters) + 2  # <eos>, <unk>
+        assert len(made) == only + counts["both"] + 2 * len(characters) + 2  # <eos>, <unk>
 
 
 @pytest.mark.parametrize(

@@ -198,19 +198,19 @@ def test_lines_stay_in_order_in_groups_and_batches(
 
 
 def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
-    found = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
-    assert [each["source"] for each in found] == sources
-    assert [each["line"] for each in found] == list(range(1, 51))
+    printed = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
+    assert [record["source"] for record in printed] == sources
+    assert [record["line"] for record in printed] == list(range(1, 51))
     shown = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
     scored = cli("translate", run, file, "--scores").out.splitlines()
-    for each, line in zip(found, scored, strict=True):
-        translations = each["translations"]
+    for record, line in zip(printed, scored, strict=True):
+        translations = record["translations"]
         assert len(translations) == 3
-        scores = [one["score"] for one in translations]
+        scores = [translation["score"] for translation in translations]
         assert scores == sorted(scores, reverse=True)
-        assert all(one["finished"] for one in translations[:1])
-        for one in translations:
-            assert next(shown) == f"{each['line']} ||| {one['text']} ||| {one['score']:.4f}"
+        assert all(translation["finished"] for translation in translations[:1])
+        for translation in translations:
+            assert next(shown) == f"{record['line']} ||| {translation['text']} ||| {translation['score']:.4f}"
         assert line == f"{translations[0]['text']} ||| {scores[0]:.4f}"
 
 
@@ -242,8 +242,8 @@ def test_detokenize_uses_the_target_language(
 
 
 def test_without_a_length_penalty_the_score_is_the_log_probability(cli: Cli, run: Path, file: Path) -> None:
-    found = cli("translate", run, file, "--length-penalty", 0, "--json").out
-    for line in found.splitlines():
+    printed = cli("translate", run, file, "--length-penalty", 0, "--json").out
+    for line in printed.splitlines():
         (best,) = json.loads(line)["translations"]
         assert best["score"] == best["logp"]
 
@@ -256,18 +256,24 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
     for weight in (10.0, -10.0):
         outcome = cli(*rescored, weight, "--n-best", 3, "--json")
         assert re.search("words of translations not in the vocabulary of .*, scored as <unk>\n$", outcome.err)
-        found = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
-        texts = [each["text"] for each in found[0]]
-        logp = {each["sentence"]: each["log_prob"] for each in cli("score", runs.tied, *texts, "--json").json()}
-        old = {each["text"]: each for each in plain[0]["translations"]}
+        printed = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
+        texts = [translation["text"] for translation in printed[0]]
+        logp = {
+            translation["sentence"]: translation["log_prob"]
+            for translation in cli("score", runs.tied, *texts, "--json").json()
+        }
+        old = {translation["text"]: translation for translation in plain[0]["translations"]}
         expected = [(old[t]["logp"] + weight * logp[t]) / old[t]["length"] for t in texts]
-        assert [each["score"] for each in found[0]] == pytest.approx(expected)
-        assert all(each == sorted(each, key=lambda one: (not one["finished"], -one["score"])) for each in found)
+        assert [translation["score"] for translation in printed[0]] == pytest.approx(expected)
+        assert all(
+            translation == sorted(translation, key=lambda ranked: (not ranked["finished"], -ranked["score"]))
+            for translation in printed
+        )
         moved += sum(
-            now[0]["text"] != before["translations"][0]["text"] for now, before in zip(found, plain, strict=True)
+            now[0]["text"] != before["translations"][0]["text"] for now, before in zip(printed, plain, strict=True)
         )
         best = cli(*rescored, weight).out.splitlines()
-        assert best == [each[0]["text"] for each in found]
+        assert best == [translations[0]["text"] for translations in printed]
     assert moved > 0
     unchanged = [json.loads(line) for line in cli(*rescored, 0, "--n-best", 3, "--json").out.splitlines()]
     assert unchanged == plain
@@ -334,28 +340,28 @@ def test_options_and_runs_that_do_not_fit_are_rejected(
 
 
 def test_evaluate_repeats_the_result_of_training(cli: Cli, run: Path) -> None:
-    found = cli("evaluate", run, "--json").json()
+    printed = cli("evaluate", run, "--json").json()
     record = json.loads((run / "result.json").read_text())
     recorded = record["translation"]["test"] | record["test"]
-    assert {key: found[key] for key in recorded} == recorded
-    told = cli("evaluate", run).out.splitlines()
-    assert told[0].startswith(f"test BLEU {found['bleu']:.2f}  chrF {found['chrf']:.2f}  perplexity ")
-    assert told[1] == f"BLEU|{found['bleu_signature']}"
-    assert told[2] == f"chrF2|{found['chrf_signature']}"
-    assert "tok:none" in told[1]
-    assert "beam 3, length penalty 1" in told[3]
-    assert told[4].startswith("BLEU by source tokens (pairs): 0-10: ")
-    assert told[5:] == found["definition"].splitlines()
+    assert {key: printed[key] for key in recorded} == recorded
+    lines = cli("evaluate", run).out.splitlines()
+    assert lines[0].startswith(f"test BLEU {printed['bleu']:.2f}  chrF {printed['chrf']:.2f}  perplexity ")
+    assert lines[1] == f"BLEU|{printed['bleu_signature']}"
+    assert lines[2] == f"chrF2|{printed['chrf_signature']}"
+    assert "tok:none" in lines[1]
+    assert "beam 3, length penalty 1" in lines[3]
+    assert lines[4].startswith("BLEU by source tokens (pairs): 0-10: ")
+    assert lines[5:] == printed["definition"].splitlines()
 
 
 def test_limit_evaluates_the_first_pairs(cli: Cli, run: Path) -> None:
-    found = cli("evaluate", run, "--split", "valid", "--limit", 3, "--beam", 2, "--json").json()
-    assert found["pairs"] == 3
-    assert found["search"]["beam"] == 2
+    printed = cli("evaluate", run, "--split", "valid", "--limit", 3, "--beam", 2, "--json").json()
+    assert printed["pairs"] == 3
+    assert printed["search"]["beam"] == 2
     whole = cli("evaluate", run, "--split", "valid", "--json").json()
-    assert found["tokens"] < whole["tokens"]
-    told = cli("evaluate", run, "--split", "valid", "--limit", 3).out
-    assert told.endswith("limit: the first 3 of 10 pairs only\n")
+    assert printed["tokens"] < whole["tokens"]
+    text = cli("evaluate", run, "--split", "valid", "--limit", 3).out
+    assert text.endswith("limit: the first 3 of 10 pairs only\n")
 
 
 def test_save_writes_the_scores_of_both_splits(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -364,10 +370,10 @@ def test_save_writes_the_scores_of_both_splits(cli: Cli, run: Path, tmp_path: Pa
     path = tmp_path / "run" / "evaluations" / "beam-2-length-penalty-0.6.json"
     assert f"saved to {path}" in outcome.err
     record: dict[str, Any] = json.loads(path.read_text())
-    for found in outcome.json():
-        assert record[found["split"]]["perplexity"] == found["perplexity"]
-        translated = record["translation"][found["split"]]
-        assert (translated["bleu"], translated["bleu_signature"]) == (found["bleu"], found["bleu_signature"])
+    for printed in outcome.json():
+        assert record[printed["split"]]["perplexity"] == printed["perplexity"]
+        translated = record["translation"][printed["split"]]
+        assert (translated["bleu"], translated["bleu_signature"]) == (printed["bleu"], printed["bleu_signature"])
     assert record["kind"] == "beam-2-length-penalty-0.6"
     assert record["settings"]["beam"] == 2
     assert cli("report", tmp_path / "run", "-o", tmp_path / "report").code == 0

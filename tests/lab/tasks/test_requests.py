@@ -9,9 +9,9 @@ from reefknot.lab.config.upgrade import upgrade_command
 from reefknot.lab.tasks.requests import EvaluationRequest
 
 
-def test_zero_is_given_but_none_and_false_are_not() -> None:
+def test_an_option_is_given_if_it_differs_from_its_default() -> None:
     request = EvaluationRequest(context=0, dynamic=True, dynamic_decay=0.0, cache=False)
-    assert request.given() == ["device", "context", "dynamic", "dynamic_decay"]
+    assert request.given() == ["context", "dynamic", "dynamic_decay"]
     assert request.values("dynamic_") == {"decay": 0.0}
 
 

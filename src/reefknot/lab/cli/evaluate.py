@@ -42,8 +42,8 @@ Limit = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TEXT,
-        help="Score only the first tokens of the text, or for a translator its first pairs of sentences. "
-        "By default the whole text is scored.",
+        help="Score only this many tokens from the start of the text, or pairs of sentences for a translator. By "
+        "default the whole text is scored.",
     ),
 ]
 Streams = Annotated[

@@ -17,7 +17,7 @@ from reefknot.lab.runs.modes import windows_in_full
 from reefknot.lab.runs.result import Protocol, TailsOpened
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.runs.units import shown
-from reefknot.lab.tasks.evaluation_modes import MODES, ModeChooser, check_modes, check_windows
+from reefknot.lab.tasks.evaluation_modes import MODES, ModeChooser, check_modes, check_windows, requested_modes
 from reefknot.lab.tasks.requests import EvaluationRequest, option
 from reefknot.lab.training.generators import set_determinism
 from reefknot.storage.progress import Say
@@ -120,7 +120,7 @@ def evaluate_language_model(
     scores = {name: mode.score(text) for name, text in texts.items()}
     windows = chooser.windows
     # Other scores of the same text mean something only next to a plain score of all of it.
-    plain = not _modes(request) and request.limit is None
+    plain = not requested_modes(request) and request.limit is None
     evaluations = [
         TextEvaluation(
             name,
@@ -138,17 +138,13 @@ def evaluate_language_model(
     return TextEvaluations(str(run.path), evaluations, mode.grid)
 
 
-def _modes(request: EvaluationRequest) -> list[str]:
-    return [mode for mode in MODES if mode in request.given()]
-
-
 def _check(request: EvaluationRequest) -> None:
     """Raise an error if options contradict each other, before anything is opened."""
     check_modes(request)
     check_windows(request)
     if request.protocol is not None:
         _check_protocol(request.protocol, request)
-    if request.save and not (_modes(request) or {"context", "stride", "windows"} & set(request.given())):
+    if request.save and not (requested_modes(request) or {"context", "stride", "windows"} & set(request.given())):
         needed = ", ".join(map(option, (*MODES, "context", "stride")))
         raise SettingsError(f"--save needs {needed} or --windows, because training has saved the plain scores")
     request.check_saved_texts()
@@ -158,7 +154,7 @@ def _check_protocol(name: str, request: EvaluationRequest) -> None:
     known = get_args(ProtocolName)
     if name not in known:
         raise SettingsError(f"--protocol {name}: must be one of {', '.join(known)}")
-    conflicts = [option(mode) for mode in _modes(request)]
+    conflicts = [option(mode) for mode in requested_modes(request)]
     conflicts += ["--limit"] * (request.limit is not None) + ["--split train"] * (request.split == "train")
     if conflicts:
         raise SettingsError(

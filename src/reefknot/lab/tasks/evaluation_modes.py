@@ -48,9 +48,14 @@ class Mode:
     """The search that chose the settings; None if nothing was searched."""
 
 
+def requested_modes(request: EvaluationRequest) -> list[str]:
+    """Return the modes that a request names; none of them: the plain mode."""
+    return [mode for mode in MODES if mode in request.given()]
+
+
 def check_modes(request: EvaluationRequest) -> None:
     """Raise an error if the request names several modes, or options of a mode that it does not name."""
-    modes = [mode for mode in MODES if mode in request.given()]
+    modes = requested_modes(request)
     if len(modes) > 1:
         raise SettingsError(f"{' and '.join(map(option, modes))}: a text is scored in one mode at a time; choose one")
     for mode in MODES:

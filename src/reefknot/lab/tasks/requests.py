@@ -1,7 +1,7 @@
 """What verbs ask of a task: to evaluate a run, or to compare systems. What the task answers.
 
 The fields of a request have the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field
-that is None or False was left out. This is how one function can reject every option that has no effect on a run.
+that has its default value was left out, so one function can reject every option that has no effect on a run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ class Request:
         Args:
             prefix: return only names that start with it.
         """
-        # Compared by identity, because 0 is a value and equals False.
-        names = [field.name for field in fields(self)]
         return [
-            name
-            for name in names
-            if name.startswith(prefix) and all(getattr(self, name) is not unset for unset in (None, False))
+            field.name
+            for field in fields(self)
+            if field.name.startswith(prefix) and getattr(self, field.name) != field.default
         ]
 
     def values(self, prefix: str) -> dict[str, Any]:
@@ -114,9 +112,9 @@ class EvaluationRequest(Request):
 
     def check_saved_texts(self) -> None:
         """Raise an error if scores are to be saved that are not of a whole held-out text."""
-        for option_, given in (("--limit", self.limit is not None), ("--split train", self.split == "train")):
+        for partial, given in (("--limit", self.limit is not None), ("--split train", self.split == "train")):
             if self.save and given:
-                raise SettingsError(f"--save keeps scores of the whole valid and test texts; leave {option_} out")
+                raise SettingsError(f"--save keeps scores of the whole valid and test texts; leave {partial} out")
 
     def check_finished(self, run: RunFolder) -> None:
         """Raise an error if scores are to be saved for a run that has no result of its own."""

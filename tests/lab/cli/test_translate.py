@@ -258,17 +258,13 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
         assert re.search("words of translations not in the vocabulary of .*, scored as <unk>\n$", outcome.err)
         printed = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
         texts = [translation["text"] for translation in printed[0]]
-        logp = {
-            translation["sentence"]: translation["log_prob"]
-            for translation in cli("score", runs.tied, *texts, "--json").json()
-        }
+        scored = cli("score", runs.tied, *texts, "--json").json()
+        logp = {sentence["sentence"]: sentence["log_prob"] for sentence in scored}
         old = {translation["text"]: translation for translation in plain[0]["translations"]}
         expected = [(old[t]["logp"] + weight * logp[t]) / old[t]["length"] for t in texts]
         assert [translation["score"] for translation in printed[0]] == pytest.approx(expected)
-        assert all(
-            translation == sorted(translation, key=lambda ranked: (not ranked["finished"], -ranked["score"]))
-            for translation in printed
-        )
+        for translations in printed:
+            assert translations == sorted(translations, key=lambda best: (not best["finished"], -best["score"]))
         moved += sum(
             now[0]["text"] != before["translations"][0]["text"] for now, before in zip(printed, plain, strict=True)
         )

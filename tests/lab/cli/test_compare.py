@@ -1,4 +1,4 @@
-"""`reefknot compare` on folders of several runs: which are averaged, which are refused, which are left out."""
+"""`reefknot compare` on language models: runs that are averaged, rejected or left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cli = Callable[..., Outcome]
 
 
 def copy_run(run: Path, to: Path, seed: int = 0, **settings: dict[str, Any]) -> Path:
-    """A run as another seed, or with other settings, would have left it."""
+    """Copy a run, with another seed or other settings in its files."""
     shutil.copytree(run, to, symlinks=True)
     config = json.loads((to / "config.json").read_text(encoding="utf-8"))
     for name, changed in {"training": {"seed": seed}, **settings}.items():
@@ -32,7 +32,7 @@ def copy_run(run: Path, to: Path, seed: int = 0, **settings: dict[str, Any]) -> 
 
 @pytest.fixture
 def seeds(runs: Runs, tmp_path: Path) -> Path:
-    """Three seeds of a row, of which the last is not finished."""
+    """Three seeds of a row. The training of the last is not finished."""
     folders = [copy_run(runs.tied, tmp_path / "seeds" / f"seed{seed}", seed=seed) for seed in range(3)]
     (folders[2] / "result.json").unlink()
     return tmp_path / "seeds"
@@ -45,11 +45,11 @@ def test_seeds_are_averaged_and_counted(cli: Cli, runs: Runs, seeds: Path) -> No
     assert "B was trained once" in text
     shutil.rmtree(seeds / "seed2")
     assert f"A = {seeds} (2 seeds)\n" in cli("compare", seeds, runs.untied).out
-    (found,) = cli("compare", seeds, runs.untied, "--json").json()
-    assert found["seeds"] == [2, 1]
+    (record,) = cli("compare", seeds, runs.untied, "--json").json()
+    assert record["seeds"] == [2, 1]
 
 
-def test_other_settings_are_not_taken_for_seeds(cli: Cli, runs: Runs, seeds: Path) -> None:
+def test_runs_with_different_settings_are_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
     copy_run(runs.tied, seeds / "longer", seed=3, training={"seed": 3, "epochs": 9})
     outcome = cli("compare", runs.untied, seeds)
     assert outcome.code == 2
@@ -57,14 +57,14 @@ def test_other_settings_are_not_taken_for_seeds(cli: Cli, runs: Runs, seeds: Pat
     assert "training.epochs=9" in outcome.err
     alone = cli("compare", runs.root)
     assert alone.code == 2
-    assert f"so name one each: reefknot compare {runs.tied} {runs.untied}" in alone.err
+    assert f"so name one folder per system: reefknot compare {runs.tied} {runs.untied}" in alone.err
 
 
-def test_a_seed_counts_once(cli: Cli, runs: Runs, seeds: Path) -> None:
+def test_a_repeated_seed_is_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
     copy_run(runs.tied, seeds / "again", seed=1)
     outcome = cli("compare", runs.untied, seeds)
     assert outcome.code == 2
-    assert "are the same seed, 1, twice; leave one out" in outcome.err
+    assert "both have seed 1; leave one of them out" in outcome.err
 
 
 def train(cli: Cli, recipe: Path, out: Path, *settings: object) -> Path:
@@ -73,9 +73,7 @@ def train(cli: Cli, recipe: Path, out: Path, *settings: object) -> Path:
     return out
 
 
-def test_every_run_must_have_scored_the_same_text(
-    cli: Cli, runs: Runs, recipe: Path, corpus: Path, tmp_path: Path
-) -> None:
+def test_different_texts_are_rejected(cli: Cli, runs: Runs, recipe: Path, corpus: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     shutil.copytree(corpus, text)
     (text / "test.txt").write_text("green river\n" * 60, encoding="utf-8")
@@ -86,7 +84,7 @@ def test_every_run_must_have_scored_the_same_text(
     assert cli("compare", runs.untied, other, "--split", "valid", "--json").json()[0]["of"] == "token"
 
 
-def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_different_windows_are_noted(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
@@ -94,7 +92,7 @@ def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Pat
     assert "note" not in cli("compare", lines, lines).err
 
 
-def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_different_unknown_words_are_rejected(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     fewer = train(cli, recipe, tmp_path / "fewer", "vocabulary.max_size=9")
     outcome = cli("compare", runs.tied, fewer)
     assert outcome.code == 2
@@ -103,26 +101,26 @@ def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_
     assert "one scores the ends of lines, the other does not" in cli("compare", runs.tied, ends).err
 
 
-def test_spellings_at_the_input_leave_the_targets_as_they_are(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_models_with_and_without_spellings_are_compared_by_token(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     words = train(cli, recipe, tmp_path / "words", "vocabulary.max_size=9")
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
     spelled = train(cli, recipe, tmp_path / "spelled", "vocabulary.max_size=9", *spelling)
-    (found,) = cli("compare", words, spelled, "--by", "documents", "--json").json()
-    assert (found["of"], found["units"]) == ("token", 30)
+    (record,) = cli("compare", words, spelled, "--by", "documents", "--json").json()
+    assert (record["of"], record["units"]) == ("token", 30)
     results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (words, spelled)]
     expected = [result["test"]["perplexity"] for result in results]
-    assert [found["perplexity_a"], found["perplexity_b"]] == pytest.approx(expected)
+    assert [record["perplexity_a"], record["perplexity_b"]] == pytest.approx(expected)
 
 
 def without_facts(run: Path) -> None:
-    """Make the result of a run one that does not say what it was scored on."""
+    """Remove from the result of a run what it was scored on."""
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for split in ("valid", "test"):
         del result[split]["text"]
     (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
-def test_results_say_what_can_be_paired_or_else_the_texts_do(
+def test_texts_are_opened_only_if_results_do_not_describe_them(
     cli: Cli, recipe: Path, corpus: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text"
@@ -132,19 +130,19 @@ def test_results_say_what_can_be_paired_or_else_the_texts_do(
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
     spelled = train(cli, recipe, tmp_path / "spelled", name, "vocabulary.max_size=9", *spelling)
     fewer = train(cli, recipe, tmp_path / "fewer", name, "vocabulary.max_size=8")
-    refused = cli("compare", words, fewer)
-    found = cli("compare", words, spelled, "--json").json()
+    rejected = cli("compare", words, fewer)
+    record = cli("compare", words, spelled, "--json").json()
     text.rename(tmp_path / "gone")
-    assert cli("compare", words, spelled, "--json").json() == found, "the results say that the tokens are the same"
-    assert cli("compare", words, fewer).err == refused.err
+    assert cli("compare", words, spelled, "--json").json() == record, "the results say that the tokens are the same"
+    assert cli("compare", words, fewer).err == rejected.err
     without_facts(words)
     assert cli("compare", words, spelled).code == 3
     (tmp_path / "gone").rename(text)
-    assert cli("compare", words, spelled, "--json").json() == found, "the texts say it as well"
-    assert cli("compare", words, fewer).err == refused.err
+    assert cli("compare", words, spelled, "--json").json() == record, "the texts say it as well"
+    assert cli("compare", words, fewer).err == rejected.err
 
 
-def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_moved_text_is_found_with_data(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
     text, moved = tmp_path / "text", tmp_path / "moved"
     shutil.copytree(corpus, text)
     run = train(cli, recipe, tmp_path / "run", f"corpus.name={text}")
@@ -157,7 +155,7 @@ def test_a_text_that_was_moved(cli: Cli, recipe: Path, corpus: Path, tmp_path: P
     assert "has changed; restore it" in cli("evaluate", run, "--data", moved).err
 
 
-def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_different_streams_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     other = copy_run(runs.tied, tmp_path / "other")
     result = json.loads((other / "result.json").read_text(encoding="utf-8"))
     result["test"]["streams"] = 7
@@ -167,11 +165,26 @@ def test_every_run_must_have_been_scored_in_the_same_way(cli: Cli, runs: Runs, t
     assert f"{runs.untied} and {other}: no fair comparison: scored in 1 and in 7 streams; train both" in outcome.err
 
 
-def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+def test_data_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+    for words in (
+        ("evaluate", runs.tied),
+        ("predict", runs.tied, "--split", "test"),
+        ("compare", runs.tied, runs.untied),
+    ):
+        outcome = cli(*words, "--data", tmp_path)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert "--data has no effect, because the text is" in outcome.err
+    moved = copy_run(runs.tied, tmp_path / "moved", corpus={"name": "nowhere"})
+    outcome = cli("compare", moved, moved, "--data", tmp_path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--data has no effect, because this comparison needs only the losses" in outcome.err
+
+
+def test_documents_need_the_text_but_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     light = copy_run(runs.tied, tmp_path / "light")
     shutil.rmtree(light / "checkpoints")
-    (found,) = cli("compare", light, runs.untied, "--by", "documents", "--json").json()
-    assert found["units"] == 30
+    (record,) = cli("compare", light, runs.untied, "--by", "documents", "--json").json()
+    assert record["units"] == 30
     changed = tmp_path / "text"
     shutil.copytree(corpus, changed)
     (changed / "test.txt").write_text("other words\n\n" * 50, encoding="utf-8")
@@ -183,44 +196,45 @@ def test_documents_need_the_text_and_no_weights(cli: Cli, runs: Runs, corpus: Pa
     assert "has changed; restore it" in outcome.err
 
 
-def test_bands_of_training_frequency(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
-    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
-    for bands in (found["bands"][side] for side in ("target", "previous")):
+def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Path) -> None:
+    (record,) = cli("compare", runs.tied, runs.untied, "--bands", "--json").json()
+    for bands in (record["bands"][side] for side in ("target", "previous")):
         tokens = sum(band["tokens"] for band in bands)
         for side in "ab":
             mean = sum(band["tokens"] * band[f"nll_{side}"] for band in bands) / tokens
-            assert math.exp(mean) == pytest.approx(found[f"perplexity_{side}"])
+            assert math.exp(mean) == pytest.approx(record[f"perplexity_{side}"])
     # Ten words of about ninety occurrences each, <eos> after 225 lines, and <unk> that no text has.
-    types = {(band["low"], band["high"]): band["types"] for band in found["bands"]["target"]}
+    types = {(band["low"], band["high"]): band["types"] for band in record["bands"]["target"]}
     assert sum(types.values()) == 11
     assert types[100, 249] >= 1
     assert "bands" not in cli("compare", runs.tied, runs.untied, "--json").json()[0]
     text = cli("compare", runs.tied, runs.tied, "--bands").out
     assert "100-249" in text
     assert "+0.00%" in text
-    assert list(found["bands"]["symbols"]) == ["<eos>"]
-    for band in (*found["bands"]["target"], *found["bands"]["symbols"].values()):
+    assert list(record["bands"]["symbols"]) == ["<eos>"]
+    for band in (*record["bands"]["target"], *record["bands"]["symbols"].values()):
         low, high = band["interval"]
         assert low < band["difference"] < high
         assert band["difference"] == pytest.approx(band["nll_b"] - band["nll_a"])
-    # The bands are all tokens already: <eos> is no further row beside them.
-    assert sum(band["tokens"] for band in found["bands"]["target"]) == 60 * 7 + 30
+    # The bands cover all tokens, so <eos> is counted in them too.
+    assert sum(band["tokens"] for band in record["bands"]["target"]) == 60 * 7 + 30
     assert re.search(r"\n +of these:\n +<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000\n  loss per token by", text)
     assert max(map(len, text.splitlines()[5:])) <= 85
     pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
-    refused = cli("compare", runs.tied, pieces, "--bands")
-    assert refused.code == 2
-    assert "these runs do not have the same tokens: leave out --bands" in refused.err
+    rejected = cli("compare", runs.tied, pieces, "--bands")
+    assert rejected.code == 2
+    assert "these runs do not have the same tokens: leave out --bands" in rejected.err
 
 
-def test_bands_as_a_figure(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    place = tmp_path / "new" / "bands.svg"
-    (found,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", place, "--json").json()
-    svg = xml.etree.ElementTree.parse(place).getroot()
+def test_figure_draws_the_bands(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "bands.svg"
+    (record,) = cli("compare", runs.tied, runs.untied, "--bands", "--figure", file, "--json").json()
+    svg = xml.etree.ElementTree.parse(file).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     drawn = "".join(svg.itertext())
-    lows = [f"{band['low']:,}-" for band in found["bands"]["target"] if band["high"] not in (None, band["low"])]
+    lows = [f"{band['low']:,}-" for band in record["bands"]["target"] if band["high"] not in (None, band["low"])]
     assert lows
     assert all(low in drawn for low in lows)
-    refused = cli("compare", runs.tied, runs.untied, "--figure", place)
-    assert (refused.code, refused.err) == (2, "reefknot: --figure draws what --bands finds: give both\n")
+    rejected = cli("compare", runs.tied, runs.untied, "--figure", file)
+    assert (rejected.code, rejected.out) == (2, "")
+    assert "--figure has no effect without --bands" in rejected.err

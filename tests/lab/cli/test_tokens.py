@@ -1,4 +1,4 @@
-"""`reefknot tokens`: sub-words of either side by hand, of a folder, of a published corpus and of a recipe."""
+"""`reefknot tokens`: sub-words of a folder, of a known corpus and of a recipe."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sub_words_by_hand(cli: Cli, folder: Path) -> None:
-    asked = ("tokens", folder, "--source", "en", "--target", "de", "--merges", 1)
-    (found,) = cli(*asked, "--json").json().values()
-    assert found == {
+def test_sub_words_are_counted_as_by_hand(cli: Cli, folder: Path) -> None:
+    command = ("tokens", folder, "--source", "en", "--target", "de", "--merges", 1)
+    (counts,) = cli(*command, "--json").json().values()
+    assert counts == {
         "corpus": f"{folder.name}/",
         "merges": 1,
         "pairs": 3,
@@ -36,13 +36,13 @@ def test_sub_words_by_hand(cli: Cli, folder: Path) -> None:
         "source_tokens": 5,
         "target_tokens": 4,
     }
-    lines = cli(*asked).out.splitlines()
+    lines = cli(*command).out.splitlines()
     assert lines[0].split() == ["source", "only", "target", "only", "both", "source", "tokens", "target", "tokens"]
     assert lines[1].split() == [str(folder), "1", "1", "1", "5", "4"]
 
 
-def test_sub_words_of_a_recipe_are_those_of_its_vocabularies(cli: Cli, tmp_path: Path) -> None:
-    """Press & Wolf's Table 1 beside the vocabularies that the sizes of their Table 8 are made of."""
+def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) -> None:
+    """Table 1 of Press & Wolf counts the vocabularies that determine the model sizes of their Table 8."""
     texts = {"en": "the table is in the park\nno station\n", "fr": "la table est dans le parc\naucune station\n"}
     place = tmp_path / "wmt14-en-fr"
     place.mkdir()
@@ -50,31 +50,37 @@ def test_sub_words_of_a_recipe_are_those_of_its_vocabularies(cli: Cli, tmp_path:
         for language, text in texts.items():
             (place / f"{stem}.{language}").write_text(text, encoding="utf-8")
     row = "EN-FR: Baseline"
-    found = cli("tokens", "press2017/table8", "--row", row, "--data", tmp_path, "--json").json()[row]
-    assert (found["source_only"], found["target_only"], found["both"]) == (5, 6, 2)  # so many merges make whole words
+    counts = cli("tokens", "press2017/table8", "--row", row, "--data", tmp_path, "--json").json()[row]
+    assert (counts["source_only"], counts["target_only"], counts["both"]) == (
+        5,
+        6,
+        2,
+    )  # all words are merged completely
     experiment = load_recipe("press2017/table8").experiments[row]
     words = open_pairs(experiment.corpus, experiment.vocabulary, data=tmp_path).words.vocabularies
-    for made, text, only in zip(words, texts.values(), (found["source_only"], found["target_only"]), strict=True):
-        assert sum(count > 0 for count in made.counts) == only + found["both"] + 1  # <eos>
+    for made, text, only in zip(words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True):
+        assert sum(count > 0 for count in made.counts) == only + counts["both"] + 1  # <eos>
         characters = set(text) - set(" \n")
-        assert len(made) == only + found["both"] + 2 * len(characters) + 2  # <eos>, <unk>
+        assert len(made) == only + counts["both"] + 2 * len(characters) + 2  # <eos>, <unk>
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "sentence"),
+    ("words", "code", "message"),
     [
-        ("{folder}", 2, "say which languages with --source and --target"),
+        ("{folder}", 2, "name the languages with --source and --target"),
         ("{folder} --source en --target en", 2, "source and target are both en"),
         ("{folder} --source en --target fr", 3, "no file is a side of the train text"),
-        ("{folder} --source en --target de --row x", 2, "--row is for a recipe"),
+        ("{folder} --source en --target de --row x", 2, "--row has no effect on"),
         ("{folder} --source en --target de --merges 0", 2, "bpe.merges: must be greater than or equal to 1"),
+        ("{folder} --source en --target de --data {folder}", 2, "--data has no effect on"),
+        ("press2017/table8 --source en", 2, "--source and --target have no effect on a recipe"),
         ("multi30k --target fr", 2, "multi30k has en and de, not en and fr"),
         ("multi30k --data {folder}", 3, "multi30k not found in"),
-        ("nowhere", 2, "corpora of pairs are multi30k, "),
+        ("nowhere", 2, "parallel corpora are multi30k, "),
         ("demo", 2, "demo trains on no parallel text"),
     ],
 )
-def test_mistakes(words: str, code: int, sentence: str, cli: Cli, folder: Path) -> None:
+def test_wrong_arguments_are_rejected(words: str, code: int, message: str, cli: Cli, folder: Path) -> None:
     outcome = cli("tokens", *(word.format(folder=folder) for word in words.split()))
     assert outcome.code == code
-    assert sentence in outcome.err
+    assert message in outcome.err

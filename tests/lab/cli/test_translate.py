@@ -1,4 +1,4 @@
-"""`reefknot translate`, `evaluate` on a run of translation, and verbs that are for the other kind of run."""
+"""`reefknot translate`, `evaluate` on translators, and verbs that reject one kind of run."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def sources() -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(cli: Cli, sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained on the sentences that it is tested on. Tests read it and change nothing."""
+    """A run that is trained on its test sentences. Tests do not change it."""
     folder = tmp_path_factory.mktemp("pairs")
     # An epoch ends with a checkpoint, so there are few of them.
     for split, lines in (("train", sources * 10), ("valid", sources[:10]), ("test", sources)):
@@ -125,7 +125,7 @@ def file(tmp_path: Path, sources: list[str]) -> Path:
 
 @pytest.fixture
 def typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """A command that reads these bytes from standard input."""
+    """Run a command with the given bytes as its standard input."""
 
     def run_with(data: bytes, *words: object) -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
@@ -134,7 +134,7 @@ def typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return run_with
 
 
-def test_pairs_known_by_heart(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
+def test_training_sentences_are_translated_correctly(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
     outcome = cli("translate", run, file)
     assert outcome.code == 0
     assert outcome.out == "".join(f"{translated(line)}\n" for line in sources)
@@ -144,7 +144,7 @@ def test_pairs_known_by_heart(cli: Cli, run: Path, file: Path, sources: list[str
     assert (run / "translations" / "test.txt").read_text(encoding="utf-8") == outcome.out
 
 
-def test_lines_of_standard_input(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
+def test_standard_input_may_have_odd_lines(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
     """CRLF, an empty line, one of spaces, an unknown character, a carriage return inside a line, no last line end."""
     first, second, *_ = sources
     data = f"{first}\r\n\n  \t\n{second} ☃\nthe\rdog\n{first}".encode()
@@ -160,7 +160,7 @@ def test_lines_of_standard_input(typed: Callable[..., Outcome], run: Path, sourc
     assert typed(b"", "translate", run).out == ""
 
 
-def test_a_long_line_is_translated_and_told(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
+def test_a_long_line_is_translated_with_a_warning(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
     outcome = typed(f"{sources[0]}\n{'the dog ' * 20}\n".encode(), "translate", run)
     lines = outcome.out.splitlines()
     assert len(lines) == 2
@@ -168,7 +168,7 @@ def test_a_long_line_is_translated_and_told(typed: Callable[..., Outcome], run: 
     assert re.fullmatch(r"line 2: \d+ tokens, where .* had 20 at most; its translation may be poor\n", outcome.err)
 
 
-def test_what_is_no_text_is_refused(typed: Callable[..., Outcome], run: Path, tmp_path: Path) -> None:
+def test_invalid_utf_8_is_rejected(typed: Callable[..., Outcome], run: Path, tmp_path: Path) -> None:
     outcome = typed(b"the dog\nthe \xff\n", "translate", run)
     assert outcome.code == 3
     assert "standard input, line 2: byte 12 (0xff) is not valid UTF-8" in outcome.err
@@ -178,14 +178,16 @@ def test_what_is_no_text_is_refused(typed: Callable[..., Outcome], run: Path, tm
 
 
 @pytest.mark.parametrize("verb", ["translate", "score"])
-def test_a_closed_input_is_refused(cli: Cli, run: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_a_closed_standard_input_is_rejected(
+    cli: Cli, run: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     outcome = cli(verb, run if verb == "translate" else runs.tied)
     assert (outcome.code, outcome.out) == (3, "")
     assert outcome.err == "reefknot: standard input is closed; give the lines as `< FILE`, or on the command line\n"
 
 
-def test_chunks_keep_the_order(
+def test_lines_stay_in_order_in_groups_and_batches(
     cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = cli("translate", run, file, "--n-best", 2)
@@ -195,24 +197,24 @@ def test_chunks_keep_the_order(
     assert numbers == [number for number in range(1, len(sources) + 1) for _ in range(2)]
 
 
-def test_n_best_scores_and_json(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
-    found = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
-    assert [each["source"] for each in found] == sources
-    assert [each["line"] for each in found] == list(range(1, 51))
+def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
+    printed = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
+    assert [record["source"] for record in printed] == sources
+    assert [record["line"] for record in printed] == list(range(1, 51))
     shown = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
     scored = cli("translate", run, file, "--scores").out.splitlines()
-    for each, line in zip(found, scored, strict=True):
-        translations = each["translations"]
+    for record, line in zip(printed, scored, strict=True):
+        translations = record["translations"]
         assert len(translations) == 3
-        scores = [one["score"] for one in translations]
+        scores = [translation["score"] for translation in translations]
         assert scores == sorted(scores, reverse=True)
-        assert all(one["finished"] for one in translations[:1])
-        for one in translations:
-            assert next(shown) == f"{each['line']} ||| {one['text']} ||| {one['score']:.4f}"
+        assert all(translation["finished"] for translation in translations[:1])
+        for translation in translations:
+            assert next(shown) == f"{record['line']} ||| {translation['text']} ||| {translation['score']:.4f}"
         assert line == f"{translations[0]['text']} ||| {scores[0]:.4f}"
 
 
-def test_ways_to_choose_words(cli: Cli, run: Path, file: Path) -> None:
+def test_greedy_and_sampled_words(cli: Cli, run: Path, file: Path) -> None:
     greedy = cli("translate", run, file, "--greedy").out
     assert greedy == cli("translate", run, file, "--beam", 1).out
     assert greedy == cli("translate", run, file, "--sample", "--temperature", 0).out
@@ -226,7 +228,7 @@ def test_ways_to_choose_words(cli: Cli, run: Path, file: Path) -> None:
     assert narrow == greedy
 
 
-def test_detokenised_in_the_language_of_the_target(
+def test_detokenize_uses_the_target_language(
     cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def joined(language: str) -> Callable[[str], str]:
@@ -239,53 +241,55 @@ def test_detokenised_in_the_language_of_the_target(
     assert [line.split(" ||| ")[1] for line in n_best[::2]] == expected
 
 
-def test_the_length_penalty_is_part_of_the_score(cli: Cli, run: Path, file: Path) -> None:
-    found = cli("translate", run, file, "--length-penalty", 0, "--json").out
-    for line in found.splitlines():
+def test_without_a_length_penalty_the_score_is_the_log_probability(cli: Cli, run: Path, file: Path) -> None:
+    printed = cli("translate", run, file, "--length-penalty", 0, "--json").out
+    for line in printed.splitlines():
         (best,) = json.loads(line)["translations"]
         assert best["score"] == best["logp"]
 
 
-def test_rescoring(cli: Cli, run: Path, runs: Runs, file: Path) -> None:
-    """The language model knows none of these words, so that it tells translations apart by their lengths."""
+def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: Runs, file: Path) -> None:
+    """The language model knows none of these words, so its scores depend on the length of a translation only."""
     plain = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
     rescored = ("translate", run, file, "--rescore", runs.tied, "--weight")
     moved = 0
     for weight in (10.0, -10.0):
         outcome = cli(*rescored, weight, "--n-best", 3, "--json")
         assert re.search("words of translations not in the vocabulary of .*, scored as <unk>\n$", outcome.err)
-        found = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
-        texts = [each["text"] for each in found[0]]
-        logp = {each["sentence"]: each["log_prob"] for each in cli("score", runs.tied, *texts, "--json").json()}
-        old = {each["text"]: each for each in plain[0]["translations"]}
+        printed = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
+        texts = [translation["text"] for translation in printed[0]]
+        scored = cli("score", runs.tied, *texts, "--json").json()
+        logp = {sentence["sentence"]: sentence["log_prob"] for sentence in scored}
+        old = {translation["text"]: translation for translation in plain[0]["translations"]}
         expected = [(old[t]["logp"] + weight * logp[t]) / old[t]["length"] for t in texts]
-        assert [each["score"] for each in found[0]] == pytest.approx(expected)
-        assert all(each == sorted(each, key=lambda one: (not one["finished"], -one["score"])) for each in found)
+        assert [translation["score"] for translation in printed[0]] == pytest.approx(expected)
+        for translations in printed:
+            assert translations == sorted(translations, key=lambda best: (not best["finished"], -best["score"]))
         moved += sum(
-            now[0]["text"] != before["translations"][0]["text"] for now, before in zip(found, plain, strict=True)
+            now[0]["text"] != before["translations"][0]["text"] for now, before in zip(printed, plain, strict=True)
         )
         best = cli(*rescored, weight).out.splitlines()
-        assert best == [each[0]["text"] for each in found]
+        assert best == [translations[0]["text"] for translations in printed]
     assert moved > 0
     unchanged = [json.loads(line) for line in cli(*rescored, 0, "--n-best", 3, "--json").out.splitlines()]
     assert unchanged == plain
 
 
-def test_words_that_are_rescored_stand_between_ascii_whitespace(runs: Runs) -> None:
-    """As those of the text that the language model was trained on: a no-break space is inside its word."""
-    ranking = verb._Ranking(open_trained(runs.tied, "cpu"), 1.0, SearchSettings(), runs.tied)
-    ranking.ranked([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
-    assert ranking.unknown == 2
+def test_rescored_words_are_split_at_ascii_whitespace(runs: Runs) -> None:
+    """Words are split as in the training text of the language model: a no-break space is part of its word."""
+    rescorer = verb._Rescorer(open_trained(runs.tied, "cpu"), 1.0, SearchSettings(), runs.tied)
+    rescorer.rescored([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
+    assert rescorer.unknown == 2
 
 
-REFUSED = [
-    ("translate {run} {file} --greedy --sample", "a word is chosen in one way at a time; choose one"),
-    ("translate {run} {file} --greedy --beam 2", "--beam goes with beam search, which --greedy does without"),
-    ("translate {run} {file} --sample --n-best 2", "--n-best goes with beam search, which --sample does without"),
-    ("translate {run} {file} --top-k 3", "--top-k goes with --sample; add that or leave --top-k out"),
-    ("translate {run} {file} --n-best 4", "--n-best 4: a beam of 3 finds 3 at most; use a wider --beam"),
-    ("translate {run} {file} --rescore {lm}", "--rescore goes with --weight"),
-    ("translate {run} {file} --weight 1", "--weight goes with --rescore"),
+REJECTED = [
+    ("translate {run} {file} --greedy --sample", "--greedy and --sample both choose how words are chosen"),
+    ("translate {run} {file} --greedy --beam 2", "--beam is for beam search, which --greedy does not use"),
+    ("translate {run} {file} --sample --n-best 2", "--n-best is for beam search, which --sample does not use"),
+    ("translate {run} {file} --top-k 3", "--top-k has no effect without --sample"),
+    ("translate {run} {file} --n-best 4", "--n-best 4: a beam of 3 finds at most 3 translations; use a wider --beam"),
+    ("translate {run} {file} --rescore {lm}", "--rescore needs --weight"),
+    ("translate {run} {file} --weight 1", "--weight needs --rescore"),
     ("translate {run} {file} --rescore {lm} --weight nan", "--weight nan: must be a finite number"),
     (
         "translate {run} {file} --rescore {run} --weight 1",
@@ -293,12 +297,17 @@ REFUSED = [
     ),
     ("translate {run} {file} --length-penalty -1", "length_penalty: must be greater than or equal to 0"),
     ("translate {lm} {file}", "is a language model, not a translator; use `reefknot evaluate`"),
-    ("evaluate {run} --context 5", "--context is for a language model, and .* is a translator"),
-    ("evaluate {run} --dynamic", "--dynamic is for a language model"),
-    ("evaluate {run} --lambda 0.1", "--lambda is for a language model"),
-    ("evaluate {lm} --beam 5", "--beam is for a translator, and .* is a language model"),
+    ("translate {run} {file} --scores --n-best 2", "--scores has no effect with --n-best"),
+    ("translate {run} {file} --scores --json", "--scores has no effect with --json"),
+    ("translate {run} {file} --sample --temperature 0 --seed 1", "--seed has no effect at temperature 0"),
+    ("translate {run} {file} --sample --temperature 0 --top-k 2", "--top-k has no effect at temperature 0"),
+    ("translate {run} {file} --sample --temperature 0 --top-p 0.5", "--top-p has no effect at temperature 0"),
+    ("evaluate {run} --context 0", "--context has no effect on .*, which is a translator; leave --context out"),
+    ("evaluate {run} --dynamic", "--dynamic has no effect on .*, which is a translator"),
+    ("evaluate {run} --dynamic-decay 0.1", "--dynamic-decay has no effect on .*, which is a translator"),
+    ("evaluate {lm} --length-penalty 0", "--length-penalty has no effect on .*, which is a language model"),
     ("evaluate {run} --split all", "--split all: must be one of train, valid, test"),
-    ("evaluate {run} --save", "--save goes with --beam or --length-penalty"),
+    ("evaluate {run} --save", "--save needs --beam or --length-penalty"),
     ("evaluate {run} --save --beam 2 --limit 3", "leave --limit out"),
     ("evaluate {run} --save --beam 2 --split train", "leave --split train out"),
     ("generate {run}", "is a translator, not a language model; use `reefknot translate` or `evaluate` with it"),
@@ -307,12 +316,14 @@ REFUSED = [
     ("rank {run}", "is a translator"),
     ("advise multi30k", "multi30k is parallel text, for translation; name a text of one language"),
     ("import {file} --dictionary {file} --out {copy} --corpus tatoeba", "tatoeba is parallel text, for translation"),
-    ("compare {run} {copy} --bands", "--bands is for language models, and these runs translate"),
+    ("compare {run} {copy} --bands", "--bands has no effect on .*, which is a translator"),
 ]
 
 
-@pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_refusals(cli: Cli, run: Path, runs: Runs, file: Path, tmp_path: Path, words: str, sentence: str) -> None:
+@pytest.mark.parametrize(("words", "message"), REJECTED, ids=[words for words, _ in REJECTED])
+def test_options_and_runs_that_do_not_fit_are_rejected(
+    cli: Cli, run: Path, runs: Runs, file: Path, tmp_path: Path, words: str, message: str
+) -> None:
     copy = tmp_path / "copy"
     if words.startswith("compare"):
         shutil.copytree(run, copy)
@@ -320,51 +331,51 @@ def test_refusals(cli: Cli, run: Path, runs: Runs, file: Path, tmp_path: Path, w
     outcome = cli(*filled)
     assert outcome.code in (2, 3)
     assert outcome.out == ""
-    assert re.search(sentence, outcome.err)
+    assert re.search(message, outcome.err)
     assert len(outcome.err.splitlines()) <= 2
 
 
-def test_evaluate(cli: Cli, run: Path) -> None:
-    found = cli("evaluate", run, "--json").json()
+def test_evaluate_repeats_the_result_of_training(cli: Cli, run: Path) -> None:
+    printed = cli("evaluate", run, "--json").json()
     record = json.loads((run / "result.json").read_text())
     recorded = record["translation"]["test"] | record["test"]
-    assert {key: found[key] for key in recorded} == recorded
-    told = cli("evaluate", run).out.splitlines()
-    assert told[0].startswith(f"test BLEU {found['bleu']:.2f}  chrF {found['chrf']:.2f}  perplexity ")
-    assert told[1] == f"BLEU|{found['bleu_signature']}"
-    assert told[2] == f"chrF2|{found['chrf_signature']}"
-    assert "tok:none" in told[1]
-    assert "beam 3, length penalty 1" in told[3]
-    assert told[4].startswith("BLEU by source tokens (pairs): 0-10: ")
-    assert told[5:] == found["definition"].splitlines()
+    assert {key: printed[key] for key in recorded} == recorded
+    lines = cli("evaluate", run).out.splitlines()
+    assert lines[0].startswith(f"test BLEU {printed['bleu']:.2f}  chrF {printed['chrf']:.2f}  perplexity ")
+    assert lines[1] == f"BLEU|{printed['bleu_signature']}"
+    assert lines[2] == f"chrF2|{printed['chrf_signature']}"
+    assert "tok:none" in lines[1]
+    assert "beam 3, length penalty 1" in lines[3]
+    assert lines[4].startswith("BLEU by source tokens (pairs): 0-10: ")
+    assert lines[5:] == printed["definition"].splitlines()
 
 
-def test_evaluate_a_part(cli: Cli, run: Path) -> None:
-    found = cli("evaluate", run, "--split", "valid", "--limit", 3, "--beam", 2, "--json").json()
-    assert found["pairs"] == 3
-    assert found["search"]["beam"] == 2
+def test_limit_evaluates_the_first_pairs(cli: Cli, run: Path) -> None:
+    printed = cli("evaluate", run, "--split", "valid", "--limit", 3, "--beam", 2, "--json").json()
+    assert printed["pairs"] == 3
+    assert printed["search"]["beam"] == 2
     whole = cli("evaluate", run, "--split", "valid", "--json").json()
-    assert found["tokens"] < whole["tokens"]
-    told = cli("evaluate", run, "--split", "valid", "--limit", 3).out
-    assert told.endswith("limit: the first 3 of 10 pairs only\n")
+    assert printed["tokens"] < whole["tokens"]
+    text = cli("evaluate", run, "--split", "valid", "--limit", 3).out
+    assert text.endswith("limit: the first 3 of 10 pairs only\n")
 
 
-def test_evaluations_are_saved(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_save_writes_the_scores_of_both_splits(cli: Cli, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     outcome = cli("evaluate", tmp_path / "run", "--beam", 2, "--length-penalty", 0.6, "--save", "--json")
     path = tmp_path / "run" / "evaluations" / "beam-2-length-penalty-0.6.json"
     assert f"saved to {path}" in outcome.err
     record: dict[str, Any] = json.loads(path.read_text())
-    for found in outcome.json():
-        assert record[found["split"]]["perplexity"] == found["perplexity"]
-        translated = record["translation"][found["split"]]
-        assert (translated["bleu"], translated["bleu_signature"]) == (found["bleu"], found["bleu_signature"])
+    for printed in outcome.json():
+        assert record[printed["split"]]["perplexity"] == printed["perplexity"]
+        translated = record["translation"][printed["split"]]
+        assert (translated["bleu"], translated["bleu_signature"]) == (printed["bleu"], printed["bleu_signature"])
     assert record["kind"] == "beam-2-length-penalty-0.6"
     assert record["settings"]["beam"] == 2
     assert cli("report", tmp_path / "run", "-o", tmp_path / "report").code == 0
 
 
-def test_a_reader_that_leaves_is_no_error(run: Path, file: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(run: Path, file: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "reefknot", "translate", run, file, "--device", "cpu"],

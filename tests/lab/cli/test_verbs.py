@@ -166,7 +166,7 @@ def test_params(cli: Cli, recipe: Path) -> None:
     assert [line.split() for line in lines] == [*([name, str(n)] for name, n in parts.items()), ["total", "652"]]
 
 
-def test_evaluate(cli: Cli, runs: Runs) -> None:
+def test_evaluate_repeats_the_score_of_training(cli: Cli, runs: Runs) -> None:
     found = cli("evaluate", runs.tied, "--json").json()
     stored = json.loads((runs.tied / "result.json").read_text(encoding="utf-8"))
     assert found["nll"] == pytest.approx(stored["test"]["nll"], abs=1e-6)
@@ -185,7 +185,7 @@ def test_compare_with_itself_shows_no_difference(cli: Cli, runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("by", ["blocks", "documents"])
-def test_compare_two_runs(cli: Cli, runs: Runs, by: str) -> None:
+def test_compare_prints_an_interval_around_the_difference(cli: Cli, runs: Runs, by: str) -> None:
     (found,) = cli("compare", runs.tied.parent, runs.untied, "--by", by, "--json").json()
     low, high = found["interval"]
     assert low <= found["difference"] <= high
@@ -236,7 +236,7 @@ def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         assert not page.exists()
 
 
-def test_generate(cli: Cli, runs: Runs) -> None:
+def test_generate_continues_the_prompt(cli: Cli, runs: Runs) -> None:
     options = ("--length", 12, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3)
     found = cli("generate", runs.tied, "--prompt", "green river", *options, "--json").json()
     assert len(found["tokens"]) == 12
@@ -247,13 +247,13 @@ def test_generate(cli: Cli, runs: Runs) -> None:
     assert cli("generate", runs.tied, "--length", 1).code == 0
 
 
-def test_generate_names_unknown_words(cli: Cli, runs: Runs) -> None:
+def test_generate_notes_unknown_words(cli: Cli, runs: Runs) -> None:
     outcome = cli("generate", runs.tied, "--prompt", "green zebra", "--json")
     assert outcome.json()["prompt"] == "green zebra"
     assert "not in the vocabulary, read as <unk>: zebra" in outcome.err
 
 
-def test_score(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_sums_the_log_probabilities_of_the_words(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = cli("score", runs.tied, "green zebra", "--json").json()
     assert [word["word"] for word in found["words"]] == ["green", "zebra", "<eos>"]
     assert [word["unknown"] for word in found["words"]] == [False, True, False]

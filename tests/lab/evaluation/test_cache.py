@@ -183,7 +183,7 @@ def test_windows_are_compared_on_the_same_tokens(
         assert nll == pytest.approx(scores[int(point["window"])].nll[51:].mean(), abs=1e-6)
     assert grid.text == "the test text, 120 tokens, all but the first 51 scored"
     half = "less than half of the 120 tokens of the test text"
-    assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --fill full would use them for {half}"
+    assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --cache-fill full would use them for {half}"
     assert grid.summary().record()["note"] == grid.note != ""
 
 
@@ -208,10 +208,8 @@ def test_windows_that_may_be_tried_have_their_tokens(
 def test_windows_that_are_all_too_long(opened: Open, model_for: Build, given: dict[str, int], window: int) -> None:
     dataset = opened(REPEATED)
     model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
-    sentence = (
-        f"would use a window of {window} for less than half of the 120 tokens of the test text; use a smaller --wi"
-    )
-    with pytest.raises(SettingsError, match=sentence):
+    message = f"a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
+    with pytest.raises(SettingsError, match=message):
         search_cache(model, test, vocabulary, CacheSettings(fill="full", **given))
     found, _ = search_cache(model, test, vocabulary, CacheSettings(fill="full", window=59))
     assert found.window == 59, "leaves half of the text"

@@ -164,6 +164,7 @@ def test_a_language_model_is_judged_too(tiny_recipe: Callable[..., Path], tmp_pa
     "command",
     [
         ["evaluate", "RUN"],
+        ["evaluate", "RUN", "--beam", "5"],
         ["generate", "RUN"],
         ["rank", "RUN"],
         ["predict", "RUN", "w1 w2"],
@@ -171,12 +172,12 @@ def test_a_language_model_is_judged_too(tiny_recipe: Callable[..., Path], tmp_pa
         ["compare", "RUN", "RUN"],
     ],
 )
-def test_verbs_without_meaning_refuse_in_a_sentence(recipe: Path, tmp_path: Path, command: list[str]) -> None:
+def test_verbs_that_need_another_kind_of_run_are_rejected(recipe: Path, tmp_path: Path, command: list[str]) -> None:
     out = tmp_path / "run"
     train(recipe, "tied", out)
     outcome = run_command(*(str(out) if word == "RUN" else word for word in command))
     assert outcome.code == 2
-    assert f"reefknot: {out} is a run of skip-gram, not a " in outcome.err
+    assert f"reefknot: {out} is a run of skip-gram, " in outcome.err
     assert "; use `reefknot neighbors`, `similarity`, `analogy`, `export` or `report` with it\n" in outcome.err
 
 

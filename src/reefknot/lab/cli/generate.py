@@ -1,12 +1,24 @@
-"""`reefknot generate`: text from a run."""
+"""`reefknot generate`: write text with a language model."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_language_model, tell_unknown
+from reefknot.lab.cli.options import (
+    AsJson,
+    Device,
+    Run,
+    emit,
+    given_options,
+    note_unknown_words,
+    open_language_model,
+)
+
+if TYPE_CHECKING:
+    from reefknot.lab.text.vocabulary import Vocabulary
 
 EXAMPLES = """\b
 Examples:
@@ -14,38 +26,75 @@ Examples:
   reefknot generate runs/demo/tied/seed0 --prompt "this function" --temperature 0.7 --top-p 0.9 --seed 3
 """
 
+SAMPLING_OPTIONS = ("top_k", "top_p", "seed")
+"""Options that have no effect at temperature 0, where the most probable word is always chosen."""
+
 
 def generate(
+    invocation: typer.Context,
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Words to begin with; none is the start of a line.")] = "",
-    length: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to write.")] = 60,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Below 1 safer, above 1 wilder; 0 takes the best.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among the k best words.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=1e-9, max=1.0, help="Among the best that reach p.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random choices.")] = 0,
-    unknown: Annotated[bool, typer.Option("--unknown", help="Let <unk> be chosen.")] = False,
+    prompt: Annotated[str, typer.Option(help="Words to start from. By default, the text starts a new line.")] = "",
+    length: Annotated[int, typer.Option(min=1, max=100_000, help="Number of tokens to write.")] = 60,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Sampling temperature. Lower values make the text more predictable, and 0 always chooses the most "
+            "probable word.",
+        ),
+    ] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most probable words.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=1e-9, max=1.0, help="Sample from the most probable words that together have probability p."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
+    unknown: Annotated[bool, typer.Option("--unknown", help="Allow <unk> in the text.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write text with a run's best weights."""
-    from reefknot.lab.evaluation.generation import generate as write
+    """Write text with the best weights of a run."""
+    from reefknot.lab.evaluation.generation import generate as generate_ids
     from reefknot.lab.evaluation.generation import prompt_ids
     from reefknot.storage.lines import words_in
 
+    _check_sampling(invocation, temperature)
     words = words_in(prompt, "the prompt")
     trained = open_language_model(run, device).knowing(words)
     vocabulary = trained.vocabulary
+    _check_unknown(unknown, vocabulary, run)
     ids = prompt_ids(words, vocabulary)
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
     model, window = trained.model, trained.experiment.training.steps
-    writer = write(
+    writer = generate_ids(
         model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed, window=window
     )
     written = list(writer)
-    tell_unknown(words, vocabulary)
-    # The last token is written but not read.
+    note_unknown_words(words, vocabulary)
+    # The last token is written but never read.
     if not model.encoder.carries and len(ids) + length - 1 > window:
-        kept = max(1, window // 2)
-        typer.echo(f"longer than the {window} tokens of training: each time, it went on from the last {kept}", err=True)
+        typer.echo(
+            f"the text is longer than the {window} tokens of a training window: whenever the window was full, "
+            f"generation continued from the last {max(1, window // 2)} tokens",
+            err=True,
+        )
     text = " ".join([*words, vocabulary.text(written)])
     emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in written], "text": text}, text, as_json)
+
+
+def _check_sampling(invocation: typer.Context, temperature: float) -> None:
+    """Raise an error if options of sampling are given but nothing is sampled."""
+    from reefknot.errors import SettingsError
+
+    for name, option in given_options(invocation):
+        if temperature == 0 and name in SAMPLING_OPTIONS:
+            raise SettingsError(
+                f"{option} has no effect at temperature 0, which always chooses the most probable word; leave it out"
+            )
+
+
+def _check_unknown(unknown: bool, vocabulary: Vocabulary, run: Path) -> None:
+    from reefknot.errors import SettingsError
+
+    if unknown and vocabulary.unk is None:
+        raise SettingsError(f"--unknown has no effect, because the vocabulary of {run} has no <unk>; leave it out")

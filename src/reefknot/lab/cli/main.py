@@ -20,7 +20,8 @@ import typer
 from typer.core import TyperGroup
 
 from reefknot import __version__
-from reefknot.errors import DataError, ReefknotError, ResourceError
+from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError
+from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 
 EXAMPLES = """\b
 Examples:
@@ -68,6 +69,17 @@ class LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load_verb(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb and its words, unless an option among them has a new name."""
+        verb, command, words = super().resolve_command(ctx, args)
+        renamed = RENAMED_OPTIONS.get(str(verb), {})
+        for word in words:
+            option = word.partition("=")[0]
+            if option in renamed:
+                error = SettingsError(f"`reefknot {verb} {option}` is now `reefknot {verb} {renamed[option]}`")
+                raise typer.Exit(_complain(error))
+        return verb, command, words
 
 
 @cache

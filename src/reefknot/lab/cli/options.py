@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, so that they read and behave alike."""
+"""Arguments, options and functions that several verbs share."""
 
 from __future__ import annotations
 
@@ -20,75 +20,84 @@ if TYPE_CHECKING:
     from reefknot.lab.text.vocabulary import Vocabulary
     from reefknot.vectors.word_vectors import WordVectors
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see `reefknot ls`) or the path of a TOML file.")]
+Recipe = Annotated[
+    str, typer.Argument(help="The name of a shipped recipe (`reefknot ls` lists them), or the path of a TOML file.")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change, spelled as in the recipe: training.epochs=3")
+    list[str] | None, typer.Argument(help="Settings to change, written as in the recipe: training.epochs=3")
 ]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder of corpora or text; else REEFKNOT_DATA.", show_default=False),
+    typer.Option(
+        help="Folder that holds the corpora, or the text itself. The default is the environment variable "
+        "REEFKNOT_DATA.",
+        show_default=False,
+    ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def open_trained(run: Path, device: str = "cpu") -> TrainedRun[Any, Any, Any]:
-    """Open a run of any task; says so if its training is not finished."""
+    """Open a run of any task, and print a note if its training is not finished."""
     from reefknot.lab.tasks import open_run
 
     trained = open_run(run, device)
-    _tell_unfinished(trained.run)
+    note_unfinished(trained.run)
     return trained
 
 
 def open_language_model(run: Path, device: str = "cpu") -> TrainedLanguageModel:
-    """Open the run of a language model; says so if its training is not finished."""
+    """Open the run of a language model, and print a note if its training is not finished."""
     from reefknot.lab.tasks.language_model import open_language_model
     from reefknot.lab.training.generators import set_determinism
 
     trained = open_language_model(run, device)
     set_determinism(trained.experiment.training.determinism)
-    _tell_unfinished(trained.run)
+    note_unfinished(trained.run)
     return trained
 
 
 def open_translator(run: Path, device: str = "cpu") -> TrainedTranslator:
-    """Open the run of a translator; says so if its training is not finished."""
+    """Open the run of a translator, and print a note if its training is not finished."""
     from reefknot.lab.tasks.translation import open_translator
     from reefknot.lab.training.generators import set_determinism
 
     trained = open_translator(run, device)
     set_determinism(trained.experiment.training.determinism)
-    _tell_unfinished(trained.run)
+    note_unfinished(trained.run)
     return trained
 
 
 def open_tables(source: Path) -> dict[str, WordVectors]:
-    """The word vectors of a run or of a file by the names of its tables; says so when a run is not finished, and what
-    is odd about a file."""
+    """Return the word vectors of a run or of a file, by the names of their tables.
+
+    Notes on an unfinished run, or on unusual lines of a file, go to stderr.
+    """
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks.word_vectors import open_vectors
 
     tables = open_vectors(source, say=partial(typer.echo, err=True))
     if is_run(source):
-        _tell_unfinished(RunFolder.open(source))
+        note_unfinished(RunFolder.open(source))
     return tables
 
 
 def is_run(source: Path) -> bool:
-    """Whether it is a run, not vectors in a file or in the folder of a projector."""
+    """Return whether a path is a run folder, not a file of vectors or a folder for the embedding projector."""
     return (source / "config.json").is_file()
 
 
-def _tell_unfinished(run: RunFolder) -> None:
+def note_unfinished(run: RunFolder) -> None:
+    """Print a note if the training of a run is not finished."""
     if run.result is None and not run.imported:
         typer.echo(f"{run.path}: training is not finished; these are its best weights so far", err=True)
 
 
-def given(invocation: typer.Context) -> Iterator[tuple[str, str]]:
-    """The parameters that stand on the command line: the name of each, and how it is spelled there."""
+def given_options(invocation: typer.Context) -> Iterator[tuple[str, str]]:
+    """Yield the parameters that are on the command line, as the name in Python and the option as it is written."""
     for parameter in invocation.command.params:
         source = invocation.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":
@@ -96,7 +105,7 @@ def given(invocation: typer.Context) -> Iterator[tuple[str, str]]:
 
 
 def plain_corpus(name: str) -> CorpusSettings:
-    """A corpus that the user names for a language model: parallel text is refused."""
+    """Return the settings of a corpus for a language model; raise an error if it is parallel text."""
     from reefknot.errors import SettingsError
     from reefknot.lab.text.corpora import known_corpus
     from reefknot.lab.text.corpus import CorpusSettings
@@ -107,15 +116,15 @@ def plain_corpus(name: str) -> CorpusSettings:
     return CorpusSettings(name=name)
 
 
-def tell_unknown(words: Iterable[str], vocabulary: Vocabulary) -> None:
-    """Name the words of a prompt that the model cannot tell from <unk>."""
-    strange = dict.fromkeys(word for word in words if not vocabulary.reads(word))
-    if strange:
-        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(strange)}", err=True)
+def note_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> None:
+    """Print the words of a prompt that are not in the vocabulary, if there are any."""
+    unknown = dict.fromkeys(word for word in words if not vocabulary.reads(word))
+    if unknown:
+        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(unknown)}", err=True)
 
 
 def standard_input() -> BinaryIO:
-    """What is read where no file is named."""
+    """Return the standard input, which is read if no file is named."""
     from reefknot.errors import DataError
 
     if sys.stdin is None:
@@ -124,5 +133,5 @@ def standard_input() -> BinaryIO:
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:
-    """What a reading verb says: for a person, or for a program."""
+    """Print the result of a verb, for a program or for a person."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)

@@ -19,12 +19,15 @@ Examples:
 def score(
     run: Run,
     sentences: Annotated[
-        list[str] | None, typer.Argument(help="Sentences; without any, lines of standard input.")
+        list[str] | None, typer.Argument(help="Sentences to score. By default, lines are read from standard input.")
     ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score sentences with a run's best weights, each on its own, words separated by spaces."""
+    """Print the log-probability of sentences under the best weights of a run, token by token.
+
+    Every sentence is scored on its own. Words are separated by spaces.
+    """
     from dataclasses import asdict
 
     from reefknot.lab.evaluation.sentences import score_sentence
@@ -32,14 +35,13 @@ def score(
 
     trained = open_language_model(run, device)
     lines = sentences or [" ".join(line.words) for line in read_stream(standard_input(), "standard input")]
-    cut = [words_in(line, "the sentence") for line in lines]
-    trained = trained.knowing(chain.from_iterable(cut))
-    scored = []
-    told = []
-    for line, given in zip(lines, cut, strict=True):
-        words = score_sentence(trained.model, given, trained.vocabulary)
-        total = sum(word.log_prob for word in words)
-        scored.append({"sentence": line, "log_prob": total, "words": [asdict(word) for word in words]})
-        told.append(f"{total:10.3f}  {line}")
-        told += [f"{w.log_prob:10.3f}    {w.word}{'  (unknown)' if w.unknown else ''}" for w in words]
-    emit(scored, "\n".join(told), as_json)
+    words_of_lines = [words_in(line, "the sentence") for line in lines]
+    trained = trained.knowing(chain.from_iterable(words_of_lines))
+    records, text = [], []
+    for line, words in zip(lines, words_of_lines, strict=True):
+        scores = score_sentence(trained.model, words, trained.vocabulary)
+        total = sum(score.log_prob for score in scores)
+        records.append({"sentence": line, "log_prob": total, "words": [asdict(score) for score in scores]})
+        text.append(f"{total:10.3f}  {line}")
+        text += [f"{score.log_prob:10.3f}    {score.word}{'  (unknown)' if score.unknown else ''}" for score in scores]
+    emit(records, "\n".join(text), as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit, given, open_tables
+from reefknot.lab.cli.options import AsJson, Data, emit, given_options, open_tables
 
 if TYPE_CHECKING:
     from reefknot.errors import SettingsError
@@ -52,7 +52,7 @@ def similarity(
     from reefknot.errors import SettingsError
 
     other_way = ("sets", "data") if between else ("exact_below", "samples")
-    for name, written in given(invocation):
+    for name, written in given_options(invocation):
         if name in other_way:
             raise SettingsError(f"{written} goes {'without' if between else 'with'} --between; leave one of them out")
     benchmarks = [] if between else _benchmarks(sets, data)

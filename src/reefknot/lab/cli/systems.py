@@ -1,42 +1,28 @@
-"""What `reefknot compare` compares: systems, each of them the runs of one or more seeds."""
+"""Systems that `reefknot compare` compares: each is one row of a recipe, trained with one or more seeds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reefknot.lab.runs.folder import RunFolder
-
-
-@dataclass(frozen=True)
-class System:
-    """A or B: the finished runs below a path, which differ in nothing but the seed."""
-
-    path: Path
-    runs: list[RunFolder]
-    seeds: int
-    """Those that are not finished included."""
-
-    def __str__(self) -> str:
-        count = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.path} ({count if len(self.runs) == self.seeds else f'{len(self.runs)} of {count} finished'})"
+    from reefknot.lab.tasks.requests import System
 
 
 def open_system(path: Path) -> System:
-    """The finished runs below `path`; those of several rows are refused, and a seed that is there twice."""
+    """Return the finished runs below a path; raise an error if they differ in more than the seed."""
     from reefknot.errors import DataError, SettingsError
     from reefknot.lab.reports.results import collect
     from reefknot.lab.reports.rows import group
     from reefknot.lab.runs.folder import RunFolder
+    from reefknot.lab.tasks.requests import System
 
     groups = group(collect([path]))
     if len(groups) > 1:
         a, b, *_ = (runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values())
         raise SettingsError(
             f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; a folder is read as one "
-            f"system, so name one each: reefknot compare {a} {b}"
+            f"system, so name one folder per system: reefknot compare {a} {b}"
         )
     (results,) = groups.values()
     finished = [result for result in results if result.record is not None]
@@ -46,7 +32,7 @@ def open_system(path: Path) -> System:
     for result in finished:
         if result.folder != folders[result.seed]:
             raise SettingsError(
-                f"{result.folder} and {folders[result.seed]} are the same seed, {result.seed}, twice; leave one out"
+                f"{result.folder} and {folders[result.seed]} both have seed {result.seed}; leave one of them out"
             )
     runs = [RunFolder.open(folder) for folder in folders.values()]
     return System(path, runs, seeds=len({result.seed for result in results}))

@@ -1,7 +1,9 @@
-"""`reefknot tokens`: how many sub-words the two sides of parallel text share (Press & Wolf 2017, table 1)."""
+"""`reefknot tokens`: how many sub-words the two sides of a parallel text share (Press & Wolf 2017, Table 1)."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from reefknot.lab.text.vocabulary import VocabularySettings
 
     Texts = dict[str, tuple[CorpusSettings, VocabularySettings]]
+    """Settings of parallel texts, by the name that the table shows."""
 
 EXAMPLES = """\b
 Examples:
@@ -22,47 +25,62 @@ Examples:
   reefknot tokens FOLDER --source ja --target en --json
 """
 
-FIGURES = ("source_only", "target_only", "both", "source_tokens", "target_tokens")
+COUNTS = ("source_only", "target_only", "both", "source_tokens", "target_tokens")
+"""The counts of a text, in the order of the table's columns."""
 
 
 def tokens(
     texts: Annotated[
-        str, typer.Argument(metavar="RECIPE|CORPUS", help="A recipe, a corpus of pairs, or a folder that holds one.")
+        str,
+        typer.Argument(
+            metavar="RECIPE|CORPUS", help="A recipe, a parallel corpus, or a folder that holds parallel text."
+        ),
     ],
-    row: Annotated[str | None, typer.Option(help="One row of the recipe only.")] = None,
+    row: Annotated[
+        str | None, typer.Option(help="Only this row of the recipe. By default, all rows are counted.")
+    ] = None,
     data: Data = None,
-    source: Annotated[str | None, typer.Option(help="Language of a corpus that is translated.")] = None,
-    target: Annotated[str | None, typer.Option(help="Language that it is translated into.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Source language of a folder, or of a corpus that has several languages.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target language of a folder, or of a corpus that has several languages.")
+    ] = None,
     merges: Annotated[
-        int | None, typer.Option(help="Merges of byte-pair encoding; else the recipe's, or 32,000.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Number of merges of byte-pair encoding. The default is the recipe's setting, or 32,000.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the sub-words of a training text that its source alone has, its target alone, and both.
+    """Count how many sub-words of a training text are in the source only, in the target only, and in both.
 
-    Sub-words are learned on both sides together. Counted are those of the pairs that are trained on, without <eos>
-    and <unk>; tokens are how often they occur.
+    Sub-words are learned on both sides together. They are counted in the pairs that a model is trained on, without
+    <eos> and <unk>. The last two columns are the numbers of tokens.
     """
     from reefknot.lab.config.settings import check
     from reefknot.lab.text.pair_dataset import open_pairs
     from reefknot.lab.text.vocabulary import VocabularySettings
 
-    chosen = _of_corpus(texts, row, source, target) or _of_recipe(texts, row, source or target)
-    pieces = check(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
-    found = {}
-    for name, (corpus, vocabulary) in chosen.items():
-        dataset = open_pairs(corpus, pieces or vocabulary, data=data, say=lambda text: typer.echo(text, err=True))
-        found[name] = _count(dataset)
-    width = max(map(len, found))
-    lines = [" " * width + "".join(f"  {figure.replace('_', ' '):>13}" for figure in FIGURES)]
-    lines += [f"{name:<{width}}" + "".join(f"  {each[key]:>13,}" for key in FIGURES) for name, each in found.items()]
-    emit(found, "\n".join(lines), as_json)
+    settings = _of_corpus(texts, row, source, target, data) or _of_recipe(texts, row, source or target)
+    with_merges = check(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
+    counts = {}
+    for name, (corpus, vocabulary) in settings.items():
+        say = partial(typer.echo, err=True)
+        counts[name] = _count(open_pairs(corpus, with_merges or vocabulary, data=data, say=say))
+    width = max(map(len, counts))
+    lines = [" " * width + "".join(f"  {column.replace('_', ' '):>13}" for column in COUNTS)]
+    lines += [
+        f"{name:<{width}}" + "".join(f"  {of_text[column]:>13,}" for column in COUNTS)
+        for name, of_text in counts.items()
+    ]
+    emit(counts, "\n".join(lines), as_json)
 
 
-def _of_corpus(name: str, row: str | None, source: str | None, target: str | None) -> Texts | None:
-    """The corpus of that name or the folder, None if there is neither."""
-    from pathlib import Path
-
+def _of_corpus(name: str, row: str | None, source: str | None, target: str | None, data: Path | None) -> Texts | None:
+    """Return the settings of a parallel corpus or of a folder; None if the name is neither."""
     from reefknot.errors import SettingsError
     from reefknot.lab.config.settings import check
     from reefknot.lab.text.corpora import parallel_corpora
@@ -73,17 +91,22 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
     if known is None and not Path(name).is_dir():
         return None
     if row is not None:
-        raise SettingsError(f"--row is for a recipe, and {name} is a corpus; leave it out")
+        raise SettingsError(f"--row has no effect on {name}, which is a corpus and not a recipe; leave --row out")
+    if known is None and data is not None:
+        raise SettingsError(f"--data has no effect on {name}, which is itself the folder of a text; leave --data out")
     languages = (None, None) if known is None else known.languages
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
-        raise SettingsError(f"{name}: say which languages with --source and --target, as its files are called")
+        raise SettingsError(f"{name}: name the languages with --source and --target, as the files are called")
     corpus = check(CorpusSettings, {"name": name, "pairs": pairs}, name)
     return {name: (corpus, VocabularySettings(bpe=BPESettings()))}
 
 
 def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
-    """What the rows of a recipe are trained on, each text once, under its first row; sub-words always joint."""
+    """Return the settings of the parallel texts of a recipe, by the first row that is trained on each text.
+
+    Sub-words are counted as if both sides shared one vocabulary, whatever the row's setting is.
+    """
     from reefknot.errors import SettingsError
     from reefknot.lab.recipes.file import RecipeNotFound
     from reefknot.lab.recipes.recipe import load_recipe
@@ -92,35 +115,38 @@ def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
     try:
         recipe = load_recipe(name, (), row)
     except RecipeNotFound as error:
-        hint = f"the corpora of pairs are {', '.join(parallel_corpora())}, or a folder"
+        hint = f"the parallel corpora are {', '.join(parallel_corpora())}; a folder works too"
         raise SettingsError(f"{error}; {hint}") from error
     if language is not None:
-        raise SettingsError("--source and --target are for a corpus; a recipe names its languages itself")
+        raise SettingsError(
+            "--source and --target have no effect on a recipe, which names its languages; leave them out"
+        )
     texts: Texts = {}
-    for each, experiment in recipe.experiments.items():
-        text = experiment.corpus, experiment.vocabulary.model_copy(update={"sides": "joint"})
-        if experiment.task == "translation" and text not in texts.values():
-            texts[each] = text
+    for row_name, experiment in recipe.experiments.items():
+        settings = experiment.corpus, experiment.vocabulary.model_copy(update={"sides": "joint"})
+        if experiment.corpus.pairs is not None and settings not in texts.values():
+            texts[row_name] = settings
     if not texts:
-        raise SettingsError(f"{name} trains on no parallel text; name a recipe of translation, or a corpus of pairs")
+        raise SettingsError(f"{name} trains on no parallel text; name a recipe of translation, or a parallel corpus")
     return texts
 
 
 def _count(dataset: PairDataset) -> dict[str, str | int | None]:
+    """Count the sub-words and tokens of the training text."""
     import numpy as np
 
     from reefknot.lab.text.vocabulary import END_OF_LINE, UNKNOWN
 
     words, split = dataset.vocabulary, dataset.splits["train"]
-    seen = [np.bincount(side.ids, minlength=len(words)) for side in (split.source, split.target)]
-    for counts in seen:
-        counts[[words.id_of(symbol) for symbol in (END_OF_LINE, UNKNOWN) if symbol in words]] = 0
-    source, target = (counts > 0 for counts in seen)
+    occurrences = [np.bincount(side.ids, minlength=len(words)) for side in (split.source, split.target)]
+    for side in occurrences:
+        side[[words.id_of(symbol) for symbol in (END_OF_LINE, UNKNOWN) if symbol in words]] = 0
+    source, target = (side > 0 for side in occurrences)
     bpe = dataset.vocabulary_settings.bpe
-    figures = (source & ~target, target & ~source, source & target, *seen)
+    counted = (source & ~target, target & ~source, source & target, *occurrences)
     return {
         "corpus": dataset.name,
         "merges": None if bpe is None else bpe.merges,
         "pairs": split.pairs,
-        **{key: int(figure.sum()) for key, figure in zip(FIGURES, figures, strict=True)},
+        **{column: int(values.sum()) for column, values in zip(COUNTS, counted, strict=True)},
     }

@@ -1,4 +1,4 @@
-"""`reefknot translate`: lines of one language in, lines of the other out."""
+"""`reefknot translate`: translate lines of text."""
 
 from __future__ import annotations
 
@@ -31,118 +31,207 @@ Examples:
 """
 
 LINES_AT_ONCE = 2000
-"""Lines that are read before they are translated, so that there are some of each length; a long file never lies in
-memory."""
+"""Number of lines that are read before any is translated.
+
+Many lines have enough neighbours of the same length to fill batches. A long file is still never all in memory."""
+
+SEARCH = "Search"
+SAMPLING = "Sampling"
+RESCORING = "Rescoring"
+OUTPUT = "Output"
+
+File = Annotated[Path | None, typer.Argument(help="File with lines to translate. By default, standard input is read.")]
+NBest = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        rich_help_panel=OUTPUT,
+        help="Print the N best translations of each line, as LINE ||| TEXT ||| SCORE. Finished translations come "
+        "first. By default, the text of the best translation is printed.",
+    ),
+]
+Scores = Annotated[
+    bool,
+    typer.Option("--scores", rich_help_panel=OUTPUT, help="Print the score of each translation: TEXT ||| SCORE."),
+]
+Detokenize = Annotated[
+    bool,
+    typer.Option("--detokenize", rich_help_panel=OUTPUT, help="Join punctuation to the words, as people write it."),
+]
+Beam = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        rich_help_panel=SEARCH,
+        help="Number of hypotheses that beam search keeps. By default the run's own setting is used.",
+    ),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=SEARCH,
+        help="Score = log-probability / length ^ penalty. By default the run's own setting is used.",
+    ),
+]
+Greedy = Annotated[
+    bool,
+    typer.Option("--greedy", rich_help_panel=SEARCH, help="Do not search: always choose the most probable word."),
+]
+Sample = Annotated[bool, typer.Option("--sample", rich_help_panel=SAMPLING, help="Do not search: sample every word.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        rich_help_panel=SAMPLING,
+        help="Sampling temperature. Lower values make translations more predictable. The default is 1.",
+    ),
+]
+TopK = Annotated[
+    int | None, typer.Option(min=1, rich_help_panel=SAMPLING, help="Sample from the k most probable words.")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-9,
+        max=1.0,
+        rich_help_panel=SAMPLING,
+        help="Sample from the most probable words that together have probability p.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, max=2**62, rich_help_panel=SAMPLING, help="Random seed of sampling. The default is 0."),
+]
+Rescore = Annotated[
+    Path | None,
+    typer.Option(
+        rich_help_panel=RESCORING,
+        help="The run of a language model that rescores the translations of the beam: score = (log p + weight x log p "
+        "of the language model) / length ^ penalty.",
+    ),
+]
+Weight = Annotated[
+    float | None, typer.Option(rich_help_panel=RESCORING, help="Weight of the language model in the score.")
+]
+BatchTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of source tokens in a batch. It changes memory and speed, not the translations."),
+]
 
 
 def translate(
     run: Run,
-    file: Annotated[Path | None, typer.Argument(help="Lines to translate; without it, standard input.")] = None,
-    n_best: Annotated[
-        int | None, typer.Option(min=1, help="Print LINE ||| TEXT ||| SCORE of N, finished first.")
-    ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Print TEXT ||| SCORE.")] = False,
-    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses kept (the run's).")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Score = log p / length ^ this (the run's).")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="No search: take the best word each time.")] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="No search: draw each word.")] = False,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sample: below 1 safer (1).")] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample: among the k best words.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=1e-9, max=1.0, help="Sample: among the best that reach p.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**62, help="Sample: of the draws (0).")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Source tokens at once: memory only.")] = None,
-    rescore: Annotated[
-        Path | None, typer.Option(help="Score = (log p + W x log p of this LM run) / length ^ penalty.")
-    ] = None,
-    weight: Annotated[float | None, typer.Option(help="Rescore: W, how much that counts.")] = None,
-    detokenize: Annotated[bool, typer.Option("--detokenize", help="Put words and punctuation together.")] = False,
+    file: File = None,
+    n_best: NBest = None,
+    scores: Scores = False,
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    greedy: Greedy = False,
+    sample: Sample = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    batch_tokens: BatchTokens = None,
+    rescore: Rescore = None,
+    weight: Weight = None,
+    detokenize: Detokenize = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Translate lines with a run's best weights, each to one line."""
+    """Translate lines with the best weights of a run, one line of output for each line of input."""
     from reefknot.lab.evaluation.translation import searching
     from reefknot.storage.lines import count_lines
 
     searched = {"n-best": n_best, "beam": beam, "length-penalty": length_penalty, "rescore": rescore}
-    drawn = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
-    _check(greedy, sample, searched, drawn, weight)
+    sampling = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
+    _check_decoding(greedy, sample, searched, sampling)
+    _check_rescoring(rescore, weight)
+    _check_output(scores, n_best, as_json)
     trained = open_translator(run, device)
-    search = search_settings(trained, beam, length_penalty)
-    _check_number(n_best, search)
-    ranking = None if rescore is None else _Ranking.open(rescore, device, cast(float, weight), search)
+    search = trained.experiment.search_with(beam, length_penalty)
+    _check_n_best(n_best, search)
+    rescorer = None if rescore is None else _Rescorer.open(rescore, device, cast(float, weight), search)
     if greedy or sample:
-        decode = _one_each(trained, search, drawn if sample else None)
+        decode = _without_search(trained, search, sampling if sample else None)
     else:
-        decode = searching(trained.words, search, search.beam if ranking else n_best or 1)
+        decode = searching(trained.words, search, search.beam if rescorer else n_best or 1)
     translator = _translator(trained, decode, batch_tokens)
-    polished = _detokenized(trained) if detokenize else list
-    written = _as_json if as_json else _as_n_best if n_best else _as_scored if scores else _as_text
-    told = LineCount("translating", count_lines(file) if file is not None and file.is_file() else None)
-    for lines in _some_at_a_time(file):
+    finish = _detokenizer(trained) if detokenize else list
+    formatted = _as_json if as_json else _as_n_best if n_best else _as_scored if scores else _as_text
+    count = LineCount("translating", count_lines(file) if file is not None and file.is_file() else None)
+    for lines in _groups_of_lines(file):
         before = lines[0].number - 1
-        found = translator.translate(lines, lambda _, done: told.tell(before + done * len(lines)))  # noqa: B023
-        if ranking is not None:
-            found = ranking.ranked(found)
-        shown = (polished(each[: n_best or 1]) for each in found)
-        typer.echo("\n".join(written(line, each) for line, each in zip(lines, shown, strict=True)))
+        translations = translator.translate(lines, lambda _, done: count.tell(before + done * len(lines)))  # noqa: B023
+        if rescorer is not None:
+            translations = rescorer.rescored(translations)
+        best = (finish(of_line[: n_best or 1]) for of_line in translations)
+        typer.echo("\n".join(formatted(line, of_line) for line, of_line in zip(lines, best, strict=True)))
     translator.tell_unknown()
-    if ranking is not None:
-        ranking.tell_unknown()
+    if rescorer is not None:
+        rescorer.note_unknown()
 
 
-def search_settings(trained: TrainedTranslator, beam: int | None, length_penalty: float | None) -> SearchSettings:
-    """How the run searches for a translation, with what the user has said."""
-    from reefknot.lab.config.settings import check
-    from reefknot.lab.evaluation.beam import SearchSettings
-
-    said = {"beam": beam, "length_penalty": length_penalty}
-    own = trained.experiment.search
-    changed = {name: value for name, value in said.items() if value is not None}
-    return check(SearchSettings, own.model_dump() | changed, "how to search")
-
-
-def _check(
-    greedy: bool, sample: bool, searched: Mapping[str, Any], drawn: Mapping[str, Any], weight: float | None
-) -> None:
-    """Refuse options that do not go together, before anything is opened."""
+def _check_decoding(greedy: bool, sample: bool, searched: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+    """Raise an error if options contradict each other, or have no effect, before anything is opened."""
     from reefknot.errors import SettingsError
 
     if greedy and sample:
-        raise SettingsError("--greedy and --sample: a word is chosen in one way at a time; choose one")
+        raise SettingsError("--greedy and --sample both choose how words are chosen; use one of them")
     for name, value in searched.items():
         if value is not None and (greedy or sample):
-            way = "--greedy" if greedy else "--sample"
-            raise SettingsError(f"--{name} goes with beam search, which {way} does without; leave one of both out")
-    for name, value in drawn.items():
+            without = "--greedy" if greedy else "--sample"
+            raise SettingsError(f"--{name} is for beam search, which {without} does not use; leave one of them out")
+    for name, value in sampling.items():
         if value is not None and not sample:
-            raise SettingsError(f"--{name} goes with --sample; add that or leave --{name} out")
-    if (searched["rescore"] is None) != (weight is None):
-        there, missing = ("--weight", "--rescore") if weight is not None else ("--rescore", "--weight")
-        raise SettingsError(f"{there} goes with {missing}: give the run of a language model, and how much it counts")
+            raise SettingsError(f"--{name} has no effect without --sample; add --sample or leave --{name} out")
+        if value is not None and name != "temperature" and sampling["temperature"] == 0:
+            raise SettingsError(
+                f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave it out"
+            )
+
+
+def _check_rescoring(rescore: Path | None, weight: float | None) -> None:
+    from reefknot.errors import SettingsError
+
+    if (rescore is None) != (weight is None):
+        given, missing = ("--weight", "--rescore") if rescore is None else ("--rescore", "--weight")
+        raise SettingsError(f"{given} needs {missing}: give the run of a language model and its weight, or neither")
     if weight is not None and not math.isfinite(weight):
         raise SettingsError(f"--weight {weight}: must be a finite number")
 
 
-def _check_number(n_best: int | None, search: SearchSettings) -> None:
+def _check_output(scores: bool, n_best: int | None, as_json: bool) -> None:
+    from reefknot.errors import SettingsError
+
+    if scores and (n_best is not None or as_json):
+        other = "--json" if as_json else "--n-best"
+        raise SettingsError(f"--scores has no effect with {other}, which prints scores anyway; leave --scores out")
+
+
+def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
     from reefknot.errors import SettingsError
 
     if n_best is not None and n_best > search.beam:
         raise SettingsError(
-            f"--n-best {n_best}: a beam of {search.beam} finds {search.beam} at most; use a wider --beam"
+            f"--n-best {n_best}: a beam of {search.beam} finds at most {search.beam} translations; use a wider --beam"
         )
 
 
-def _one_each(trained: TrainedTranslator, search: SearchSettings, drawn: Mapping[str, Any] | None) -> Decode:
-    """One translation of each source, word by word: the best each time, or drawn."""
+def _without_search(trained: TrainedTranslator, search: SearchSettings, sampling: Mapping[str, Any] | None) -> Decode:
+    """Return a function that decodes word by word: the most probable word, or a sample if options are given."""
     from reefknot.lab.evaluation.beam import greedy, sample
     from reefknot.lab.evaluation.translation import end_of_line, unwritten
 
     words = trained.vocabulary
     eos, never = end_of_line(words), unwritten(words)
-    if drawn is None:
+    if sampling is None:
         return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, never)]
-    how = {name.replace("-", "_"): value for name, value in drawn.items() if value is not None}
-    return lambda decoder, source_BS: [[each] for each in sample(decoder, source_BS, eos, search, never=never, **how)]
+    options = {name.replace("-", "_"): value for name, value in sampling.items() if value is not None}
+    return lambda decoder, source_BS: [
+        [sampled] for sampled in sample(decoder, source_BS, eos, search, never=never, **options)
+    ]
 
 
 def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | None) -> LineTranslator:
@@ -160,76 +249,91 @@ def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | 
     )
 
 
-def _detokenized(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
-    """Translations as a person writes them; after any language model has read their tokens."""
+def _detokenizer(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
+    """Return a function that detokenises translations. A language model must rescore them before, as tokens."""
     from reefknot.lab.text.detokenization import detokenizer
 
-    joined = detokenizer(trained.experiment.pairs.target)
-    return lambda found: [replace(each, text=joined(each.text)) for each in found]
+    detokenized = detokenizer(trained.experiment.pairs.target)
+    return lambda translations: [
+        replace(translation, text=detokenized(translation.text)) for translation in translations
+    ]
 
 
-def _some_at_a_time(file: Path | None) -> Iterator[list[Line]]:
-    """The lines of a file or of standard input; each by itself where a person types them."""
+def _groups_of_lines(file: Path | None) -> Iterator[list[Line]]:
+    """Yield the lines of a file or of standard input in groups, or one by one if a person types them."""
     from reefknot.storage.lines import read_file, read_stream
 
     lines = read_file(file) if file is not None else read_stream(standard_input(), "standard input")
-    number = 1 if file is None and standard_input().isatty() else LINES_AT_ONCE
-    while some := list(islice(lines, number)):
-        yield some
+    size = 1 if file is None and standard_input().isatty() else LINES_AT_ONCE
+    while group := list(islice(lines, size)):
+        yield group
 
 
 @dataclass
-class _Ranking:
-    """The language model that has a say in which translations are best."""
+class _Rescorer:
+    """A language model that contributes to the scores of translations."""
 
     trained: TrainedLanguageModel
     weight: float
     search: SearchSettings
     path: Path
     unknown: int = field(default=0, init=False)
+    """Number of words of translations that the language model read as <unk>."""
 
     @classmethod
-    def open(cls, path: Path, device: str, weight: float, search: SearchSettings) -> _Ranking:
-        """That of a run, which must know where lines end."""
+    def open(cls, path: Path, device: str, weight: float, search: SearchSettings) -> _Rescorer:
+        """Open the run of a language model; raise an error if it was trained without line ends."""
         from reefknot.errors import SettingsError
 
         trained = open_language_model(path, device)
         if trained.vocabulary.eos is None:
-            raise SettingsError(f"--rescore {path}: it was trained without ends of lines; use a run that has them")
+            raise SettingsError(f"--rescore {path}: it was trained without line ends; use a run that has them")
         return cls(trained, weight, search, path)
 
-    def ranked(self, found: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
-        """The translations of each line in their new order, with their new scores."""
+    def rescored(self, translations: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
+        """Return the translations of each line with their new scores, best first."""
         from reefknot.lab.evaluation.sentences import score_sentences
         from reefknot.lab.evaluation.translation import rerank
         from reefknot.storage.lines import words_in
 
-        texts = {each.text: words_in(each.text, "a translation") for each in chain.from_iterable(found)}
+        texts = {
+            translation.text: words_in(translation.text, "a translation")
+            for translation in chain.from_iterable(translations)
+        }
         trained = self.trained.knowing(chain.from_iterable(texts.values()))
-        scored = score_sentences(trained.model, list(texts.values()), trained.vocabulary)
-        logp = {text: sum(word.log_prob for word in each) for text, each in zip(texts, scored, strict=True)}
-        self.unknown += sum(word.unknown for word in chain.from_iterable(scored))
-        return [rerank(each, [logp[one.text] for one in each], self.weight, self.search) for each in found]
+        scores = score_sentences(trained.model, list(texts.values()), trained.vocabulary)
+        log_probs = {text: sum(word.log_prob for word in words) for text, words in zip(texts, scores, strict=True)}
+        self.unknown += sum(word.unknown for word in chain.from_iterable(scores))
+        return [
+            rerank(of_line, [log_probs[translation.text] for translation in of_line], self.weight, self.search)
+            for of_line in translations
+        ]
 
-    def tell_unknown(self) -> None:
+    def note_unknown(self) -> None:
+        """Print the number of unknown words, if there are any."""
         if self.unknown:
             words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
-            told = f"{words} of translations not in the vocabulary of {self.path}, scored as <unk>"
-            typer.echo(told, err=True)
+            typer.echo(f"{words} of translations not in the vocabulary of {self.path}, scored as <unk>", err=True)
 
 
-def _as_text(_: Line, found: Sequence[Translation]) -> str:
-    return found[0].text
+def _as_text(_: Line, translations: Sequence[Translation]) -> str:
+    return translations[0].text
 
 
-def _as_scored(_: Line, found: Sequence[Translation]) -> str:
-    return f"{found[0].text} ||| {found[0].score:.4f}"
+def _as_scored(_: Line, translations: Sequence[Translation]) -> str:
+    return f"{translations[0].text} ||| {translations[0].score:.4f}"
 
 
-def _as_n_best(line: Line, found: Sequence[Translation]) -> str:
-    return "\n".join(f"{line.number} ||| {each.text} ||| {each.score:.4f}" for each in found)
+def _as_n_best(line: Line, translations: Sequence[Translation]) -> str:
+    return "\n".join(
+        f"{line.number} ||| {translation.text} ||| {translation.score:.4f}" for translation in translations
+    )
 
 
-def _as_json(line: Line, found: Sequence[Translation]) -> str:
-    told = {"line": line.number, "source": " ".join(line.words), "translations": [asdict(each) for each in found]}
-    return json.dumps(told, ensure_ascii=False)
+def _as_json(line: Line, translations: Sequence[Translation]) -> str:
+    record = {
+        "line": line.number,
+        "source": " ".join(line.words),
+        "translations": [asdict(translation) for translation in translations],
+    }
+    return json.dumps(record, ensure_ascii=False)

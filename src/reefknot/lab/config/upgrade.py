@@ -1,7 +1,8 @@
-"""Old names in recipes, run folders and checkpoints, translated when they are read. Files keep their bytes.
+"""Old names in recipes, run folders, checkpoints and commands, translated when they are read. Files keep their bytes.
 
 output.labels              is now output.classifier
 output.labels.0 (weights)  is now output.classifiers.0, in an adaptive softmax
+evaluate --eta             is now evaluate --dynamic-rate; `RENAMED_OPTIONS` lists all options
 """
 
 from __future__ import annotations
@@ -12,6 +13,23 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+RENAMED_OPTIONS = {
+    "evaluate": {
+        "--eta": "--dynamic-rate",
+        "--lambda": "--dynamic-decay",
+        "--epsilon": "--dynamic-epsilon",
+        "--scale": "--dynamic-scale",
+        "--segment": "--dynamic-segment",
+        "--weight": "--cache-weight",
+        "--theta": "--cache-theta",
+        "--window": "--cache-window",
+        "--fill": "--cache-fill",
+        "--mc": "--monte-carlo",
+        "--seed": "--monte-carlo-seed",
+    }
+}
+"""Today's names of options, by verb and old name."""
 
 _NUMBERED = re.compile(r"^((?:iterate\.)?output\.)labels\.(\d+)\.")
 _NAMED = re.compile(r"^((?:iterate\.)?output\.)labels\.")
@@ -43,6 +61,13 @@ def task_of_settings(settings: Mapping[str, Any]) -> str:
 def upgrade_key(key: str) -> str:
     """Return a dotted setting with today's name."""
     return f"output.classifier{key.removeprefix('output.labels')}" if _is_old(key) else key
+
+
+def upgrade_command(command: str) -> str:
+    """Return a recorded command `reefknot VERB ...` with today's names of options."""
+    words = command.split(" ")
+    renamed = RENAMED_OPTIONS.get(words[1], {}) if len(words) > 1 else {}
+    return " ".join(renamed.get(word, word) for word in words)
 
 
 def _is_old(key: str) -> bool:

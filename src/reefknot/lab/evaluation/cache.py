@@ -208,12 +208,12 @@ def _comparable_windows(windows: Sequence[int], fill: Fill, split: Split) -> _Co
     text = f"{split.tokens:,} tokens of the {split.name} text"
     below, reason = split.tokens, f"they hold all {text}"
     if fill == "full":
-        below, reason = split.tokens // 2, f"--fill full would use them for less than half of the {text}"
+        below, reason = split.tokens // 2, f"--cache-fill full would use them for less than half of the {text}"
     short = [window for window in windows if window < below]
     if not short and fill == "full":
         raise SettingsError(
-            f"--fill full would use a window of {min(windows):,} for less than half of the {text}; "
-            "use a smaller --window, more --search-tokens, or --fill partial"
+            f"--cache-fill full would use a window of {min(windows):,} for less than half of the {text}; "
+            "use a smaller --cache-window, more --search-tokens, or --cache-fill partial"
         )
     short = short or [min(windows)]
     first = int(max([*short, *further(short, max(short), (0, below))])) + 1 if fill == "full" else 0

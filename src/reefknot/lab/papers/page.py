@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from reefknot.errors import DataError
+from reefknot.lab.config.upgrade import upgrade_command
 from reefknot.lab.papers.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
@@ -344,8 +345,10 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [record.test for record in records if record.test]
     how = next(filter(None, map(context, scored)), "")
-    ways = dict.fromkeys((row.by, each.command) for row in table.rows if row.by for each in row.evaluations)
-    evaluated = "".join(f", and `{scoring}` scores them by {in_words(by)}" for by, scoring in ways if scoring)
+    evaluations = dict.fromkeys((row.by, each.command) for row in table.rows if row.by for each in row.evaluations)
+    evaluated = "".join(
+        f", and `{upgrade_command(scoring)}` scores them by {in_words(by)}" for by, scoring in evaluations if scoring
+    )
     counted = dict.fromkeys(
         each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
     )

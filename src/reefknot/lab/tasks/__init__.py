@@ -1,12 +1,14 @@
 """The kinds of experiment, called tasks: language models, translation and skip-gram.
 
-A task is one class in one file and one line in `TASKS`. `tasks/contract.py` says what it provides. Nothing outside this
-package asks which task it has; a verb that needs a certain one says so: `open_run(folder, task="translation")`.
+A task is one class in one file and one line in `TASKS`. `tasks/contract.py` documents what it provides. Nothing outside
+this package asks which task a run has. A verb that works with one task only names it,
+`open_run(folder, task="translation")`. Other verbs pass a request to the task of the run: `evaluate_run`,
+`compare_systems`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,10 @@ from reefknot.lab.config.upgrade import task_of_settings
 from reefknot.lab.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.contract import Data, Experiment, Task, TrainedRun
+    from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
+    from reefknot.storage.progress import Say
 
 TASKS = {
     "language_model": "reefknot.lab.tasks.language_model:LanguageModelTask",
@@ -93,3 +98,51 @@ def open_data(run: RunFolder, data: Path | None, *, task: str | None = None) -> 
     """
     opened: Data = task_of_run(run, task).open_run_data(run, data)
     return opened
+
+
+def evaluate_run(run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> Answer:
+    """Evaluate a run as its task does; raise an error if the request has an option without effect.
+
+    Args:
+        say: called with notes for people, such as where scores were saved.
+        progress: called with the part of the work that is done.
+    """
+    task = _scoring_task(run)
+    request.reject_unused(task.evaluation_options, f"{run.path}, which is {task.noun}")
+    check_data_option(request.data, [task])
+    return task.evaluate(run, request, say=say, progress=progress)
+
+
+def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> Answer:
+    """Compare systems with the first one as their task does; raise an error if they are of different tasks.
+
+    Args:
+        say: called with notes for people, such as on different settings that do not prevent the comparison.
+    """
+    tasks = [_scoring_task(system.runs[0]) for system in systems]
+    first, first_task = systems[0], tasks[0]
+    for system, task in zip(systems, tasks, strict=True):
+        if type(task) is not type(first_task):
+            raise SettingsError(
+                f"{first.path} is {first_task.noun} and {system.path} is {task.noun}: no fair comparison; compare runs "
+                "of one kind"
+            )
+    request.reject_unused(first_task.comparison_options, f"{first.path}, which is {first_task.noun}")
+    check_data_option(request.data, tasks)
+    return first_task.compare(systems, request, say=say)
+
+
+def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -> None:
+    """Raise an error if `--data` is given but none of the tasks reads its text from there."""
+    tasks = list(tasks)
+    if data is not None and not any(task.reads_data_folder for task in tasks):
+        names = ", ".join(dict.fromkeys(task.experiment.corpus.name for task in tasks))
+        raise SettingsError(f"--data has no effect, because the text is {names}; leave --data out")
+
+
+def _scoring_task(run: RunFolder) -> Task[Any, Any, Any]:
+    """Return the task of a run; raise an error if its model does not give a text a probability."""
+    task = task_of_run(run)
+    if not task.scores_text:
+        raise SettingsError(f"{run.path} is {task.noun}, which cannot score a text; use {task.verbs} with it")
+    return task

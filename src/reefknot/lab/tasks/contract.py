@@ -19,7 +19,7 @@ import torch
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.text.corpora import CORPORA
+from reefknot.lab.text.corpora import CORPORA, known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.lab.training.display import Display
@@ -29,7 +29,9 @@ from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
+    from reefknot.lab.evaluation.grid import Progress as Reporter
     from reefknot.lab.evaluation.similarity import Benchmark
+    from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
 
 
 class Experiment(Settings):
@@ -170,9 +172,13 @@ class Task(ABC, Generic[E, D, M]):
     noun: ClassVar[str]
     """What a trained run of this task is called in messages, such as "a language model"."""
     scores_text: ClassVar[bool] = True
-    """Whether the model gives a text a probability, by which settings can be chosen."""
+    """Whether the model gives a text a probability. If not, its runs cannot be evaluated or compared."""
     verbs: ClassVar[str]
     """The verbs that read such a run, for messages."""
+    evaluation_options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of `EvaluationRequest` that `evaluate` uses, apart from those that every task uses."""
+    comparison_options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of `ComparisonRequest` that `compare` uses, apart from those that every task uses."""
 
     def __init__(self, experiment: E) -> None:
         self.experiment = experiment
@@ -225,6 +231,17 @@ class Task(ABC, Generic[E, D, M]):
     def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         """The word vectors of the input and the output, or of the one table that both hold, as `tied`."""
 
+    # -- finished runs: only of tasks that score texts. Modules that answer a request are imported when it is made, so
+    #    that training does not load them.
+
+    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Reporter) -> Answer:
+        """Score texts with the best weights of a run. `tasks.evaluate_run` has checked the options."""
+        raise NotImplementedError
+
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> Answer:
+        """Compare systems of this task with the first one. `tasks.compare_systems` has checked the options."""
+        raise NotImplementedError
+
     # -- run folders ---------------------------------------------------------------------------------------------------
 
     def save_words(self, run: RunFolder, data: D) -> None:
@@ -260,6 +277,16 @@ class Task(ABC, Generic[E, D, M]):
         if opened.fingerprint != run.config.get("corpus"):
             raise DataError(f"the text that {run.path} was trained on has changed; restore it to score this run")
         return opened
+
+    @property
+    def reads_data_folder(self) -> bool:
+        """Whether the text of a run is read from the folder that `--data` names.
+
+        It is not if the text is part of Python, or in a folder of its own that still exists.
+        """
+        name = self.experiment.corpus.name
+        known = known_corpus(name)
+        return not Path(name).expanduser().is_dir() if known is None else known.needs_data
 
     def _moved_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
         corpus = self.experiment.corpus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -24,8 +24,12 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.progress import Say, silent
 
 if TYPE_CHECKING:
+    from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.evaluation.protocols import Counting
     from reefknot.lab.evaluation.windows import Windows
+    from reefknot.lab.tasks.compare_texts import TextComparisons
+    from reefknot.lab.tasks.evaluate_language_model import TextEvaluations
+    from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
 
 SAMPLE_TOKENS = 50
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
@@ -78,6 +82,13 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     Settings: ClassVar[type[LanguageModelExperiment]] = LanguageModelExperiment
     noun: ClassVar[str] = "a language model"
     verbs: ClassVar[str] = "`reefknot evaluate`, `generate` or `score`"
+    evaluation_options: ClassVar[frozenset[str]] = frozenset(
+        {"context", "stride", "windows", "streams", "protocol", "search", "search_tokens"}
+        | {"dynamic", "dynamic_rate", "dynamic_decay", "dynamic_epsilon", "dynamic_scale", "dynamic_segment"}
+        | {"cache", "cache_weight", "cache_theta", "cache_window", "cache_fill"}
+        | {"monte_carlo", "monte_carlo_seed"}
+    )
+    comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
     def open_data(
         self,
@@ -146,6 +157,16 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
             findings["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
         return findings
+
+    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> TextEvaluations:
+        from reefknot.lab.tasks.evaluate_language_model import evaluate_language_model
+
+        return evaluate_language_model(self, run, request, say=say, progress=progress)
+
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TextComparisons:
+        from reefknot.lab.tasks.compare_texts import compare_texts
+
+        return compare_texts(systems, request, say=say)
 
     def _trained(self, run: RunFolder, words: Sides, model: LanguageModel) -> TrainedLanguageModel:
         return TrainedLanguageModel(run, self.experiment, words, model)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import Field, field_validator
 
 from reefknot.lab.config.parts import INPUTS, OUTPUTS
+from reefknot.lab.config.settings import check
 from reefknot.lab.evaluation import translation
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
@@ -34,6 +35,12 @@ from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.translator import Translator
 from reefknot.storage.progress import Say, silent
+
+if TYPE_CHECKING:
+    from reefknot.lab.evaluation.grid import Progress
+    from reefknot.lab.tasks.compare_translations import TranslationComparisons
+    from reefknot.lab.tasks.evaluate_translation import PairsEvaluations
+    from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
 
 EXAMPLES = 5
 """Translations that a result shows, with their attention."""
@@ -90,6 +97,12 @@ class TranslationExperiment(SequenceExperiment):
         """How translations are searched for."""
         return self.evaluation.search or SearchSettings()
 
+    def search_with(self, beam: int | None, length_penalty: float | None) -> SearchSettings:
+        """Return the settings of the search with another beam or length penalty; None keeps the experiment's."""
+        options = {"beam": beam, "length_penalty": length_penalty}
+        changed = {name: value for name, value in options.items() if value is not None}
+        return check(SearchSettings, self.search.model_dump() | changed, "the search for translations")
+
     @property
     def bleu(self) -> BleuSettings:
         """How translations are counted."""
@@ -107,6 +120,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
     Settings: ClassVar[type[TranslationExperiment]] = TranslationExperiment
     noun: ClassVar[str] = "a translator"
     verbs: ClassVar[str] = "`reefknot translate` or `evaluate`"
+    evaluation_options: ClassVar[frozenset[str]] = frozenset({"beam", "length_penalty"})
 
     def open_data(
         self,
@@ -165,6 +179,16 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         target = Vocabulary.load(run.vocabulary_path)
         joint = self.experiment.vocabulary.sides == "joint"
         return Sides(target if joint else Vocabulary.load(run.source_vocabulary_path), target)
+
+    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> PairsEvaluations:
+        from reefknot.lab.tasks.evaluate_translation import evaluate_translator
+
+        return evaluate_translator(self, run, request, say=say, progress=progress)
+
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TranslationComparisons:
+        from reefknot.lab.tasks.compare_translations import compare_translators
+
+        return compare_translators(systems, request, say=say)
 
     def _trained(self, run: RunFolder, words: Sides, model: Translator) -> TrainedTranslator:
         return TrainedTranslator(run, self.experiment, words, model)

@@ -1,0 +1,117 @@
+"""Evaluate a translator: BLEU and chrF with their signatures, perplexity with its definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reefknot.errors import SettingsError
+from reefknot.lab.evaluation.beam import SearchSettings
+from reefknot.lab.evaluation.grid import Progress
+from reefknot.lab.evaluation.pairs import score_pairs
+from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.saved import save
+from reefknot.lab.evaluation.translation import beginning, evaluate_translations
+from reefknot.lab.runs.definition import shown
+from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.runs.result import LengthBand, Translated
+from reefknot.lab.tasks.requests import EvaluationRequest
+from reefknot.lab.training.generators import set_determinism
+from reefknot.storage.progress import Say
+
+if TYPE_CHECKING:
+    from reefknot.lab.tasks.translation import TranslationTask
+
+
+@dataclass(frozen=True)
+class PairsEvaluation:
+    """The scores of one split of parallel text."""
+
+    split: str
+    translated: Translated
+    """Scores of the translations that the search returned."""
+    score: Score
+    """Losses of the reference translations."""
+    whole: int
+    """Number of pairs of the whole split, which is larger if `--limit` cuts it off."""
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {"split": self.split, **self.translated.record(), **self.score.summary().record()}
+
+    def lines(self) -> list[str]:
+        """Return everything in lines for people, with the definition of each score."""
+        translated, summary = self.translated, self.score.summary()
+        search, pairs = translated.search, translated.pairs
+        bands = ", ".join(f"{_bounds(band)}: {band.bleu:.1f} ({band.pairs:,})" for band in translated.by_length)
+        lines = [
+            f"{self.split} BLEU {translated.bleu:.2f}  chrF {translated.chrf:.2f}  "
+            f"perplexity {shown(summary.perplexity)}  word perplexity {shown(summary.per_word)}",
+            f"BLEU|{translated.bleu_signature}",
+            f"chrF2|{translated.chrf_signature}",
+            f"brevity penalty {translated.brevity_penalty:.3f}, length ratio {translated.length_ratio:.3f}; "
+            f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
+            f"{translated.unfinished:,} of {pairs:,} translations reached the longest length",
+            f"BLEU by source tokens (pairs): {bands}",
+            summary.definition,
+        ]
+        if pairs < self.whole:
+            lines.append(f"limit: the first {pairs:,} of {self.whole:,} pairs only")
+        return lines
+
+
+@dataclass(frozen=True)
+class PairsEvaluations:
+    """The evaluation of one run on one or two splits of parallel text."""
+
+    run: str
+    splits: list[PairsEvaluation]
+
+    def record(self) -> Any:
+        """Return the record of the split, or a list of records if there are two."""
+        records = [{"run": self.run, **split.record()} for split in self.splits]
+        return records[0] if len(records) == 1 else records
+
+    def text(self) -> str:
+        """Return the scores of every split with their definitions."""
+        return "\n".join(line for split in self.splits for line in split.lines())
+
+
+def evaluate_translator(
+    task: TranslationTask, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress
+) -> PairsEvaluations:
+    """Translate and score texts with the best weights of a run."""
+    if request.save and request.beam is None and request.length_penalty is None:
+        raise SettingsError(
+            "--save needs --beam or --length-penalty, because training has saved the scores of the run's own search"
+        )
+    request.check_saved_texts()
+    trained = task.open_run(run, request.device)
+    experiment, model = task.experiment, trained.model
+    set_determinism(experiment.training.determinism)
+    request.check_finished(run)
+    search, precision = experiment.search_with(request.beam, request.length_penalty), experiment.training.precision
+    dataset = trained.dataset(request.data)
+    request.check_split(dataset.splits)
+    evaluations = []
+    for name in request.splits:
+        texts = beginning(dataset, name, request.limit)
+        translated = evaluate_translations(
+            model, texts, name, search, experiment.bleu, precision=precision, say=say, progress=progress
+        ).figures
+        score = score_pairs(model, texts.splits[name], texts.vocabulary, precision=precision)
+        evaluations.append(PairsEvaluation(name, translated, score, dataset.splits[name].pairs))
+    if request.save:
+        scores = {evaluation.split: evaluation.score for evaluation in evaluations}
+        translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
+        say(save(run, _kind(search), search.model_dump(), None, scores, translations))
+    return PairsEvaluations(str(run.path), evaluations)
+
+
+def _kind(search: SearchSettings) -> str:
+    """Return the name that the scores of a search are saved under."""
+    return f"beam-{search.beam}-length-penalty-{search.length_penalty:g}"
+
+
+def _bounds(band: LengthBand) -> str:
+    return f"over {band.low - 1}" if band.high is None else f"{band.low}-{band.high}"

@@ -1,0 +1,165 @@
+"""What verbs ask of a task: to evaluate a run, or to compare systems. What the task answers.
+
+The fields of a request have the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field
+that has its default value was left out, so one function can reject every option that has no effect on a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from reefknot.errors import SettingsError
+
+if TYPE_CHECKING:
+    from reefknot.lab.runs.folder import RunFolder
+
+
+def option(name: str) -> str:
+    """Return the option on the command line that sets a field of a request."""
+    return f"--{name.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Base class of requests."""
+
+    shared: ClassVar[frozenset[str]]
+    """Fields that every task uses. A task declares which of the others it uses."""
+
+    def given(self, prefix: str = "") -> list[str]:
+        """Return the names of the fields that were set, in the order of the fields.
+
+        Args:
+            prefix: return only names that start with it.
+        """
+        return [
+            field.name
+            for field in fields(self)
+            if field.name.startswith(prefix) and getattr(self, field.name) != field.default
+        ]
+
+    def values(self, prefix: str) -> dict[str, Any]:
+        """Return the fields that were set and start with a prefix, by their names without the prefix."""
+        return {name.removeprefix(prefix): getattr(self, name) for name in self.given(prefix)}
+
+    def reject_unused(self, used: Collection[str], what: str) -> None:
+        """Raise an error if an option was given that has no effect.
+
+        Args:
+            used: the fields that the task uses, apart from the shared ones.
+            what: what the option has no effect on, for the message.
+        """
+        for name in self.given():
+            if name not in self.shared and name not in used:
+                raise SettingsError(f"{option(name)} has no effect on {what}; leave {option(name)} out")
+
+
+@dataclass(frozen=True)
+class EvaluationRequest(Request):
+    """How a run is to be evaluated."""
+
+    shared: ClassVar[frozenset[str]] = frozenset({"split", "limit", "save", "data", "device"})
+
+    split: str | None = None
+    """The text to score; None: test, or valid and test if the scores are saved."""
+    limit: int | None = None
+    """Score only this many tokens, or pairs of sentences."""
+    save: bool = False
+    data: Path | None = None
+    device: str = "auto"
+
+    context: int | None = None
+    stride: int | None = None
+    windows: str | None = None
+    streams: int | None = None
+    protocol: str | None = None
+
+    dynamic: bool = False
+    dynamic_rate: float | None = None
+    dynamic_decay: float | None = None
+    dynamic_epsilon: float | None = None
+    dynamic_scale: str | None = None
+    dynamic_segment: int | None = None
+
+    cache: bool = False
+    cache_weight: float | None = None
+    cache_theta: float | None = None
+    cache_window: int | None = None
+    cache_fill: str | None = None
+
+    monte_carlo: int | None = None
+    """Number of passes with dropout."""
+    monte_carlo_seed: int | None = None
+
+    search: bool = False
+    search_tokens: int | None = None
+
+    beam: int | None = None
+    length_penalty: float | None = None
+
+    @property
+    def splits(self) -> list[str]:
+        """The texts to score."""
+        return [self.split] if self.split else ["valid", "test"] if self.save else ["test"]
+
+    def check_split(self, known: Collection[str]) -> None:
+        """Raise an error if the dataset does not have the split."""
+        if self.split is not None and self.split not in known:
+            raise SettingsError(f"--split {self.split}: must be one of {', '.join(known)}")
+
+    def check_saved_texts(self) -> None:
+        """Raise an error if scores are to be saved that are not of a whole held-out text."""
+        for partial, given in (("--limit", self.limit is not None), ("--split train", self.split == "train")):
+            if self.save and given:
+                raise SettingsError(f"--save keeps scores of the whole valid and test texts; leave {partial} out")
+
+    def check_finished(self, run: RunFolder) -> None:
+        """Raise an error if scores are to be saved for a run that has no result of its own."""
+        if self.save and run.result is None:
+            remedy = "this run was imported" if run.imported else "train this run to its end first"
+            raise SettingsError(f"--save keeps scores next to the result of training; {remedy}")
+
+
+@dataclass(frozen=True)
+class ComparisonRequest(Request):
+    """How systems are to be compared."""
+
+    shared: ClassVar[frozenset[str]] = frozenset({"split", "data"})
+
+    split: str = "test"
+    data: Path | None = None
+    by: str | None = None
+    """The unit of resampling: blocks or documents; None: blocks."""
+    block: int | None = None
+    """Number of tokens in a block."""
+    bands: bool = False
+    """Compare by training frequency too."""
+    figure: Path | None = None
+    """The file that the comparison by training frequency is drawn into."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One side of a comparison: the finished runs below a path, which differ only in their seeds."""
+
+    path: Path
+    runs: list[RunFolder]
+    seeds: int
+    """Number of seeds, including those whose training is not finished."""
+
+    def __str__(self) -> str:
+        count = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{self.path} ({count if len(self.runs) == self.seeds else f'{len(self.runs)} of {count} finished'})"
+
+
+class Answer(Protocol):
+    """What a verb prints."""
+
+    def record(self) -> Any:
+        """Return the answer for programs, as JSON values."""
+
+    def text(self) -> str:
+        """Return the answer for people."""

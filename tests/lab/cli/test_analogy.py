@@ -27,20 +27,20 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_three_words(cli: Cli, file: Path) -> None:
-    found = cli("analogy", file, "man", "king", "woman", "--json").json()
+    found = cli("vectors", "analogy", file, "man", "king", "woman", "--json").json()
     assert [word for word, _ in found["vectors"]] == ["queen", "apple"]
-    assert cli("analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
+    assert cli("vectors", "analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
 
 
 def test_a_zero_vector_and_no_other_word_are_told(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
     told = "vectors: the vector of nil is zero, which has no direction\n"
     for words in (("nil", "a", "b"), ("a", "NIL", "nil")):
-        outcome = cli("analogy", tmp_path / "v.txt", *words)
+        outcome = cli("vectors", "analogy", tmp_path / "v.txt", *words)
         assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", told)
-    assert cli("analogy", tmp_path / "v.txt", "a", "nil", "b", "--json").json() == {"vectors": []}
+    assert cli("vectors", "analogy", tmp_path / "v.txt", "a", "nil", "b", "--json").json() == {"vectors": []}
     (tmp_path / "v.txt").write_text("a 1 2\nb 2 1\n")
-    outcome = cli("analogy", tmp_path / "v.txt", "a", "b", "a")
+    outcome = cli("vectors", "analogy", tmp_path / "v.txt", "a", "b", "a")
     assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", "vectors: there is no other word\n")
 
 
@@ -53,30 +53,30 @@ def test_words_are_looked_up_as_written_once(cli: Cli, file: Path, monkeypatch: 
         return require(lookup, words, where)
 
     monkeypatch.setattr(Lookup, "require", watched)
-    assert cli("analogy", file, "Man", "king", "WOMAN", "-k", 1).out == "vectors: queen 0.79\n"
+    assert cli("vectors", "analogy", file, "Man", "king", "WOMAN", "-k", 1).out == "vectors: queen 0.79\n"
     assert asked.count(["Man", "king", "WOMAN"]) == 1
 
 
 def test_every_table_of_a_run(cli: Cli, runs: Runs) -> None:
-    found = cli("analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
+    found = cli("vectors", "analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
     assert list(found) == ["input", "output"]
     assert all(
         len(near) == 3 and not {"green", "river", "house"} & {word for word, _ in near} for near in found.values()
     )
-    assert cli("analogy", runs.tied, "Green", "river", "house").out.startswith("tied: ")
+    assert cli("vectors", "analogy", runs.tied, "Green", "river", "house").out.startswith("tied: ")
 
 
 def test_questions(cli: Cli, file: Path, tmp_path: Path) -> None:
     questions = tmp_path / "questions.txt"
     text = ": family\nman king woman queen\nMan woman king apple\n: fruit\npear apple man king\n"
     questions.write_text(text, encoding="utf-8")
-    found = cli("analogy", file, "--questions", questions, "--json").json()
+    found = cli("vectors", "analogy", file, "--questions", questions, "--json").json()
     assert found["vectors"] == [
         {"name": "family", "right": 1, "asked": 2, "of": 2, "accuracy": 0.5},
         {"name": "fruit", "right": 0, "asked": 0, "of": 1, "accuracy": None},
         {"name": "total", "right": 1, "asked": 2, "of": 3, "accuracy": 0.5},
     ]
-    assert cli("analogy", file, "--questions", questions).out.splitlines() == [
+    assert cli("vectors", "analogy", file, "--questions", questions).out.splitlines() == [
         "vectors",
         "  family   50.0%  (1 of 2)",
         "  fruit   undefined: no question could be asked, 1 left out for an unknown word",
@@ -87,19 +87,20 @@ def test_questions(cli: Cli, file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "sentence"),
     [
-        ("analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
-        ("analogy {file} man king", 2, "give three words (there are 2)"),
-        ("analogy {file} man king woman queen", 2, "give three words (there are 4)"),
+        ("vectors analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
+        ("vectors analogy {file} man king", 2, "give three words (there are 2)"),
+        ("vectors analogy {file} man king woman queen", 2, "give three words (there are 4)"),
         (
-            "analogy {file} man king woman --questions {file}",
+            "vectors analogy {file} man king woman --questions {file}",
             2,
             "both words and --questions FILE are given; leave one of them out",
         ),
-        ("analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),
-        ("analogy {tied} green river zebra", 3, "not in the vocabulary of"),
-        ("analogy {file} --questions nowhere", 3, "nowhere: cannot be read"),
-        ("analogy {file} --questions {tied}/vocabulary.json", 3, "is neither four words nor ': NAME'"),
-        ("analogy nowhere man king woman", 3, "nowhere"),
+        ("vectors analogy {file} --questions {file} -k 3", 2, "-k has no effect with --questions"),
+        ("vectors analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),
+        ("vectors analogy {tied} green river zebra", 3, "not in the vocabulary of"),
+        ("vectors analogy {file} --questions nowhere", 3, "nowhere: cannot be read"),
+        ("vectors analogy {file} --questions {tied}/vocabulary.json", 3, "is neither four words nor ': NAME'"),
+        ("vectors analogy nowhere man king woman", 3, "nowhere"),
     ],
 )
 def test_mistakes(cli: Cli, runs: Runs, file: Path, command: str, code: int, sentence: str) -> None:

@@ -19,7 +19,7 @@ Cli = Callable[..., Outcome]
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_tied_table_of_a_run(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    done = cli("export", runs.tied, "--format", format, "-o", tmp_path / "out")
+    done = cli("vectors", "export", runs.tied, "--format", format, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert done.out == f"{tmp_path / 'out'}: 12 words, 8 numbers each (tied), read back\n"
     trained, found = open_run(runs.tied), read_vectors(tmp_path / "out")
@@ -30,17 +30,17 @@ def test_the_tied_table_of_a_run(format: str, cli: Cli, runs: Runs, tmp_path: Pa
 
 def test_of_several_tables_one_is_named(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     out = tmp_path / "v.txt"
-    several = cli("export", runs.untied, "--format", "glove", "-o", out)
+    several = cli("vectors", "export", runs.untied, "--format", "glove", "-o", out)
     assert (several.code, several.out) == (2, "")
-    assert "has several tables; say which with --table: input or output" in several.err
-    wrong = cli("export", runs.untied, "--table", "tied", "--format", "glove", "-o", out)
+    assert "has several tables; choose one with --table: input or output" in several.err
+    wrong = cli("vectors", "export", runs.untied, "--table", "tied", "--format", "glove", "-o", out)
     assert wrong.code == 2
     assert "--table tied" in wrong.err
-    assert "there is: input, output" in wrong.err
+    assert "it has: input, output" in wrong.err
     assert not out.exists()
     tables = {}
     for table in ("input", "output"):
-        told = cli("export", runs.untied, "--table", table, "--format", "glove", "-o", out, "--json").json()
+        told = cli("vectors", "export", runs.untied, "--table", table, "--format", "glove", "-o", out, "--json").json()
         assert told == {"output": str(out), "format": "glove", "table": table, "words": 12, "dim": 8}
         tables[table] = read_vectors(out).vectors_VD
     assert not np.array_equal(tables["input"], tables["output"])
@@ -49,13 +49,13 @@ def test_of_several_tables_one_is_named(cli: Cli, runs: Runs, tmp_path: Path) ->
 def test_a_file_becomes_another_and_what_is_odd_about_it_is_told(cli: Cli, tmp_path: Path) -> None:
     foreign, out = tmp_path / "foreign.txt", tmp_path / "out.safetensors"
     foreign.write_bytes(b"a 1 2\nb 3 4\na 5 6\n")
-    done = cli("export", foreign, "--format", "safetensors", "-o", out)
+    done = cli("vectors", "export", foreign, "--format", "safetensors", "-o", out)
     assert done.code == 0
     assert "is repeated; only the first vector of a word is kept" in done.err
     assert done.out.endswith("2 words, 2 numbers each (vectors), read back\n")
     projector = tmp_path / "projector"
-    assert cli("export", out, "--format", "projector", "-o", projector).code == 0
-    assert cli("export", projector, "--format", "word2vec-binary", "-o", tmp_path / "v.bin").code == 0
+    assert cli("vectors", "export", out, "--format", "projector", "-o", projector).code == 0
+    assert cli("vectors", "export", projector, "--format", "word2vec-binary", "-o", tmp_path / "v.bin").code == 0
     assert read_vectors(tmp_path / "v.bin").words == ("a", "b")
 
 
@@ -73,7 +73,7 @@ def test_mistakes_are_sentences(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         ((tmp_path / "none", "--format", "glove"), 3, "none"),
         ((tmp_path, "--format", "glove"), 3, "is not a run folder"),
     ):
-        done = cli("export", *words, "-o", out)
+        done = cli("vectors", "export", *words, "-o", out)
         assert done.code == code, done.err
         assert sentence in done.err
         assert done.err.count("\n") == 1

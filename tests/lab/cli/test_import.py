@@ -62,7 +62,7 @@ def test_a_text_is_evaluated_with_context(cli: Cli, theirs: FairseqModel, run: P
 def test_other_verbs(cli: Cli, run: Path) -> None:
     written = cli("generate", run, "--prompt", "w3", "--length", 7, "--json").json()
     assert len(written["tokens"]) == 7
-    near = cli("neighbors", run, "w5", "-k", 3, "--json").json()
+    near = cli("vectors", "neighbors", run, "w5", "-k", 3, "--json").json()
     for end in near.values():
         assert {word for word, _ in end["w5"]} < {*WORDS, "<s>", "<pad>", "<eos>", "<unk>"}
     assert cli("evaluate", run, "--json").json()["tokens"] == 10

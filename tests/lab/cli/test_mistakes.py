@@ -86,8 +86,8 @@ MISTAKES = [
     ("generate {tied} --top-p 2", 2, "--top-p"),
     ("generate {tied} --seed 99999999999999999999", 2, "--seed"),
     ("score nowhere text", 3, "no such folder"),
-    ("neighbors {tied} zebra green", 3, "not in the vocabulary of .*: zebra"),
-    ("neighbors {tied}", 2, "(?i)words"),
+    ("vectors neighbors {tied} zebra green", 3, "not in the vocabulary of .*: zebra"),
+    ("vectors neighbors {tied}", 2, "(?i)words"),
     ("params {recipe} --row teid", 2, 'no row "teid"'),
     ("params {recipe} tables.spare.kind=word tables.spare.dim=3", 2, "no end uses tables.spare"),
     ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables. .there: words."),
@@ -143,9 +143,8 @@ def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
 def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, ignore=shutil.ignore_patterns("best", "checkpoints", "result.json"))
-    for words in (("evaluate",), ("generate",), ("score",), ("neighbors",)):
-        extra = ("green",) if words[0] in ("score", "neighbors") else ()
-        outcome = cli(*words, unfinished, *extra)
+    for verb, *words in (("evaluate",), ("generate",), ("score", "green"), ("vectors neighbors", "green")):
+        outcome = cli(*verb.split(), unfinished, *words)
         assert outcome.code == 3
         assert "has no trained weights yet: finish its training first" in outcome.err
     outcome = cli("compare", runs.tied, unfinished)
@@ -166,8 +165,9 @@ def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None
         dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
     }
     for folder, sentence in sentences.items():
-        for verb, *words in (("neighbors", "green"), ("analogy", "green", "river", "house"), ("score", "green")):
-            outcome = cli(verb, folder, *words)
+        near, analogy = ("vectors neighbors", "green"), ("vectors analogy", "green", "river", "house")
+        for verb, *words in (near, analogy, ("score", "green")):
+            outcome = cli(*verb.split(), folder, *words)
             assert (outcome.code, outcome.out) == (3, "")
             assert re.search(f"{re.escape(str(folder))} {sentence}", outcome.err), outcome.err
 

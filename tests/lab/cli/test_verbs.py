@@ -216,7 +216,7 @@ def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     html = page.read_text(encoding="utf-8")
     shown = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
     assert shown == ["green", "river", "house"] * 2
-    near = cli("neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
+    near = cli("vectors", "neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
     assert f"<bdi>{near[0]}</bdi> <small>{near[1]:.2f}</small>" in html
     # A row without weights, or without one of the words, keeps what its record has.
     shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
@@ -273,15 +273,15 @@ def test_score(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_neighbors(cli: Cli, runs: Runs) -> None:
-    found = cli("neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
+    found = cli("vectors", "neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
     assert list(found) == ["tied"]
     assert set(found["tied"]) == {"green", "river"}
     assert [len(near) for near in found["tied"].values()] == [3, 3]
-    assert cli("neighbors", runs.tied, "green").out.count("green (tied): ") == 1
-    untied = cli("neighbors", runs.untied, "green", "--json").json()
+    assert cli("vectors", "neighbors", runs.tied, "green").out.count("green (tied): ") == 1
+    untied = cli("vectors", "neighbors", runs.untied, "green", "--json").json()
     assert list(untied) == ["input", "output"]
     assert untied["input"] != untied["output"]
-    said = cli("neighbors", runs.untied, "green").out.splitlines()
+    said = cli("vectors", "neighbors", runs.untied, "green").out.splitlines()
     assert [line.partition(":")[0] for line in said] == ["green (input)", "green (output)"]
 
 

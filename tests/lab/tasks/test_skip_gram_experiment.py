@@ -114,11 +114,11 @@ def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
         assert set(picture["words"]) == {"alpha", "beta", "gamma", "delta"}
         assert ends <= set(picture)
         assert json.loads((tmp_path / row / "result.json").read_text())["embedding"] == picture
-        told = run_command("neighbors", tmp_path / row, "alpha", "-k", 10)
+        told = run_command("vectors", "neighbors", tmp_path / row, "alpha", "-k", 10)
         assert told.code == 0
         assert "beta" in told.out
         assert "<" not in told.out
-        assert run_command("neighbors", tmp_path / row, "<eos>").code != 0
+        assert run_command("vectors", "neighbors", tmp_path / row, "<eos>").code != 0
 
 
 @pytest.mark.parametrize("row", ["untied", "tied"])
@@ -177,7 +177,7 @@ def test_verbs_without_meaning_refuse_in_a_sentence(recipe: Path, tmp_path: Path
     outcome = run_command(*(str(out) if word == "RUN" else word for word in command))
     assert outcome.code == 2
     assert f"reefknot: {out} is a run of skip-gram, not a " in outcome.err
-    assert "; use `reefknot neighbors`, `similarity`, `analogy`, `export` or `report` with it\n" in outcome.err
+    assert "; use `reefknot vectors` or `reefknot report` with it\n" in outcome.err
 
 
 def test_a_sweep_has_nothing_to_choose_by(recipe: Path) -> None:

@@ -28,7 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_one_end_is_measured_here(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advise, "_measured_apart", lambda *_: pytest.fail("no other process is needed"))
+    monkeypatch.setattr(advise, "_measure_in_new_process", lambda *_: pytest.fail("no other process is needed"))
     found = cli("advise", text, "--end", "ADP-T", *TINY, "--json").json()
     assert found["body"] == {"dim": 16, "layers": 1, "heads": 2, "ffn": 16, "tokens": 32}
     (row,) = found["rows"]
@@ -44,7 +44,7 @@ def test_an_update_is_told_as_it_is_made(cli: Cli, text: Path) -> None:
     assert cli(*asked, "--json").json()["body"]["tokens"] == 220
 
 
-def test_several_ends_are_measured_apart(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ends_are_measure_in_new_process(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     others = subprocess.run
 

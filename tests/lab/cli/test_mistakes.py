@@ -268,7 +268,7 @@ def test_several_runs_under_torchrun(
     monkeypatch.setenv("WORLD_SIZE", "2")
     outcome = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", tmp_path / "runs")
     assert outcome.code == 2
-    assert "start several runs without it" in outcome.err
+    assert "start several runs without torchrun" in outcome.err
 
 
 def test_weights_of_an_unfinished_run_are_called_so(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:

@@ -26,16 +26,16 @@ def test_rank(cli: Cli, runs: Runs) -> None:
     assert f"rank {ranks['numpy' + chr(39) + 's']['rank']} with numpy's tolerance" in text
     assert "with yours" not in text
     assert found["bound"] == 10
-    assert "width of the hidden state 8; the rank of this end is at most 10\n" in text
+    assert "dimension of the hidden state 8; the rank of this end is at most 10\n" in text
     assert "MiB" in text
 
 
 def test_few_contexts_say_so(cli: Cli, runs: Runs) -> None:
     text = cli("rank", runs.tied, "--contexts", 5, "--split", "train").out
     assert "after the first 5 contexts of the train text" in text
-    assert "the rank of this end is at most 10, and 5 with so few contexts\n" in text
+    assert "the rank of this end is at most 10, and 5 with this few contexts\n" in text
     enough = cli("rank", runs.tied, "--contexts", 11).out
-    assert "so few contexts" not in enough
+    assert "few contexts" not in enough
     assert "after all 449 contexts" in (more := cli("rank", runs.tied, "--contexts", 10**6).out)
-    assert "; 1,000,000 were asked for" in more
+    assert "; 1,000,000 were requested" in more
     assert cli("rank", runs.tied, "--split", "nope").code == 2

@@ -186,9 +186,9 @@ def test_a_folder_has_its_settings_for_a_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["training.epochs=3"], "nothing is varied"),
-        (["a=1,2", "a=3"], "a: is given twice"),
-        (["a=1,,2"], "'a=1,,2': a value is missing; list all of them, as a=a,b,c"),
+        (["training.epochs=3"], "no setting has several values"),
+        (["a=1,2", "a=3"], "a is given twice"),
+        (["a=1,,2"], "'a=1,,2': a value is missing; list all values, as a=a,b,c"),
         (["encoder.dropout="], "'encoder.dropout=': a value is missing"),
         (["training.seed=0,1"], "use --seeds"),
         (["a=0.5,0.50"], "0.50 is listed twice"),

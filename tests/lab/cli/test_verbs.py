@@ -222,8 +222,8 @@ def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
     outcome = cli("report", runs.tied, record, "-o", page, *chosen)
     assert outcome.code == 0
-    told = f"untied shows words of its own: {record} is the record of a run, without weights; name the folder"
-    assert outcome.err.startswith(told)
+    message = f"untied shows its own words: {record} is the record of a run, without weights; name the folder"
+    assert outcome.err.startswith(message)
     page.unlink()
     for words, code, sentence in (
         (("--words", "green,grean"), 3, f"not in the vocabulary of {runs.tied}: grean (did you mean green?)"),

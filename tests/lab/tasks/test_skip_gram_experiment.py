@@ -183,7 +183,7 @@ def test_verbs_without_meaning_refuse_in_a_sentence(recipe: Path, tmp_path: Path
 def test_a_sweep_has_nothing_to_choose_by(recipe: Path) -> None:
     outcome = run_command("sweep", recipe, "skip_gram.dim=4,8", "--row", "tied")
     assert outcome.code == 2
-    assert 'row "tied" gives no text a probability' in outcome.err
+    assert 'row "tied" has no validation perplexity' in outcome.err
 
 
 def test_a_table_shows_both_tables_beside_the_papers(recipe: Path, tmp_path: Path) -> None:

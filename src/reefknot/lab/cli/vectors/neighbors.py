@@ -113,7 +113,7 @@ def _of_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     tokens_of = {word: vocabulary.cut(word) for word in words}
     for word, tokens in tokens_of.items():
         if len(tokens) > 1:
-            raise DataError(f"{word} does not have a vector of its own in {run}: it is cut into {' '.join(tokens)}")
+            raise DataError(f"{word} has no vector of its own in {run}: it is cut into {' '.join(tokens)}")
     words = [token for (token,) in tokens_of.values()]
     tables = trained.vectors()
     return tables, {

@@ -73,6 +73,7 @@ def test_mistakes(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) ->
     files = ("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run")
     for words, code, message in (
         ((*files, "--data", text), 2, "--data goes with --corpus"),
+        ((*files, "--corpus", text, "--data", text), 2, "--data has no effect"),
         ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
         ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),
         (("import", dictionary, *files[2:]), 3, "not a checkpoint of torch"),

@@ -166,6 +166,30 @@ def test_params(cli: Cli, recipe: Path) -> None:
     assert [line.split() for line in lines] == [*([name, str(n)] for name, n in parts.items()), ["total", "652"]]
 
 
+def test_params_counts_the_rows_that_need_no_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    outcome = cli("params", "baevski2019/table3")
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["SM", "SM-T", "ASM", "CNN", "ADP", "ADP-T"]
+    assert outcome.err.startswith('not counted: "BPE", "BPE-T": the vocabulary is made from the text; wikitext-103 not')
+    assert "Pass --data DIR or set REEFKNOT_DATA" in outcome.err
+    record = cli("params", "baevski2019/table3", "--json").json()
+    assert record["ADP-T"]["total"] == 246_933_504
+    assert {row for row, counts in record.items() if "not_counted" in counts} == {"BPE", "BPE-T"}
+    assert "wikitext-103 not found" in record["BPE"]["not_counted"]
+
+
+@pytest.mark.parametrize("options", [("--row", "BPE"), ("--data", "DIR")], ids=" ".join)
+def test_params_fails_if_a_row_that_was_asked_for_cannot_be_counted(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    option, value = options
+    outcome = cli("params", "baevski2019/table3", option, tmp_path if value == "DIR" else value)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "wikitext-103 not found" in outcome.err
+
+
 def test_evaluate(cli: Cli, runs: Runs) -> None:
     found = cli("evaluate", runs.tied, "--json").json()
     stored = json.loads((runs.tied / "result.json").read_text(encoding="utf-8"))

@@ -53,7 +53,8 @@ def params(
         parts = _with_total(model.parameter_parts())
         width = max(map(len, parts))
         lines = [f"{part:<{width}}  {count:>13,}" for part, count in parts.items()]
-    emit(record | uncounted, "\n".join(lines), as_json)
+    both = record | uncounted
+    emit({name: both[name] for name in loaded.experiments}, "\n".join(lines), as_json)
 
 
 def _models(recipe: LoadedRecipe, data: Path | None, as_json: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:

@@ -1,4 +1,4 @@
-"""A user's mistake is a sentence and an exit code, never a traceback."""
+"""A user's mistake prints a message and sets an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
 
 
 @pytest.mark.parametrize(("command", "code", "sentence"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
-def test_a_mistake_is_a_sentence(
+def test_a_mistake_prints_a_short_message(
     cli: Cli,
     places: dict[str, Path | str],
     monkeypatch: pytest.MonkeyPatch,
@@ -146,7 +146,7 @@ def test_a_mistake_is_a_sentence(
     assert list(tmp_path.iterdir()) == [] or command.startswith("train")
 
 
-def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
+def test_many_mistakes_take_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
     wrong = [f"training.wrong{number}=1" for number in range(30)]
     outcome = cli("params", recipe, *wrong)
     assert outcome.code == 2
@@ -154,7 +154,7 @@ def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
     assert "and 22 more" in outcome.err
 
 
-def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_a_run_without_weights_yet_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, ignore=shutil.ignore_patterns("best", "checkpoints", "result.json"))
     for verb, *words in (("evaluate",), ("generate",), ("score", "green"), ("vectors neighbors", "green")):
@@ -166,8 +166,8 @@ def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert "training is not finished" in outcome.err
 
 
-def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    """A record has none; a finished run may have lost them, with or without what leads to them."""
+def test_a_run_that_has_lost_its_weights_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    """A record has no weights. A finished run may have lost its weights, with or without the link to them."""
     record, bare, dangling = tmp_path / "record", tmp_path / "bare", tmp_path / "dangling"
     gone = ("best", "checkpoints")
     shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*gone, "vocabulary.json"))
@@ -186,7 +186,7 @@ def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None
             assert re.search(f"{re.escape(str(folder))} {sentence}", outcome.err), outcome.err
 
 
-def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_damaged_runs_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(runs.tied, damaged, symlinks=True)
     for path in damaged.glob("checkpoints/*/model.safetensors"):
@@ -205,7 +205,7 @@ def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert cli("evaluate", damaged).code == 3
 
 
-def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus_that_has_changed_is_rejected(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(runs.tied, moved, symlinks=True)
     other = tmp_path / "text"
@@ -219,7 +219,7 @@ def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Pat
     assert "has changed; restore it" in outcome.err
 
 
-def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_a_wrong_size_is_rejected_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     text = recipe.read_text(encoding="utf-8")
     wrong.write_text(text.replace('name = "tied"\n', 'name = "tied"\nparameters = 9\n'), encoding="utf-8")
@@ -240,7 +240,7 @@ def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path:
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: Permission denied"),
     ],
 )
-def test_what_the_machine_refuses_is_a_sentence(
+def test_a_full_disk_or_memory_prints_a_message(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
 ) -> None:
     def fail() -> None:
@@ -252,8 +252,8 @@ def test_what_the_machine_refuses_is_a_sentence(
     assert re.search(sentence, outcome.err)
 
 
-def test_a_closed_output_is_refused() -> None:
-    """As a shell closes it by `>&-`; every verb goes the same way."""
+def test_a_closed_output_is_an_error() -> None:
+    """`>&-` closes standard output in a shell. All verbs share this check."""
     command = f"exec {shlex.quote(sys.executable)} -m reefknot ls >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 5
@@ -269,14 +269,16 @@ def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
         cli("ls")
 
 
-def test_seeds_that_contradict_each_other(cli: Callable[..., Outcome], runs: Runs, recipe: Path) -> None:
+def test_seeds_cannot_be_combined_with_a_seed_or_a_run_folder(
+    cli: Callable[..., Outcome], runs: Runs, recipe: Path
+) -> None:
     twice = cli("train", recipe, "--row", "tied", "--seeds", 2, "training.seed=7")
     assert (twice.code, "leave training.seed out" in twice.err) == (2, True)
     inside = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", runs.tied)
     assert (inside.code, "is a run; with --seeds" in inside.err) == (2, True)
 
 
-def test_several_runs_under_torchrun(
+def test_torchrun_cannot_train_several_runs(
     cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -285,7 +287,7 @@ def test_several_runs_under_torchrun(
     assert "start several runs without torchrun" in outcome.err
 
 
-def test_weights_of_an_unfinished_run_are_called_so(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
+def test_weights_of_an_unfinished_run_print_a_note(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, symlinks=True)
     (unfinished / "result.json").unlink()

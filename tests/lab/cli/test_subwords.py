@@ -1,4 +1,4 @@
-"""A run on pieces of words: what the reading verbs make of them, and how it compares with a run on words."""
+"""Verbs on a run with sub-words, and its comparison with a run on words."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SUFFIXES = (".svg", ".png", ".html")
 def figure(
     invocation: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(help="Name of a figure, such as inan2017/1. [default: list all]")
+        str | None, typer.Argument(help="The name of a figure, such as inan2017/1. [default: list all]")
     ] = None,
     runs: Annotated[
         list[Path] | None,

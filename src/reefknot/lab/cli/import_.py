@@ -18,11 +18,13 @@ Examples:
 
 def import_(
     checkpoint: Annotated[Path, typer.Argument(help="A fairseq checkpoint with adaptive inputs (model.pt).")],
-    dictionary: Annotated[Path, typer.Option(help="Dictionary of the checkpoint (dict.txt).", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Run folder to create.", show_default=False)],
+    dictionary: Annotated[
+        Path, typer.Option(help="Read the dictionary of the checkpoint from this file (dict.txt).", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Create this run folder.", show_default=False)],
     corpus: Annotated[
         str | None,
-        typer.Option(help="Text to evaluate the run on: a corpus (see `reefknot ls corpora`) or a folder of text."),
+        typer.Option(help="Evaluate the run on this text: a corpus (see `reefknot ls corpora`) or a folder of text."),
     ] = None,
     data: Data = None,
 ) -> None:

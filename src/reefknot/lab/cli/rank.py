@@ -22,7 +22,7 @@ Examples:
 
 def rank(
     run: Run,
-    split: Annotated[str, typer.Option(help="Text of the contexts: train, valid or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Take the contexts from this text: train, valid or test.")] = "test",
     contexts: Annotated[
         int | None, typer.Option(min=1, help="Use this many contexts, from the start of the text. [default: all]")
     ] = None,

@@ -27,7 +27,7 @@ Examples:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold runs.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Write the page to this file.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
+    title: Annotated[str, typer.Option(help="Give the page this heading.")] = "Reefknot report",
     figures: Annotated[
         bool,
         typer.Option("--figures", help="Also draw the papers' figures that read the weights or token losses of runs."),

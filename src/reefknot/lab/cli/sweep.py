@@ -35,15 +35,17 @@ def sweep(
             "list in brackets is one value."
         ),
     ],
-    row: Annotated[str | None, typer.Option(help="Row to train. Needed if the recipe has several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/sweeps/RECIPE/ROW]")] = None,
+    row: Annotated[str | None, typer.Option(help="Train this row. Needed if the recipe has several.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the runs into this folder. [default: runs/sweeps/RECIPE/ROW]")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train this many seeds of every combination.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Train this many runs at the same time.")] = 1,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Finished run to start from, for a row with training.start; with --seeds, the folder that has one run "
-            "per seed. [default: the run of the row that training.start names]"
+            help="Start from this finished run, for a row with training.start. With --seeds, name the folder that has "
+            "one run per seed. [default: the run of the row that training.start names]"
         ),
     ] = None,
     test: Annotated[

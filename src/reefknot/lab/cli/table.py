@@ -33,7 +33,7 @@ def table(
             "repeated. [default: all]"
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the runs into this folder. [default: runs/RECIPE]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train this many seeds of every row.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Train this many runs at the same time.")] = 1,
     data: Data = None,

@@ -29,19 +29,20 @@ Examples:
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[str | None, typer.Option(help="Row to train. Needed if the recipe has several.")] = None,
+    row: Annotated[str | None, typer.Option(help="Train this row. Needed if the recipe has several.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder; with --seeds, the folder of all runs. [default: runs/RECIPE/ROW/seedN]",
+            help="Write the run to this folder, or with --seeds one folder per run in it. "
+            "[default: runs/RECIPE/ROW/seedN]",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train seeds 0 to N-1, one run each.")] = 1,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Finished run to start from, for a row with training.start; with --seeds, the folder that has one run "
-            "per seed. [default: the run of the row that training.start names]"
+            help="Start from this finished run, for a row with training.start. With --seeds, name the folder that has "
+            "one run per seed. [default: the run of the row that training.start names]"
         ),
     ] = None,
     data: Data = None,
@@ -49,7 +50,7 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     withhold_test: Annotated[
         bool,
-        typer.Option("--withhold-test", help="Do not print the test score, for use while settings are being chosen."),
+        typer.Option("--withhold-test", help="Do not print the test score. Use this while you choose settings."),
     ] = False,
 ) -> None:
     """Train one row of a recipe, or resume it if its run folder exists."""

@@ -26,11 +26,11 @@ def encoders(
         list[str] | None,
         typer.Option(
             help="Measure this shape: B,T,D-H-H for streams, steps, and the dimensions of the input and of every "
-            "layer. Can be repeated."
+            "layer. Can be repeated. [default: several]"
         ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Type of the matrix products: float32, bfloat16 or tf32. [default: all]")
+        str | None, typer.Option(help="Compute products in this type: float32, bfloat16 or tf32. [default: all]")
     ] = None,
     seconds: Seconds = 2.0,
     graph: Graph = False,

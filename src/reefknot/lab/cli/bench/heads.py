@@ -32,7 +32,10 @@ def heads(
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Measure this shape: N,D,V for rows, dimension and classes. Can be repeated."),
+        typer.Option(
+            help="Measure this shape: N,D,V for rows, dimension and classes. Can be repeated. "
+            "[default: several per end]"
+        ),
     ] = None,
     competitor: Annotated[
         list[str] | None,
@@ -44,7 +47,7 @@ def heads(
     vocabulary: Annotated[
         bool, typer.Option("--vocabulary", help="Measure a range of vocabulary sizes instead of shapes.")
     ] = False,
-    weights: Annotated[str | None, typer.Option(help="Type of the weights: float32 or bfloat16.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Use weights of this type: float32 or bfloat16.")] = None,
     memory: Annotated[
         list[float] | None,
         typer.Option(

@@ -30,9 +30,7 @@ def skip_gram(
         str | None,
         typer.Argument(help="A corpus (see `reefknot ls corpora`), or a folder of text. [default: enwiki-sample]"),
     ] = None,
-    workers: Annotated[
-        str, typer.Option(help="Numbers of threads to measure, separated by commas, such as 1,2.")
-    ] = "1",
+    workers: Annotated[str, typer.Option(help="Measure these numbers of threads, such as 1,2.")] = "1",
     epochs: Annotated[int, typer.Option(min=1, help="Train for this many passes over the text.")] = 1,
     seeds: Annotated[
         int, typer.Option(min=1, max=100, help="Train with this many seeds; two or more give intervals.")

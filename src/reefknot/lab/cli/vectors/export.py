@@ -23,20 +23,20 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            help="Format of the vectors: word2vec, word2vec-binary, glove, projector or safetensors.",
+            help="Write this format: word2vec, word2vec-binary, glove, projector or safetensors.",
             show_default=False,
         ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="Write to this file; to this folder with --format projector.", show_default=False
+            "-o", "--output", help="Write to this file, or with --format projector to this folder.", show_default=False
         ),
     ],
     table: Annotated[
         str | None,
         typer.Option(
-            help="Table of a run: input, output, or tied if one table is both. Needed if there are several.",
+            help="Write this table of a run: input, output, or tied if one table is both. Needed if there are several.",
             show_default=False,
         ),
     ] = None,

@@ -38,7 +38,7 @@ def similarity(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Name of a benchmark, or a file with a word, a word and a score per line. Can be repeated. "
+            help="Use this benchmark, or this file with two words and a score per line. Can be repeated. "
             "[default: all benchmarks in the data folder]",
         ),
     ] = None,
@@ -59,7 +59,7 @@ def similarity(
             min=120, help="Draw this many pairs of words if two tables share more words.", rich_help_panel=BETWEEN
         ),
     ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draw resamples and pairs with this seed.")] = 0,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:

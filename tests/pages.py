@@ -9,14 +9,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.cli.main import VERBS, load_verb
+from reefknot.lab.cli.main import VERBS, every_verb
 from reefknot.lab.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = {verb: load_verb(verb) for verb in VERBS}
+COMMANDS = {" ".join(words): command for words, command in every_verb()}
+"""Every command by its verb, such as "train" and "bench heads"."""
+GROUPS = {verb.partition(" ")[0] for verb in COMMANDS if " " in verb}
 OPTIONS = {
     "--help",
-    *(each for verb in COMMANDS.values() for parameter in verb.params for each in parameter.opts),
+    *(option for command in COMMANDS.values() for parameter in command.params for option in parameter.opts),
     *re.findall(r'addoption\(\s*"(--\w+)"', (ROOT / "tests/conftest.py").read_text(encoding="utf-8")),
 }
 """Of all verbs, and of our tests."""
@@ -43,11 +45,13 @@ class Page:
         return code(self.sections[heading], language)
 
     def commands(self) -> list[list[str]]:
-        """Every command line of ours, in a block or in the prose, without what stands before the verb."""
+        """Every command line of ours, in a block or in the prose, as its verb and the words that follow it."""
         lines = [line.partition("#")[0] for block in code(self.text, "sh") for line in block.splitlines()]
-        lines += re.findall(r"`(reefknot \w+ [^`]+)`", self.prose)
+        quoted = re.findall(r"`(reefknot \w+ [^`]+)`", self.prose)
+        lines += [line for line in quoted if line.removeprefix("reefknot ") not in COMMANDS]  # not the verb alone
         single = [part for line in lines for part in line.split("&&") if re.search(r"\breefknot ", part)]
-        return [shlex.split(re.split(r"\breefknot ", part, maxsplit=1)[1].partition("<")[0]) for part in single]
+        split = [shlex.split(re.split(r"\breefknot ", part, maxsplit=1)[1].partition("<")[0]) for part in single]
+        return [[" ".join(words[:2]), *words[2:]] if words[0] in GROUPS else words for words in split]
 
     def lost(self) -> list[str]:
         """Links, paths and anchors that lead nowhere."""
@@ -62,7 +66,11 @@ class Page:
 
     def unknown(self) -> list[str]:
         """Verbs and options that do not exist."""
-        verbs = [verb for verb in re.findall(r"`reefknot ([a-z]\w*)", self.prose) if verb not in VERBS]
+        named = re.findall(r"`reefknot ([a-z]\w*)(?: ([a-z][\w-]*))?", self.prose)
+        verbs = [verb for verb, _ in named if verb not in VERBS]
+        verbs += [
+            f"{verb} {name}" for verb, name in named if verb in GROUPS and name and f"{verb} {name}" not in COMMANDS
+        ]
         return [*verbs, *(option for option in re.findall(r"`(--[\w-]+)", self.prose) if option not in OPTIONS)]
 
     def missing_tests(self) -> list[str]:

@@ -65,7 +65,7 @@ def test_rows_and_settings_of_commands_exist(page: Page) -> None:
         assert recipe or verb not in ("train", "table", "sweep", "params")
         if recipe in known:
             row: Any = words[words.index("--row") + 1] if "--row" in words else None
-            row = [row] if row and verb in ("table", "bench") else row
+            row = [row] if row and verb in ("table", "bench steps", "bench translation") else row
             changes = [each.partition(",")[0] for each in words if re.match(r"[a-z_.]+=", each)]
             assert load_recipe(recipe, changes, row).experiments
 

@@ -41,7 +41,7 @@ WORDS = ["green", "river", "house", "bird", "tree", "mountain", "stone", "cloud"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def run_command(*words: object) -> Outcome:
-    """`reefknot WORDS` in this process; anything but an exit is a traceback, and fails the test."""
+    """Run `reefknot WORDS` in this process. An exception other than an exit fails the test."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["reefknot", *map(str, words)])

@@ -1,4 +1,4 @@
-"""`reefknot advise`: one table, each end in a process of its own, mistakes in a sentence."""
+"""`reefknot advise`: one table of all ends, every end in its own process, and messages about mistakes."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_end_is_measured_here(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advise, "_measured_apart", lambda *_: pytest.fail("no other process is needed"))
-    found = cli("advise", text, "--end", "ADP-T", *TINY, "--json").json()
-    assert found["body"] == {"dim": 16, "layers": 1, "heads": 2, "ffn": 16, "tokens": 32}
-    (row,) = found["rows"]
+def test_one_end_is_measured_in_this_process(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advise, "_measure_in_new_process", lambda *_: pytest.fail("no other process is needed"))
+    record = cli("advise", text, "--end", "ADP-T", *TINY, "--json").json()
+    assert record["body"] == {"dim": 16, "layers": 1, "heads": 2, "ffn": 16, "tokens": 32}
+    (row,) = record["rows"]
     assert row["end"] == "ADP-T"
     assert row["memory_bytes"] > row["parameters"] > row["ends_parameters"] > 0
     assert row["words_per_second"] == pytest.approx(row["tokens_per_second"])
-    assert found["advice"] == "Only ADP-T was measured: there is nothing to compare it with."
+    assert record["advice"] == "Only ADP-T was measured: there is nothing to compare it with."
 
 
-def test_an_update_is_told_as_it_is_made(cli: Cli, text: Path) -> None:
-    asked = ("advise", text, "--end", "SM-T", *TINY, "--tokens", 5000)
-    assert "; updates of 1 x 220 tokens; " in cli(*asked).out
-    assert cli(*asked, "--json").json()["body"]["tokens"] == 220
+def test_an_update_is_cut_to_the_length_of_the_text(cli: Cli, text: Path) -> None:
+    command = ("advise", text, "--end", "SM-T", *TINY, "--tokens", 5000)
+    assert "; updates of 1 x 220 tokens; " in cli(*command).out
+    assert cli(*command, "--json").json()["body"]["tokens"] == 220
 
 
-def test_several_ends_are_measured_apart(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    others = subprocess.run
+def test_several_ends_are_measured_in_new_processes(cli: Cli, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    real_run = subprocess.run
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if "advise" not in command:
-            return others(command, **options)
-        asked.append(command)
+            return real_run(command, **options)
+        commands.append(command)
         end = command[command.index("--end") + 1]
         if end == "SM":
             return subprocess.CompletedProcess(command, -9, "", "")
@@ -72,13 +72,13 @@ def test_several_ends_are_measured_apart(cli: Cli, text: Path, monkeypatch: pyte
     assert "Use ADP-T" in outcome.out
     (line,) = (line for line in outcome.out.splitlines() if line.startswith("ADP-T ") and "reads" not in line)
     assert line.split()[-3:] == ["7", "50", "40"]
-    assert len(asked) == 4
-    assert asked[0][1:6] == ["-m", "reefknot", "advise", str(text), "--end"]
-    assert asked[0][-1] == "--json"
-    assert asked[0][asked[0].index("--tokens") + 1] == "32"
+    assert len(commands) == 4
+    assert commands[0][1:6] == ["-m", "reefknot", "advise", str(text), "--end"]
+    assert commands[0][-1] == "--json"
+    assert commands[0][commands[0].index("--tokens") + 1] == "32"
 
 
-def test_mistakes(cli: Cli, text: Path) -> None:
+def test_mistakes_print_a_message(cli: Cli, text: Path) -> None:
     outcome = cli("advise", text, "--end", "LSTM")
     assert outcome.code == 2
     assert "--end LSTM: must be one of SM, SM-T, BPE" in outcome.err

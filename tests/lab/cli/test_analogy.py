@@ -1,4 +1,4 @@
-"""`reefknot analogy` on runs and on files."""
+"""`reefknot vectors analogy` on runs and on files."""
 
 from __future__ import annotations
 
@@ -26,57 +26,57 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_three_words(cli: Cli, file: Path) -> None:
-    found = cli("analogy", file, "man", "king", "woman", "--json").json()
-    assert [word for word, _ in found["vectors"]] == ["queen", "apple"]
-    assert cli("analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
+def test_the_answer_is_nearest_to_b_minus_a_plus_c(cli: Cli, file: Path) -> None:
+    answers = cli("vectors", "analogy", file, "man", "king", "woman", "--json").json()
+    assert [word for word, _ in answers["vectors"]] == ["queen", "apple"]
+    assert cli("vectors", "analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
 
 
-def test_a_zero_vector_and_no_other_word_are_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_zero_vector_and_a_lack_of_other_words_print_a_note(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
-    told = "vectors: the vector of nil is zero, which has no direction\n"
+    note = "vectors: the vector of nil is zero, which has no direction\n"
     for words in (("nil", "a", "b"), ("a", "NIL", "nil")):
-        outcome = cli("analogy", tmp_path / "v.txt", *words)
-        assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", told)
-    assert cli("analogy", tmp_path / "v.txt", "a", "nil", "b", "--json").json() == {"vectors": []}
+        outcome = cli("vectors", "analogy", tmp_path / "v.txt", *words)
+        assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", note)
+    assert cli("vectors", "analogy", tmp_path / "v.txt", "a", "nil", "b", "--json").json() == {"vectors": []}
     (tmp_path / "v.txt").write_text("a 1 2\nb 2 1\n")
-    outcome = cli("analogy", tmp_path / "v.txt", "a", "b", "a")
+    outcome = cli("vectors", "analogy", tmp_path / "v.txt", "a", "b", "a")
     assert (outcome.code, outcome.out, outcome.err) == (0, "vectors: none\n", "vectors: there is no other word\n")
 
 
-def test_words_are_looked_up_as_written_once(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+def test_words_are_looked_up_once(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups: list[list[str]] = []
     require = Lookup.require
 
     def watched(lookup: Lookup, words: Sequence[str], where: str) -> list[int]:
-        asked.append(list(words))
+        lookups.append(list(words))
         return require(lookup, words, where)
 
     monkeypatch.setattr(Lookup, "require", watched)
-    assert cli("analogy", file, "Man", "king", "WOMAN", "-k", 1).out == "vectors: queen 0.79\n"
-    assert asked.count(["Man", "king", "WOMAN"]) == 1
+    assert cli("vectors", "analogy", file, "Man", "king", "WOMAN", "-k", 1).out == "vectors: queen 0.79\n"
+    assert lookups.count(["Man", "king", "WOMAN"]) == 1
 
 
-def test_every_table_of_a_run(cli: Cli, runs: Runs) -> None:
-    found = cli("analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
-    assert list(found) == ["input", "output"]
+def test_every_table_of_a_run_gives_answers(cli: Cli, runs: Runs) -> None:
+    answers = cli("vectors", "analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
+    assert list(answers) == ["input", "output"]
     assert all(
-        len(near) == 3 and not {"green", "river", "house"} & {word for word, _ in near} for near in found.values()
+        len(near) == 3 and not {"green", "river", "house"} & {word for word, _ in near} for near in answers.values()
     )
-    assert cli("analogy", runs.tied, "Green", "river", "house").out.startswith("tied: ")
+    assert cli("vectors", "analogy", runs.tied, "Green", "river", "house").out.startswith("tied: ")
 
 
-def test_questions(cli: Cli, file: Path, tmp_path: Path) -> None:
+def test_a_file_of_questions_gives_the_share_of_correct_answers(cli: Cli, file: Path, tmp_path: Path) -> None:
     questions = tmp_path / "questions.txt"
     text = ": family\nman king woman queen\nMan woman king apple\n: fruit\npear apple man king\n"
     questions.write_text(text, encoding="utf-8")
-    found = cli("analogy", file, "--questions", questions, "--json").json()
-    assert found["vectors"] == [
+    answers = cli("vectors", "analogy", file, "--questions", questions, "--json").json()
+    assert answers["vectors"] == [
         {"name": "family", "right": 1, "asked": 2, "of": 2, "accuracy": 0.5},
         {"name": "fruit", "right": 0, "asked": 0, "of": 1, "accuracy": None},
         {"name": "total", "right": 1, "asked": 2, "of": 3, "accuracy": 0.5},
     ]
-    assert cli("analogy", file, "--questions", questions).out.splitlines() == [
+    assert cli("vectors", "analogy", file, "--questions", questions).out.splitlines() == [
         "vectors",
         "  family   50.0%  (1 of 2)",
         "  fruit   undefined: no question could be asked, 1 left out for an unknown word",
@@ -85,25 +85,26 @@ def test_questions(cli: Cli, file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "sentence"),
+    ("command", "code", "message"),
     [
-        ("analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
-        ("analogy {file} man king", 2, "give three words (there are 2)"),
-        ("analogy {file} man king woman queen", 2, "give three words (there are 4)"),
+        ("vectors analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
+        ("vectors analogy {file} man king", 2, "give three words (there are 2)"),
+        ("vectors analogy {file} man king woman queen", 2, "give three words (there are 4)"),
         (
-            "analogy {file} man king woman --questions {file}",
+            "vectors analogy {file} man king woman --questions {file}",
             2,
             "both words and --questions FILE are given; leave one of them out",
         ),
-        ("analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),
-        ("analogy {tied} green river zebra", 3, "not in the vocabulary of"),
-        ("analogy {file} --questions nowhere", 3, "nowhere: cannot be read"),
-        ("analogy {file} --questions {tied}/vocabulary.json", 3, "is neither four words nor ': NAME'"),
-        ("analogy nowhere man king woman", 3, "nowhere"),
+        ("vectors analogy {file} --questions {file} -k 3", 2, "-k has no effect with --questions"),
+        ("vectors analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),
+        ("vectors analogy {tied} green river zebra", 3, "not in the vocabulary of"),
+        ("vectors analogy {file} --questions nowhere", 3, "nowhere: cannot be read"),
+        ("vectors analogy {file} --questions {tied}/vocabulary.json", 3, "is neither four words nor ': NAME'"),
+        ("vectors analogy nowhere man king woman", 3, "nowhere"),
     ],
 )
-def test_mistakes(cli: Cli, runs: Runs, file: Path, command: str, code: int, sentence: str) -> None:
+def test_mistakes_print_one_line(cli: Cli, runs: Runs, file: Path, command: str, code: int, message: str) -> None:
     outcome = cli(*(word.format(file=file, tied=runs.tied) for word in command.split()))
     assert (outcome.code, outcome.out) == (code, "")
-    assert sentence in outcome.err
+    assert message in outcome.err
     assert outcome.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`reefknot export`: from a run or a file into every format, for a person and for a program."""
+"""`reefknot vectors export`: from a run or a file to every format."""
 
 from __future__ import annotations
 
@@ -18,52 +18,54 @@ Cli = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_tied_table_of_a_run(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    done = cli("export", runs.tied, "--format", format, "-o", tmp_path / "out")
+def test_the_tied_table_of_a_run_is_written_in_every_format(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    done = cli("vectors", "export", runs.tied, "--format", format, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert done.out == f"{tmp_path / 'out'}: 12 words, 8 numbers each (tied), read back\n"
-    trained, found = open_run(runs.tied), read_vectors(tmp_path / "out")
-    assert found.words == trained.vocabulary.words
-    assert "<eos>" in found
-    assert found.vectors_VD.tolist() == trained.model.input.tables()[0].weight.tolist()
+    trained, written = open_run(runs.tied), read_vectors(tmp_path / "out")
+    assert written.words == trained.vocabulary.words
+    assert "<eos>" in written
+    assert written.vectors_VD.tolist() == trained.model.input.tables()[0].weight.tolist()
 
 
-def test_of_several_tables_one_is_named(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_a_run_with_several_tables_needs_the_name_of_one(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     out = tmp_path / "v.txt"
-    several = cli("export", runs.untied, "--format", "glove", "-o", out)
+    several = cli("vectors", "export", runs.untied, "--format", "glove", "-o", out)
     assert (several.code, several.out) == (2, "")
-    assert "has several tables; say which with --table: input or output" in several.err
-    wrong = cli("export", runs.untied, "--table", "tied", "--format", "glove", "-o", out)
+    assert "has several tables; choose one with --table: input or output" in several.err
+    wrong = cli("vectors", "export", runs.untied, "--table", "tied", "--format", "glove", "-o", out)
     assert wrong.code == 2
     assert "--table tied" in wrong.err
-    assert "there is: input, output" in wrong.err
+    assert "it has: input, output" in wrong.err
     assert not out.exists()
     tables = {}
     for table in ("input", "output"):
-        told = cli("export", runs.untied, "--table", table, "--format", "glove", "-o", out, "--json").json()
-        assert told == {"output": str(out), "format": "glove", "table": table, "words": 12, "dim": 8}
+        record = cli(
+            "vectors", "export", runs.untied, "--table", table, "--format", "glove", "-o", out, "--json"
+        ).json()
+        assert record == {"output": str(out), "format": "glove", "table": table, "words": 12, "dim": 8}
         tables[table] = read_vectors(out).vectors_VD
     assert not np.array_equal(tables["input"], tables["output"])
 
 
-def test_a_file_becomes_another_and_what_is_odd_about_it_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_is_converted_and_repeated_words_print_a_note(cli: Cli, tmp_path: Path) -> None:
     foreign, out = tmp_path / "foreign.txt", tmp_path / "out.safetensors"
     foreign.write_bytes(b"a 1 2\nb 3 4\na 5 6\n")
-    done = cli("export", foreign, "--format", "safetensors", "-o", out)
+    done = cli("vectors", "export", foreign, "--format", "safetensors", "-o", out)
     assert done.code == 0
     assert "is repeated; only the first vector of a word is kept" in done.err
     assert done.out.endswith("2 words, 2 numbers each (vectors), read back\n")
     projector = tmp_path / "projector"
-    assert cli("export", out, "--format", "projector", "-o", projector).code == 0
-    assert cli("export", projector, "--format", "word2vec-binary", "-o", tmp_path / "v.bin").code == 0
+    assert cli("vectors", "export", out, "--format", "projector", "-o", projector).code == 0
+    assert cli("vectors", "export", projector, "--format", "word2vec-binary", "-o", tmp_path / "v.bin").code == 0
     assert read_vectors(tmp_path / "v.bin").words == ("a", "b")
 
 
-def test_mistakes_are_sentences(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_mistakes_print_one_line(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     spaced = tmp_path / "spaced.safetensors"
     write_vectors(WordVectors(("a b",), np.ones((1, 2), np.float32)), spaced, "safetensors")
     out = tmp_path / "out"
-    for words, code, sentence in (
+    for words, code, message in (
         (
             (spaced, "--format", "word2vec"),
             3,
@@ -73,8 +75,8 @@ def test_mistakes_are_sentences(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         ((tmp_path / "none", "--format", "glove"), 3, "none"),
         ((tmp_path, "--format", "glove"), 3, "is not a run folder"),
     ):
-        done = cli("export", *words, "-o", out)
+        done = cli("vectors", "export", *words, "-o", out)
         assert done.code == code, done.err
-        assert sentence in done.err
+        assert message in done.err
         assert done.err.count("\n") == 1
         assert not out.exists()

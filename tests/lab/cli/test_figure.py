@@ -1,4 +1,4 @@
-"""`reefknot figure`: from run folders to a table, a picture and a record; figures in the report."""
+"""`reefknot figure`: from run folders to a table, a picture and a record, and figures in the report."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def skip_gram(tmp_path_factory: pytest.TempPathFactory, cli: Cli, corpus: Path) 
     return folder / "seed0"
 
 
-def test_all_are_listed(cli: Cli) -> None:
+def test_without_a_name_all_figures_are_listed(cli: Cli) -> None:
     outcome = cli("figure")
     assert outcome.code == 0, outcome.err
     assert [line.split()[0] for line in outcome.out.splitlines()] == list(FIGURES)
     assert "(reads weights)" in outcome.out
 
 
-def test_a_figure_of_curves_is_told_drawn_and_recorded(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_a_figure_of_curves_is_printed_drawn_and_recorded(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     for suffix, start in ((".svg", b"<svg xmlns="), (".png", b"\x89PNG"), (".html", b"<!doctype html>")):
         picture, record = tmp_path / f"figure{suffix}", tmp_path / "figure.json"
         outcome = cli("figure", "inan2017/2", runs.root, "-o", picture, "--json", record)
@@ -54,12 +54,12 @@ def test_a_figure_of_curves_is_told_drawn_and_recorded(cli: Cli, runs: Runs, tmp
     assert outcome.out.startswith("Inan et al. 2017, Figure 2: ")
     assert "\nuntied " in outcome.out
     assert "not the rows of inan2017/figure2: runs of tiny stand in for them" in outcome.err
-    found = json.loads(record.read_text())
-    assert (found["figure"], len(found["runs"])) == ("inan2017/2", 2)
-    assert {curve["row"] for curve in found["measured"]["curves"]} == {"tied", "untied"}
+    written = json.loads(record.read_text())
+    assert (written["figure"], len(written["runs"])) == ("inan2017/2", 2)
+    assert {curve["row"] for curve in written["measured"]["curves"]} == {"tied", "untied"}
 
 
-def test_next_words_of_contexts(cli: Cli, runs: Runs) -> None:
+def test_next_words_of_the_papers_contexts(cli: Cli, runs: Runs) -> None:
     outcome = cli("figure", "inan2017/table4", runs.tied, runs.untied, "--device", "cpu")
     assert outcome.code == 0, outcome.err
     # No line of this text ends so: what the paper prints is read as the beginning of one.
@@ -69,36 +69,36 @@ def test_next_words_of_contexts(cli: Cli, runs: Runs) -> None:
     assert "0.22 federal" in outcome.out
 
 
-def test_runs_that_a_figure_cannot_speak_of(cli: Cli, runs: Runs, skip_gram: Path) -> None:
+def test_runs_of_another_task_are_left_out_or_rejected(cli: Cli, runs: Runs, skip_gram: Path) -> None:
     outcome = cli("figure", "inan2017/table4", runs.tied, skip_gram, "--device", "cpu")
     assert outcome.code == 0, outcome.err
     assert "left out, not language models: vectors (1 run)" in outcome.err
-    for name, run, said in (
+    for name, run, message in (
         ("inan2017/1", skip_gram, "it is about language models, and"),
         ("press2017/table3", skip_gram, "it is about language models, and"),
         ("press2017/table2", runs.tied, "it is about skip-grams, and"),
     ):
         outcome = cli("figure", name, run)
         assert outcome.code == 3
-        assert said in outcome.err
+        assert message in outcome.err
     outcome = cli("figure", "press2017/section3", runs.tied, skip_gram, "--device", "cpu")
     assert outcome.code == 0, outcome.err
     assert "norms in the input table" in outcome.out
 
 
-def test_pairs_of_tables(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_pairs_of_tables_are_compared(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     outcome = cli("figure", "press2017/table4", runs.root, "-o", tmp_path / "pairs.svg")
     assert outcome.code == 0, outcome.err
     assert "NNLM, 8 units" in outcome.out
     assert "  output, tied " in outcome.out
 
 
-def test_loss_against_baselines_by_band(cli: Cli, runs: Runs, drill: Path, tmp_path: Path) -> None:
+def test_relative_loss_by_band_equals_that_of_compare(cli: Cli, runs: Runs, drill: Path, tmp_path: Path) -> None:
     record = tmp_path / "bands.json"
     outcome = cli("figure", "pappas2019/3", drill, runs.tied, runs.untied, "--json", record)
     assert outcome.code == 0, outcome.err
     measured = json.loads(record.read_text())["measured"]
-    (compared,) = measured["compared"]  # an untied table is no baseline of the paper
+    (compared,) = measured["compared"]  # an untied table is not a baseline of the paper
     assert compared["baseline"] == "weight tying"
     # Against what `compare` says of the same runs.
     (other,) = cli("compare", runs.tied, drill, "--bands", "--json").json()
@@ -109,7 +109,7 @@ def test_loss_against_baselines_by_band(cli: Cli, runs: Runs, drill: Path, tmp_p
             assert band["relative"]["low"] <= band["relative"]["mean"] <= band["relative"]["high"]
 
 
-def test_what_records_cannot_give_is_a_sentence(cli: Cli, runs: Runs, drill: Path, tmp_path: Path) -> None:
+def test_records_without_weights_are_rejected_with_a_message(cli: Cli, runs: Runs, drill: Path, tmp_path: Path) -> None:
     for run, name in ((runs.tied, "tied"), (drill, "drill")):
         (tmp_path / name).mkdir()
         for file in ("config.json", "environment.json", "metrics.jsonl", "result.json"):
@@ -125,7 +125,7 @@ def test_what_records_cannot_give_is_a_sentence(cli: Cli, runs: Runs, drill: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["zebra"], "no figure 'zebra'; there are: "),
         (["inan2017/2", "-o", "figure.jpg"], "-o figure.jpg: must end with .svg, .png, .html"),
@@ -134,13 +134,13 @@ def test_what_records_cannot_give_is_a_sentence(cli: Cli, runs: Runs, drill: Pat
         (["pappas2019/3", "nowhere"], "nowhere: there is no such folder"),
     ],
 )
-def test_mistakes_are_sentences(cli: Cli, words: list[str], said: str) -> None:
+def test_mistakes_print_a_message(cli: Cli, words: list[str], message: str) -> None:
     outcome = cli("figure", *words)
     assert outcome.code in (2, 3)
-    assert said in outcome.err
+    assert message in outcome.err
 
 
-def test_the_report_shows_the_figures_of_its_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_a_report_shows_the_figures_of_its_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert cli("report", runs.root, "-o", page).code == 0
     assert "figure-inan2017-2" not in page.read_text()
@@ -155,7 +155,7 @@ def test_the_report_shows_the_figures_of_its_runs(cli: Cli, runs: Runs, tmp_path
     text = page.read_text()
     assert '<section id="figure-inan2017-2">' in text
     assert "Inan et al. 2017, Figure 2: progress" in text
-    assert "figure-inan2017-table4" not in text  # opens weights, which is asked for
+    assert "figure-inan2017-table4" not in text  # it reads weights, which needs --figures
     outcome = cli("report", folder, "-o", page, "--figures")
     assert outcome.code == 0
     assert "inan2017/table4 is left out: " in outcome.err

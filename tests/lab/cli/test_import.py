@@ -1,4 +1,4 @@
-"""`reefknot import`, and what other verbs make of an imported run."""
+"""`reefknot import`, and other verbs on an imported run."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> Path:
     checkpoint, dictionary = theirs.save(tmp_path / "files")
-    told = cli("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run", "--corpus", text)
-    assert told.code == 0, told.err
-    assert "parameters, 31 words, from" in told.out
+    outcome = cli("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run", "--corpus", text)
+    assert outcome.code == 0, outcome.err
+    assert "parameters, 31 words, from" in outcome.out
     return tmp_path / "run"
 
 
-def test_a_sentence_is_scored_as_fairseq_does(cli: Cli, theirs: FairseqModel, run: Path) -> None:
-    told = cli("score", run, "w3 w0 strange w26", "--json")
-    assert "not finished" not in told.err
+def test_a_sentence_has_the_score_that_fairseq_gives_it(cli: Cli, theirs: FairseqModel, run: Path) -> None:
+    outcome = cli("score", run, "w3 w0 strange w26", "--json")
+    assert "not finished" not in outcome.err
     ids = torch.tensor([[2, 7, 4, 3, 30]])
     wanted = theirs.log_probs(ids)[0].gather(1, torch.tensor([[7], [4], [3], [30], [2]])).squeeze()
-    assert [word["log_prob"] for word in told.json()[0]["words"]] == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert [word["log_prob"] for word in outcome.json()[0]["words"]] == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
-def test_a_text_is_evaluated_with_context(cli: Cli, theirs: FairseqModel, run: Path) -> None:
+def test_a_text_is_evaluated_in_windows_with_context(cli: Cli, theirs: FairseqModel, run: Path) -> None:
     """Blocks of 2 tokens with up to 3 before them, each computed afresh; the text is 10 tokens after an <eos>."""
     text = [7, 4, 3, 30, 11, 2, 2, 5, 29, 2]
     inputs, nll = [2, *text[:-1]], 0.0
@@ -59,28 +59,29 @@ def test_a_text_is_evaluated_with_context(cli: Cli, theirs: FairseqModel, run: P
     assert found["tokens"] == len(text)
 
 
-def test_other_verbs(cli: Cli, run: Path) -> None:
+def test_generate_neighbors_and_evaluate_work(cli: Cli, run: Path) -> None:
     written = cli("generate", run, "--prompt", "w3", "--length", 7, "--json").json()
     assert len(written["tokens"]) == 7
-    near = cli("neighbors", run, "w5", "-k", 3, "--json").json()
+    near = cli("vectors", "neighbors", run, "w5", "-k", 3, "--json").json()
     for end in near.values():
         assert {word for word, _ in end["w5"]} < {*WORDS, "<s>", "<pad>", "<eos>", "<unk>"}
     assert cli("evaluate", run, "--json").json()["tokens"] == 10
 
 
-def test_mistakes(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> None:
+def test_mistakes_print_one_line(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> None:
     checkpoint, dictionary = theirs.save(tmp_path)
     files = ("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run")
     for words, code, message in (
         ((*files, "--data", text), 2, "--data goes with --corpus"),
+        ((*files, "--corpus", text, "--data", text), 2, "--data has no effect"),
         ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
         ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),
         (("import", dictionary, *files[2:]), 3, "not a checkpoint of torch"),
     ):
-        told = cli(*words)
-        assert (told.code, told.err.count("\n")) == (code, 1)
-        assert message in told.err
+        outcome = cli(*words)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1)
+        assert message in outcome.err
     assert cli(*files).code == 0
-    told = cli("evaluate", tmp_path / "run")
-    assert (told.code, told.out) == (3, "")
-    assert "imported without a text; import it again with --corpus NAME" in told.err
+    outcome = cli("evaluate", tmp_path / "run")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "imported without a text; import it again with --corpus NAME" in outcome.err

@@ -1,4 +1,4 @@
-"""A user's mistake is a sentence and an exit code, never a traceback."""
+"""A user's mistake prints a message and sets an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ MISTAKES = [
     ("generate {tied} --top-p 2", 2, "--top-p"),
     ("generate {tied} --seed 99999999999999999999", 2, "--seed"),
     ("score nowhere text", 3, "no such folder"),
-    ("neighbors {tied} zebra green", 3, "not in the vocabulary of .*: zebra"),
-    ("neighbors {tied}", 2, "(?i)words"),
+    ("vectors neighbors {tied} zebra green", 3, "not in the vocabulary of .*: zebra"),
+    ("vectors neighbors {tied}", 2, "(?i)words"),
     ("params {recipe} --row teid", 2, 'no row "teid"'),
     ("params {recipe} tables.spare.kind=word tables.spare.dim=3", 2, "no end uses tables.spare"),
     ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables. .there: words."),
@@ -99,6 +99,20 @@ MISTAKES = [
     ("validate demo a.b=1", 2, "^reefknot: a.b=1 is no recipe; .*, use `reefknot params RECIPE --row ROW a.b=1`\n$"),
     ("ls nothing", 2, "no family 'nothing'; there are: recipes.*; and no recipe 'nothing'"),
     ("trian", 2, "No such command 'trian'"),
+    ("vectors neighbours", 2, "No such command 'neighbours'"),
+    ("train {recipe} --row tied --data {corpus}", 2, "--data has no effect: {recipe} reads .*, not a data folder"),
+    ("train demo --row tied --seeds 2 --data {corpus}", 2, "--data has no effect: demo reads python-docs"),
+    ("table {recipe} --data {corpus}", 2, "--data has no effect"),
+    ("sweep {recipe} training.clip=1,2 --row tied --data {corpus}", 2, "--data has no effect"),
+    ("params demo --data {corpus}", 2, "--data has no effect"),
+    ("validate demo --data {corpus}", 2, "--data has no effect"),
+    ("advise python-docs --data {corpus}", 2, "--data has no effect"),
+    ("report {tied} --data {corpus}", 2, "--data goes with --figures"),
+    ("report {tied} --figures", 2, "--figures has no effect: no figure .* is about these runs"),
+    ("figure --device cpu", 2, "--device: name a figure"),
+    ("figure -o f.svg --data {corpus}", 2, "-o, --data: name a figure"),
+    ("figure inan2017/2 {tied} --device cpu", 2, "--device has no effect on inan2017/2, which reads results and"),
+    ("figure press2017/table4 {tied} --data {corpus}", 2, "--data has no effect on press2017/table4, which reads wei"),
     ("ls --jsno", 2, "(?i)no such option.*--jsno"),
 ]
 
@@ -116,7 +130,7 @@ def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
 
 
 @pytest.mark.parametrize(("command", "code", "sentence"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
-def test_a_mistake_is_a_sentence(
+def test_a_mistake_prints_a_short_message(
     cli: Cli,
     places: dict[str, Path | str],
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +150,7 @@ def test_a_mistake_is_a_sentence(
     assert list(tmp_path.iterdir()) == [] or command.startswith("train")
 
 
-def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
+def test_many_mistakes_take_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
     wrong = [f"training.wrong{number}=1" for number in range(30)]
     outcome = cli("params", recipe, *wrong)
     assert outcome.code == 2
@@ -144,12 +158,11 @@ def test_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
     assert "and 22 more" in outcome.err
 
 
-def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_a_run_without_weights_yet_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, ignore=shutil.ignore_patterns("best", "checkpoints", "result.json"))
-    for words in (("evaluate",), ("generate",), ("score",), ("neighbors",)):
-        extra = ("green",) if words[0] in ("score", "neighbors") else ()
-        outcome = cli(*words, unfinished, *extra)
+    for verb, *words in (("evaluate",), ("generate",), ("score", "green"), ("vectors neighbors", "green")):
+        outcome = cli(*verb.split(), unfinished, *words)
         assert outcome.code == 3
         assert "has no trained weights yet: finish its training first" in outcome.err
     outcome = cli("compare", runs.tied, unfinished)
@@ -157,8 +170,8 @@ def test_an_unfinished_run(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert "training is not finished" in outcome.err
 
 
-def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    """A record has none; a finished run may have lost them, with or without what leads to them."""
+def test_a_run_that_has_lost_its_weights_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    """A record has no weights. A finished run may have lost its weights, with or without the link to them."""
     record, bare, dangling = tmp_path / "record", tmp_path / "bare", tmp_path / "dangling"
     gone = ("best", "checkpoints")
     shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*gone, "vocabulary.json"))
@@ -170,13 +183,14 @@ def test_a_run_without_its_weights(cli: Cli, runs: Runs, tmp_path: Path) -> None
         dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
     }
     for folder, sentence in sentences.items():
-        for verb, *words in (("neighbors", "green"), ("analogy", "green", "river", "house"), ("score", "green")):
-            outcome = cli(verb, folder, *words)
+        near, analogy = ("vectors neighbors", "green"), ("vectors analogy", "green", "river", "house")
+        for verb, *words in (near, analogy, ("score", "green")):
+            outcome = cli(*verb.split(), folder, *words)
             assert (outcome.code, outcome.out) == (3, "")
             assert re.search(f"{re.escape(str(folder))} {sentence}", outcome.err), outcome.err
 
 
-def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_damaged_runs_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(runs.tied, damaged, symlinks=True)
     for path in damaged.glob("checkpoints/*/model.safetensors"):
@@ -195,7 +209,7 @@ def test_damaged_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert cli("evaluate", damaged).code == 3
 
 
-def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus_that_has_changed_is_rejected(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(runs.tied, moved, symlinks=True)
     other = tmp_path / "text"
@@ -209,7 +223,7 @@ def test_a_corpus_that_changed(cli: Cli, runs: Runs, corpus: Path, tmp_path: Pat
     assert "has changed; restore it" in outcome.err
 
 
-def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_a_wrong_size_is_rejected_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     text = recipe.read_text(encoding="utf-8")
     wrong.write_text(text.replace('name = "tied"\n', 'name = "tied"\nparameters = 9\n'), encoding="utf-8")
@@ -230,7 +244,7 @@ def test_wrong_size_is_refused_before_training(cli: Cli, recipe: Path, tmp_path:
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: Permission denied"),
     ],
 )
-def test_what_the_machine_refuses_is_a_sentence(
+def test_a_full_disk_or_memory_prints_a_message(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
 ) -> None:
     def fail() -> None:
@@ -242,8 +256,8 @@ def test_what_the_machine_refuses_is_a_sentence(
     assert re.search(sentence, outcome.err)
 
 
-def test_a_closed_output_is_refused() -> None:
-    """As a shell closes it by `>&-`; every verb goes the same way."""
+def test_a_closed_output_is_an_error() -> None:
+    """`>&-` closes standard output in a shell. All verbs share this check."""
     command = f"exec {shlex.quote(sys.executable)} -m reefknot ls >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 5
@@ -259,23 +273,25 @@ def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
         cli("ls")
 
 
-def test_seeds_that_contradict_each_other(cli: Callable[..., Outcome], runs: Runs, recipe: Path) -> None:
+def test_seeds_cannot_be_combined_with_a_seed_or_a_run_folder(
+    cli: Callable[..., Outcome], runs: Runs, recipe: Path
+) -> None:
     twice = cli("train", recipe, "--row", "tied", "--seeds", 2, "training.seed=7")
     assert (twice.code, "leave training.seed out" in twice.err) == (2, True)
     inside = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", runs.tied)
     assert (inside.code, "is a run; with --seeds" in inside.err) == (2, True)
 
 
-def test_several_runs_under_torchrun(
+def test_torchrun_cannot_train_several_runs(
     cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     outcome = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", tmp_path / "runs")
     assert outcome.code == 2
-    assert "start several runs without it" in outcome.err
+    assert "start several runs without torchrun" in outcome.err
 
 
-def test_weights_of_an_unfinished_run_are_called_so(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
+def test_weights_of_an_unfinished_run_print_a_note(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, symlinks=True)
     (unfinished / "result.json").unlink()

@@ -1,4 +1,4 @@
-"""`reefknot neighbors` on files of vectors and on runs of skip-gram; on language models see test_verbs."""
+"""`reefknot vectors neighbors` on files of vectors and on skip-gram runs; test_verbs has language models."""
 
 from __future__ import annotations
 
@@ -42,47 +42,47 @@ def run(cli: Cli, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder / "run"
 
 
-def test_a_file(cli: Cli, tmp_path: Path) -> None:
+def test_neighbors_of_a_file(cli: Cli, tmp_path: Path) -> None:
     rows = np.array([[1, 0], [3, 1], [-1, 9], [0, 0]], np.float32)
     write_vectors(WordVectors(("King", "queen", "pear", "nil"), rows), tmp_path / "file.vec", "word2vec")
-    found = cli("neighbors", tmp_path / "file.vec", "King", "PEAR", "-k", 2, "--json").json()
+    found = cli("vectors", "neighbors", tmp_path / "file.vec", "King", "PEAR", "-k", 2, "--json").json()
     assert found == {
         "vectors": {
             "King": [["queen", round(3 / 10**0.5, 4)], ["nil", 0.0]],
             "pear": [["queen", round(6 / 820**0.5, 4)], ["nil", 0.0]],
         }
     }
-    assert cli("neighbors", tmp_path / "file.vec", "King", "-k", 1).out == "King (vectors): queen 0.95\n"
-    assert cli("export", tmp_path / "file.vec", "--format", "projector", "-o", tmp_path / "folder").code == 0
-    assert cli("neighbors", tmp_path / "folder", "King", "PEAR", "-k", 2, "--json").json() == found
+    assert cli("vectors", "neighbors", tmp_path / "file.vec", "King", "-k", 1).out == "King (vectors): queen 0.95\n"
+    assert cli("vectors", "export", tmp_path / "file.vec", "--format", "projector", "-o", tmp_path / "folder").code == 0
+    assert cli("vectors", "neighbors", tmp_path / "folder", "King", "PEAR", "-k", 2, "--json").json() == found
     (tmp_path / "double.vec").write_text("3 2\na 1 2\nb 3 4\na 5 6\n")
-    outcome = cli("neighbors", tmp_path / "double.vec", "a", "--json")
+    outcome = cli("vectors", "neighbors", tmp_path / "double.vec", "a", "--json")
     assert (outcome.code, list(outcome.json()["vectors"])) == (0, ["a"])
     assert "only the first vector of a word is kept" in outcome.err
-    outcome = cli("neighbors", tmp_path / "file.vec", "queeen")
+    outcome = cli("vectors", "neighbors", tmp_path / "file.vec", "queeen")
     assert (outcome.code, outcome.out) == (3, "")
     assert "file.vec: queeen (did you mean queen?)" in outcome.err
 
 
-def test_a_zero_vector_and_no_other_word_are_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_zero_vector_and_a_lack_of_other_words_print_a_note(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
-    outcome = cli("neighbors", tmp_path / "v.txt", "nil", "a")
+    outcome = cli("vectors", "neighbors", tmp_path / "v.txt", "nil", "a")
     assert (outcome.code, outcome.out) == (0, "nil (vectors): none\na (vectors): b 0.80, nil 0.00\n")
     assert outcome.err == "nil (vectors): the vector of nil is zero, which has no direction\n"
-    assert cli("neighbors", tmp_path / "v.txt", "nil", "--json").json() == {"vectors": {"nil": []}}
+    assert cli("vectors", "neighbors", tmp_path / "v.txt", "nil", "--json").json() == {"vectors": {"nil": []}}
     (tmp_path / "v.txt").write_text("a 1 2\n")
-    outcome = cli("neighbors", tmp_path / "v.txt", "a")
+    outcome = cli("vectors", "neighbors", tmp_path / "v.txt", "a")
     assert (outcome.code, outcome.out) == (0, "a (vectors): none\n")
     assert outcome.err == "a (vectors): there is no other word\n"
 
 
-def test_a_run_of_skip_gram(cli: Cli, run: Path) -> None:
-    found = cli("neighbors", run, "green", "-k", 3, "--json").json()
+def test_neighbors_in_both_tables_of_a_skip_gram_run(cli: Cli, run: Path) -> None:
+    found = cli("vectors", "neighbors", run, "green", "-k", 3, "--json").json()
     assert list(found) == ["input", "output"]
     for end, vectors in open_vectors(run).items():
         cosines = vectors.unit_VD @ vectors.unit_VD[vectors.id_of("green")]
         others = [row for row in np.argsort(-cosines, kind="stable") if vectors.words[row] != "green"][:3]
         assert [word for word, _ in found[end]["green"]] == [vectors.words[row] for row in others]
-    outcome = cli("neighbors", run, "zebra")
+    outcome = cli("vectors", "neighbors", run, "zebra")
     assert (outcome.code, outcome.err) == (3, f"reefknot: not in the vocabulary of {run}: zebra\n")
-    assert cli("analogy", run, "green", "river", "house", "--json").json().keys() == {"input", "output"}
+    assert cli("vectors", "analogy", run, "green", "river", "house", "--json").json().keys() == {"input", "output"}

@@ -1,4 +1,4 @@
-"""How far long work is: on stderr, where it does not mix with what is printed."""
+"""Progress is printed on stderr, where it does not mix with the result."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "told"),
+    ("total", "line"),
     [(200, "translating  ━━╌╌╌╌╌╌╌╌ 25%, 0s left  50 of 200 lines\n"), (None, "translating  50 lines\n")],
 )
-def test_lines_are_counted(capsys: pytest.CaptureFixture[str], total: int | None, told: str) -> None:
+def test_the_number_of_lines_is_printed(capsys: pytest.CaptureFixture[str], total: int | None, line: str) -> None:
     LineCount("translating", total).tell(50)
     print("a result")
-    assert tuple(capsys.readouterr()) == ("a result\n", told)
+    assert tuple(capsys.readouterr()) == ("a result\n", line)
 
 
-def test_a_share_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_share_of_the_work_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with live_progress() as progress:
         progress("scoring", 0.0)
         progress("scoring", 0.5)

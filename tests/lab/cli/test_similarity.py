@@ -1,4 +1,4 @@
-"""`reefknot similarity`: tables of runs and files against benchmarks, and against one another."""
+"""`reefknot vectors similarity`: tables of runs and files, compared with benchmarks and with each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from reefknot.lab.cli.similarity import similarity
+from reefknot.lab.cli.vectors.similarity import similarity
 from reefknot.lab.evaluation.pairwise_similarity import EXACT_BELOW, SAMPLES
 from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.files import write_vectors
@@ -46,8 +46,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_all_tables_on_all_benchmarks(cli: Cli, runs: Runs, data: Path, file: Path) -> None:
-    found = cli("similarity", runs.untied, runs.tied, file, "--data", data, "--json").json()
+def test_every_table_is_compared_with_every_benchmark(cli: Cli, runs: Runs, data: Path, file: Path) -> None:
+    found = cli("vectors", "similarity", runs.untied, runs.tied, file, "--data", data, "--json").json()
     tables = [(runs.untied, "input"), (runs.untied, "output"), (runs.tied, "tied"), (file, "vectors")]
     assert [(each["source"], each["table"]) for each in found] == [(str(path), name) for path, name in tables]
     for each in found:
@@ -63,25 +63,25 @@ def test_all_tables_on_all_benchmarks(cli: Cli, runs: Runs, data: Path, file: Pa
     assert found[1]["judgements"][0]["rho"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_what_a_person_reads(cli: Cli, runs: Runs, data: Path) -> None:
-    said = cli("similarity", runs.tied, "--data", data).out.splitlines()
-    assert said[0] == f"{runs.tied}, tied: 12 words"
-    assert said[1].startswith("  RG-65  ")
-    assert said[1].endswith(", 43 of 65 pairs")
-    assert len(said) == 3
+def test_the_printed_lines_have_the_coverage(cli: Cli, runs: Runs, data: Path) -> None:
+    output = cli("vectors", "similarity", runs.tied, "--data", data).out.splitlines()
+    assert output[0] == f"{runs.tied}, tied: 12 words"
+    assert output[1].startswith("  RG-65  ")
+    assert output[1].endswith(", 43 of 65 pairs")
+    assert len(output) == 3
 
 
-def test_sets_by_name_in_any_case_and_by_file(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
+def test_benchmarks_are_named_in_any_case_or_by_file(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.tsv"
     mine.write_text("green\triver\t1\ngreen\thouse\t1\n", encoding="utf-8")
     sets = ("--set", "mc-30", "--set", mine, "--set", "MC-30", "--set", mine)
-    found = cli("similarity", runs.tied, *sets, "--data", data, "--json").json()
+    found = cli("vectors", "similarity", runs.tied, *sets, "--data", data, "--json").json()
     assert [one["name"] for one in found[0]["judgements"]] == ["MC-30", "mine"]
     assert found[0]["judgements"][1] == {"name": "mine", "rho": None, "low": None, "high": None, "pairs": 2, "of": 2}
-    said = cli("similarity", runs.tied, "--set", mine).out
-    assert "mine  undefined: fewer than 3 pairs (2 of 2 pairs)" in said
+    output = cli("vectors", "similarity", runs.tied, "--set", mine).out
+    assert "mine  undefined: fewer than 3 pairs (2 of 2 pairs)" in output
     mine.write_text("green\triver\t1\ngreen\thouse\t1\nbird\ttree\t1\n", encoding="utf-8")
-    outcome = cli("similarity", runs.tied, "--set", mine)
+    outcome = cli("vectors", "similarity", runs.tied, "--set", mine)
     assert "undefined: all scores or all cosines are equal (3 of 3 pairs)" in outcome.out
     assert "nan" not in outcome.out.lower()
 
@@ -94,75 +94,80 @@ def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path
     mine = tmp_path / "mine.tsv"
     for pairs, why in ((3, "fewer than 10 pairs"), (12, "a perfect order, and so is every resample")):
         mine.write_text("".join(f"a\tw{number}\t{-number}\n" for number in range(pairs)), encoding="utf-8")
-        said = cli("similarity", tmp_path / "v.txt", "--set", mine).out
-        assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in said
-        (found,) = cli("similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
+        output = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine).out
+        assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in output
+        (found,) = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
         assert (found["judgements"][0]["low"], found["judgements"][0]["high"]) == (None, None)
 
 
-def test_tables_against_one_another(cli: Cli, runs: Runs, file: Path) -> None:
-    found = cli("similarity", "--between", runs.untied, runs.tied, "--json").json()
+def test_between_compares_every_two_tables(cli: Cli, runs: Runs, file: Path) -> None:
+    found = cli("vectors", "similarity", "--between", runs.untied, runs.tied, "--json").json()
     sides = [(each["a"]["table"], each["b"]["table"]) for each in found]
     assert sides == [("input", "output"), ("input", "tied"), ("output", "tied")]
     assert all(each["exact"] and each["pairs"] == 66 and each["low"] is None for each in found)
-    (same,) = cli("similarity", file, runs.tied, "--between", "--json").json()
+    (same,) = cli("vectors", "similarity", file, runs.tied, "--between", "--json").json()
     assert same["pairs"] == 45  # the symbols are in the run alone
-    said = cli("similarity", "--between", runs.untied).out
-    assert said.startswith(f"{runs.untied}, input and {runs.untied}, output: ")
-    assert said.endswith(", over all 66 pairs\n")
+    output = cli("vectors", "similarity", "--between", runs.untied).out
+    assert output.startswith(f"{runs.untied}, input and {runs.untied}, output: ")
+    assert output.endswith(", over all 66 pairs\n")
 
 
-def test_a_sample_says_so(cli: Cli, tmp_path: Path) -> None:
+def test_between_draws_pairs_of_large_vocabularies(cli: Cli, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     words = tuple(f"w{index}" for index in range(60))
     for name in ("one", "other"):
         write_vectors(WordVectors(words, rng.standard_normal((60, 4)).astype(np.float32)), tmp_path / name, "word2vec")
-    command = ("similarity", "--between", tmp_path / "one", tmp_path / "other", "--exact-below", 50, "--samples", 500)
-    said = cli(*command).out
-    assert " to " in said
-    assert said.endswith("over 500 pairs drawn from all\n")
+    tables = (tmp_path / "one", tmp_path / "other")
+    command = ("vectors", "similarity", "--between", *tables, "--exact-below", 50, "--samples", 500)
+    output = cli(*command).out
+    assert " to " in output
+    assert output.endswith("over 500 pairs drawn from all\n")
     (first,), (again,), (other,) = (cli(*command, "--seed", seed, "--json").json() for seed in (1, 1, 2))
     assert first == again != other
     assert not first["exact"]
     assert first["low"] < first["rho"] < first["high"]
 
 
-def test_limits_are_those_of_the_library() -> None:
+def test_defaults_equal_those_of_the_library() -> None:
     options = inspect.signature(similarity).parameters
     assert (options["exact_below"].default, options["samples"].default) == (EXACT_BELOW, SAMPLES)
 
 
-def test_an_unfinished_run_is_told(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_prints_a_note(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, symlinks=True, ignore=shutil.ignore_patterns("result.json"))
-    outcome = cli("similarity", unfinished, "--data", data, "--json")
+    outcome = cli("vectors", "similarity", unfinished, "--data", data, "--json")
     assert json.loads(outcome.out)
     assert outcome.err == f"{unfinished}: training is not finished; these are its best weights so far\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "sentence"),
+    ("command", "code", "message"),
     [
-        ("similarity", 2, "RUN|FILE"),
-        ("similarity {tied}", 3, "word-similarity benchmarks not found: expected DIR/"),
-        ("similarity {tied} --data {empty}", 3, "word-similarity benchmarks not found in "),
-        ("similarity {tied} --set SimLex --data {data}", 2, "did you mean SimLex-999?"),
+        ("vectors similarity", 2, "RUN|FILE"),
+        ("vectors similarity {tied}", 3, "word-similarity benchmarks not found: expected DIR/"),
+        ("vectors similarity {tied} --data {empty}", 3, "word-similarity benchmarks not found in "),
+        ("vectors similarity {tied} --set SimLex --data {data}", 2, "did you mean SimLex-999?"),
         (
-            "similarity {tied} --set zzz --data {data}",
+            "vectors similarity {tied} --set zzz --data {data}",
             2,
-            "neither a benchmark nor a file; there are SimLex-999, Verb-143",
+            "neither a benchmark nor a file; the benchmarks are SimLex-999, Verb-143",
         ),
-        ("similarity {tied} --set MEN --data {data}", 3, "MEN not found: expected EN-MEN-TR-3k.txt"),
-        ("similarity {tied} --set {file}", 3, "line 1: "),
-        ("similarity nowhere --data {data}", 3, "nowhere"),
-        ("similarity {empty} --data {data}", 3, "is not a run folder"),
-        ("similarity --between {tied}", 2, "--between needs two tables, and one is named"),
-        ("similarity --between {untied} --set MEN", 2, "--set goes without --between"),
-        ("similarity {untied} --samples 500", 2, "--samples goes with --between"),
-        ("similarity --between {untied} --samples 5", 2, "--samples"),
+        ("vectors similarity {tied} --set MEN --data {data}", 3, "MEN not found: expected EN-MEN-TR-3k.txt"),
+        ("vectors similarity {tied} --set {file}", 3, "line 1: "),
+        ("vectors similarity nowhere --data {data}", 3, "nowhere"),
+        ("vectors similarity {empty} --data {data}", 3, "is not a run folder"),
+        ("vectors similarity --between {tied}", 2, "--between needs two tables, and one is named"),
+        ("vectors similarity --between {untied} --set MEN", 2, "--set goes without --between"),
+        ("vectors similarity {untied} --samples 500", 2, "--samples goes with --between"),
+        ("vectors similarity --between {untied} --samples 5", 2, "--samples"),
+        ("vectors similarity --between {untied} --samples 500", 2, "--samples has no effect, because all pairs"),
+        ("vectors similarity --between {untied} --seed 3", 2, "--seed has no effect, because all pairs"),
+        ("vectors similarity --between {untied} --exact-below 5 --seed 3", 2, "--seed has no effect"),
+        ("vectors similarity {tied} --set {file} --data {data}", 2, "--data has no effect, because every --set"),
     ],
 )
-def test_mistakes(
+def test_mistakes_print_a_message(
     cli: Cli,
     runs: Runs,
     data: Path,
@@ -171,10 +176,10 @@ def test_mistakes(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
     code: int,
-    sentence: str,
+    message: str,
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     places = {"tied": runs.tied, "untied": runs.untied, "data": data, "file": file, "empty": tmp_path}
     outcome = cli(*(word.format(**places) for word in command.split()))
     assert (outcome.code, outcome.out) == (code, "")
-    assert sentence in outcome.err
+    assert message in outcome.err

@@ -1,4 +1,4 @@
-"""Sizes of vocabularies that are known without reading a text."""
+"""Vocabulary sizes that are known without reading a text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reefknot.lab.recipes.recipe import load_recipe
     ("settings", "size"),
     [([], 10_000), (["vocabulary.dictionary=fairseq"], 10_008), (["corpus.name=wikitext-2"], 33_278)],
 )
-def test_published_corpora(settings: list[str], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_corpus_has_a_known_size(settings: list[str], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     recipe = load_recipe("press2017/table6", settings)
     assert {Texts(None).vocabulary_size(experiment) for experiment in recipe.experiments.values()} == {size}
 
 
-def test_pieces_need_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sub_words_need_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     recipe = load_recipe("press2017/table6", ["vocabulary.bpe={}"])
     with pytest.raises(CorpusNotFound):

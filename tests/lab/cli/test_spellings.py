@@ -56,14 +56,14 @@ def test_a_prompt_is_read_as_it_is_spelled(cli: Cli, spelling: Path) -> None:
 def test_neighbours_are_words_of_the_vocabulary(cli: Cli, spelling: Path) -> None:
     vocabulary = Vocabulary.load(spelling / "vocabulary.json")
     known, spelled = vocabulary.words[3], vocabulary.spelled[0]
-    outcome = cli("neighbors", spelling, known, spelled, "zoo", "-k", 100, "--json")
+    outcome = cli("vectors", "neighbors", spelling, known, spelled, "zoo", "-k", 100, "--json")
     assert outcome.err == f"not in the vocabulary, so with neighbours at the input only: {spelled}, zoo\n"
     found = outcome.json()
     assert found["output"].keys() == {known}
     assert {word for word, _ in found["input"][known]} == set(vocabulary.words) - {known}
     for word in (spelled, "zoo"):
         assert {near for near, _ in found["input"][word]} == set(vocabulary.words)
-    said = cli("neighbors", spelling, "zoo").out
+    said = cli("vectors", "neighbors", spelling, "zoo").out
     assert said.startswith("zoo (input): ")
     assert "output" not in said
 
@@ -76,7 +76,7 @@ def test_without_kept_spellings_such_a_word_is_unknown(cli: Cli, recipe: Path, t
     assert outcome.err == "not in the vocabulary, read as <unk>: zoo\n"
     zoo, ark = cli("score", tmp_path / "run", "zoo stone", "ark stone", "--json").json()
     assert zoo["log_prob"] == ark["log_prob"]
-    assert cli("neighbors", tmp_path / "run", "zoo").code == 3
+    assert cli("vectors", "neighbors", tmp_path / "run", "zoo").code == 3
 
 
 def test_words_that_come_later_do_not_disturb_each_other(spelling: Path) -> None:

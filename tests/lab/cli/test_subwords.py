@@ -1,4 +1,4 @@
-"""A run on pieces of words: what the reading verbs make of them, and how it compares with a run on words."""
+"""Verbs on a run with sub-words, and its comparison with a run on words."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_prompt_is_cut_and_the_text_is_joined(cli: Cli, pieces: Path) -> None:
 def test_neighbours_are_those_of_one_piece(cli: Cli, pieces: Path) -> None:
     cuts = {word: Vocabulary.load(pieces / "vocabulary.json").cut(word) for word in WORDS}
     whole = next(word for word, cut in cuts.items() if len(cut) == 1)
-    assert list(cli("neighbors", pieces, whole, "--json").json()["tied"]) == [f"{whole}</w>"]
-    outcome = cli("neighbors", pieces, "mountain")
+    assert list(cli("vectors", "neighbors", pieces, whole, "--json").json()["tied"]) == [f"{whole}</w>"]
+    outcome = cli("vectors", "neighbors", pieces, "mountain")
     assert outcome.code == 3
     cut = " ".join(cuts["mountain"])
     assert f"mountain has no vector of its own in {pieces}: it is cut into {cut}" in outcome.err
@@ -71,7 +71,7 @@ def test_a_piece_inside_of_words_is_no_word(cli: Cli, pieces: Path) -> None:
     assert [table.words[row] for row in Lookup(table).require(whole, "x")] == [f"{word}</w>" for word in whole]
     inside = (token for token in vocabulary.words if not vocabulary.ends_word(token))
     unknown = next(token for token in inside if f"{token}</w>" not in table)
-    outcome = cli("analogy", pieces, unknown, whole[0], whole[1])
+    outcome = cli("vectors", "analogy", pieces, unknown, whole[0], whole[1])
     assert (outcome.code, outcome.out) == (3, "")
     assert f"not in the vocabulary of {pieces} as a single sub-word: {unknown}" in outcome.err
 

@@ -6,31 +6,75 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
+from click.testing import CliRunner
 
-from reefknot.lab.cli.main import VERBS, load_verb
+from reefknot.lab.cli.main import VERBS, Verb, every_verb, load_verb
 
 from .conftest import Outcome
 
 Cli = Callable[..., Outcome]
-COMMANDS = {verb: load_verb(verb) for verb in VERBS}
+COMMANDS = {" ".join(words): command for words, command in every_verb()}
+GROUPS = ("bench", "vectors")
+PAGES = ["", *GROUPS, *COMMANDS]
+"""Everything that has a help page, as the words after `reefknot`."""
 
 
-@pytest.mark.parametrize("verb", [(), *((verb,) for verb in VERBS)], ids=lambda verb: " ".join(verb) or "reefknot")
-def test_help_shows_examples(cli: Cli, verb: tuple[str, ...]) -> None:
-    outcome = cli(*verb, "--help")
+@pytest.mark.parametrize("verb", PAGES, ids=lambda verb: verb or "reefknot")
+def test_every_help_page_ends_with_examples(cli: Cli, verb: str) -> None:
+    outcome = cli(*verb.split(), "--help")
     assert outcome.code == 0
     _, _, examples = outcome.out.partition("Examples:\n")
-    assert " ".join(["reefknot", *verb]) in examples
-    assert cli(*verb, "-h").out == outcome.out
+    assert f"reefknot {verb}".strip() in examples
+    assert cli(*verb.split(), "-h").out == outcome.out
 
 
-def test_no_verb_shows_the_help(cli: Cli) -> None:
-    outcome = cli()
+@pytest.mark.parametrize("verb", ["", *GROUPS], ids=lambda verb: verb or "reefknot")
+def test_pages_of_groups_print_whole_sentences(cli: Cli, verb: str) -> None:
+    listed = cli(*verb.split(), "--help").out.partition("Commands:\n")[2].partition("Examples:\n")[0]
+    text = " ".join(listed.split())
+    assert "..." not in text
+    names = VERBS if not verb else [name.split()[1] for name in COMMANDS if name.startswith(f"{verb} ")]
+    for name in names:
+        summary = load_verb(name).help if not verb else COMMANDS[f"{verb} {name}"].help
+        sentence = " ".join(summary.split("\n\n")[0].split())
+        assert f"{name} {sentence.partition('. ')[0]}" in text
+
+
+@pytest.mark.parametrize("words", [(), ("bench",), ("vectors",)], ids=["reefknot", "bench", "vectors"])
+def test_no_verb_prints_the_help_page(cli: Cli, words: tuple[str, ...]) -> None:
+    outcome = cli(*words)
     assert outcome.code == 2
-    assert all(verb in outcome.out + outcome.err for verb in VERBS)
+    names = VERBS if not words else [name.split()[1] for name in COMMANDS if name.split()[0] == words[0]]
+    assert all(name in outcome.out + outcome.err for name in names)
+
+
+@pytest.mark.parametrize("old", ["neighbors", "analogy", "similarity", "export"])
+@pytest.mark.parametrize("words", [(), ("--help",), ("RUN", "word", "--no-such-option")], ids=str)
+def test_a_verb_that_has_moved_prints_its_new_name(cli: Cli, old: str, words: tuple[str, ...]) -> None:
+    outcome = cli(old, *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == f"reefknot: `reefknot {old}` is now `reefknot vectors {old}`\n"
+    assert f"vectors {old}" in COMMANDS
+
+
+def test_options_are_listed_by_their_panel() -> None:
+    def example(
+        split: Annotated[str, typer.Option(help="A common option.")] = "test",
+        theta: Annotated[float, typer.Option(help="An option of the cache.", rich_help_panel="Cache")] = 0.3,
+        beam: Annotated[int, typer.Option(help="An option of the search.", rich_help_panel="Search")] = 4,
+        size: Annotated[int, typer.Option(help="Another of the cache.", rich_help_panel="Cache")] = 9,
+    ) -> None:
+        """An example."""
+
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(cls=Verb)(example)
+    lines = CliRunner().invoke(typer.main.get_command(app), ["--help"]).output.splitlines()
+    options = [line.split()[0] for line in lines if line.endswith(":") or line.lstrip().startswith("--")]
+    assert options == ["Options:", "--split", "--help", "Cache:", "--theta", "--size", "Search:", "--beam"]
 
 
 def test_every_option_is_explained() -> None:
@@ -40,7 +84,7 @@ def test_every_option_is_explained() -> None:
 
 
 def test_verbs_and_options_are_frozen(frozen: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
-    """People's scripts depend on them: `pytest tests/cli --freeze` writes the list anew."""
+    """People's scripts depend on them. `pytest tests/lab/cli/test_surface.py -k frozen --freeze` writes the list."""
     now = {
         verb: {
             "arguments": [p.name for p in command.params if p.param_type_name == "argument"],
@@ -51,31 +95,35 @@ def test_verbs_and_options_are_frozen(frozen: Callable[[Path, dict[str, Any]], d
     assert now == frozen(Path(__file__).with_name("surface.json"), now)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["ls"], ["evaluate"], ["nonsense"]], ids=" ".join)
-def test_nothing_heavy_is_imported_before_it_is_needed(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["bench", "--help"], ["bench", "heads", "-h"], ["ls"], ["evaluate"], ["nonsense"]],
+    ids=" ".join,
+)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
     script = (
         "import sys; from reefknot.lab.cli.main import main\n"
         f"sys.argv = ['reefknot', *{words!r}]\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print('HEAVY', {'torch', 'matplotlib', 'scipy'} & set(sys.modules))"
+        "print('HEAVY', {'torch', 'matplotlib', 'scipy', 'reefknot.lab.bench'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert "HEAVY set()" in done.stdout
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "reefknot", "ls"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
-    said = process.stderr.read()
+    messages = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(), said) == (0, "")
+    assert (process.wait(), messages) == (0, "")
 
 
-def test_the_module_is_the_command() -> None:
+def test_python_m_reefknot_runs_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "reefknot", "ls", "nope"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("reefknot: no family 'nope'; there are: recipes")

@@ -1,4 +1,4 @@
-"""`reefknot sweep`: what is tried, what is shown of it, what is not, and that it goes on where it stopped."""
+"""`reefknot sweep`: combinations, ranking, hidden test scores, and resuming."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return ran
 
 
-def test_settings_are_tried_ranked_and_gone_on_with(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
+def test_combinations_are_trained_ranked_and_resumed(
+    cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]
+) -> None:
     root = tmp_path / "sweep"
     words = ("--row", "tied", "--out", root, "--device", "cpu", "training.epochs=1")
-    found = cli("sweep", recipe, f"{RATE}=0.001,2", *words)
-    assert found.code == 0, found.err
-    assert "tied: 2 combinations of settings" in found.out
-    assert f"2 runs in {root}, 0 of them done" in found.out
-    assert found.out.index("learning_rate=2 ") < found.out.index("learning_rate=0.001 ")
-    assert "Every row: not the recipe's settings (training.epochs: 2 -> 1)" in found.out
-    assert "1 of 2" in found.out
-    assert "test" not in found.out.replace(str(tmp_path), "")
+    outcome = cli("sweep", recipe, f"{RATE}=0.001,2", *words)
+    assert outcome.code == 0, outcome.err
+    assert "tied: 2 combinations of settings" in outcome.out
+    assert f"2 runs in {root}, 0 of them done" in outcome.out
+    assert outcome.out.index("learning_rate=2 ") < outcome.out.index("learning_rate=0.001 ")
+    assert "Every row: not the recipe's settings (training.epochs: 2 -> 1)" in outcome.out
+    assert "1 of 2" in outcome.out
+    assert "test" not in outcome.out.replace(str(tmp_path), "")
 
-    told = json.loads((root / "sweep.json").read_text("utf-8"))
-    assert [trial["settings"] for trial in told["trials"]] == [{RATE: 2}, {RATE: 0.001}]
-    assert told["trials"][0]["runs"] == [f"{RATE}=2/seed0"]
-    assert told["trials"][0]["valid"]["mean"] < told["trials"][1]["valid"]["mean"]
-    assert "test_of_the_best" not in told
+    summary = json.loads((root / "sweep.json").read_text("utf-8"))
+    assert [trial["settings"] for trial in summary["trials"]] == [{RATE: 2}, {RATE: 0.001}]
+    assert summary["trials"][0]["runs"] == [f"{RATE}=2/seed0"]
+    assert summary["trials"][0]["valid"]["mean"] < summary["trials"][1]["valid"]["mean"]
+    assert "test_of_the_best" not in summary
     page = (root / "report.html").read_text("utf-8")
     assert "validation perplexity" in page
     record = json.loads((root / f"{RATE}=2" / "seed0" / "result.json").read_text("utf-8"))
@@ -71,27 +73,27 @@ def test_every_combination_has_every_seed(
     planned: list[Job] = []
     monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned.extend(jobs))
     monkeypatch.chdir(tmp_path)
-    found = cli("sweep", recipe, "training.clip=1,5", "encoder.dropout=0.1,0.2", "--row", "tied", "--seeds", 3)
-    assert (found.code, len(planned)) == (0, 12)
+    outcome = cli("sweep", recipe, "training.clip=1,5", "encoder.dropout=0.1,0.2", "--row", "tied", "--seeds", 3)
+    assert (outcome.code, len(planned)) == (0, 12)
     first = planned[0]
     assert first.out == Path("runs/sweeps/tiny/tied/encoder.dropout=0.1,training.clip=1/seed0")
     assert "--withhold-test" in first.command()
     assert {"training.clip=1", "encoder.dropout=0.1"} <= set(first.command())
-    assert not list(tmp_path.rglob("sweep.json"))  # there is nothing to tell of
+    assert not list(tmp_path.rglob("sweep.json"))  # no run has finished
 
 
-def test_what_cannot_be_trained_is_told_before_anything_is(
+def test_mistakes_are_reported_before_anything_is_trained(
     cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]
 ) -> None:
-    found = cli("sweep", recipe, "encoder.dropout=0.1,2", "tables.words.dim=8,9", "--row", "tied", "--out", tmp_path)
-    assert found.code == 2
-    assert 'combination "dropout=0.1, dim=9"' in found.err
-    assert 'combinations "dropout=2, dim=8", "dropout=2, dim=9"' in found.err
+    outcome = cli("sweep", recipe, "encoder.dropout=0.1,2", "tables.words.dim=8,9", "--row", "tied", "--out", tmp_path)
+    assert outcome.code == 2
+    assert 'combination "dropout=0.1, dim=9"' in outcome.err
+    assert 'combinations "dropout=2, dim=8", "dropout=2, dim=9"' in outcome.err
     assert trained == []
     assert "say which row with --row" in cli("sweep", recipe, "training.clip=1,2").err
 
 
-def test_a_second_stage_is_swept_from_its_first(
+def test_a_second_stage_starts_from_the_first(
     cli: Cli, recipe: Path, runs: Runs, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,29 +101,29 @@ def test_a_second_stage_is_swept_from_its_first(
     second = '\n[[rows]]\nname = "second"\nset.training.start.row = "tied"\n'
     staged.write_text(recipe.read_text("utf-8") + second, encoding="utf-8")
     words = ("sweep", staged, "training.clip=1,5", "training.epochs=1", "--row", "second", "--device", "cpu")
-    found = cli(*words)
-    assert (found.code, trained) == (2, [])
-    assert found.err.count("starts from row") == 1
+    outcome = cli(*words)
+    assert (outcome.code, trained) == (2, [])
+    assert outcome.err.count("starts from row") == 1
     command = f"`reefknot train {staged} --row tied training.epochs=1`"
-    assert f"no finished run in {tmp_path}/runs/tiny/tied/seed0. Train it: {command}, or" in found.err
+    assert f"no finished run in {tmp_path}/runs/tiny/tied/seed0. Train it: {command}, or" in outcome.err
     assert cli(*words, "--seeds", 2, "--start", runs.tied.parent).err.count("/seed1: row") == 1
-    found = cli(*words, "--start", runs.tied)
-    assert found.code == 0, found.err
+    outcome = cli(*words, "--start", runs.tied)
+    assert outcome.code == 0, outcome.err
     assert [job.start for job in trained] == [runs.tied, runs.tied]
     assert "2 of them done" in cli(*words, "--start", runs.tied).out
 
 
-def test_an_encoder_is_swept_by_its_kind(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
+def test_the_kind_of_an_encoder_can_vary(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
     words = ("--row", "tied", "--device", "cpu", "--out", tmp_path, "training.epochs=1")
-    found = cli("sweep", recipe, "encoder.kind=gru,rnn", *words)
-    assert found.code == 0, found.err
+    outcome = cli("sweep", recipe, "encoder.kind=gru,rnn", *words)
+    assert outcome.code == 0, outcome.err
     assert [job.label for job in trained] == ["kind=gru", "kind=rnn"]
     config = json.loads((trained[0].out / "config.json").read_text("utf-8"))
     assert config["settings"]["encoder"] == {"kind": "gru", "hidden_dim": 8, "layers": 1, "dropout": 0.2, "biases": 1}
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_runs_side_by_side_are_told_apart(
+def test_output_of_runs_has_their_label(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(Job, "command", lambda job: ["ls", "schedules"])
@@ -137,7 +139,7 @@ def test_runs_side_by_side_are_told_apart(
         assert all(line.startswith("clip=") for line in lines)
 
 
-def test_a_stopped_sweep_shows_what_there_is(
+def test_a_stopped_sweep_shows_the_finished_runs(
     cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from reefknot.lab.cli import jobs
@@ -149,15 +151,15 @@ def test_a_stopped_sweep_shows_what_there_is(
         raise Stopped("stopped")
 
     monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", stop)
-    found = cli(
+    outcome = cli(
         "sweep", recipe, f"{RATE}=1,2", "training.epochs=1", "--row", "tied", "--out", tmp_path, "--device", "cpu"
     )
-    assert found.code == Stopped.exit_code
-    assert "learning_rate=1" in found.out
+    assert outcome.code == Stopped.exit_code
+    assert "learning_rate=1" in outcome.out
     assert len(json.loads((tmp_path / "sweep.json").read_text("utf-8"))["trials"]) == 1
 
 
-def test_commas_inside_brackets_and_quotes_part_nothing() -> None:
+def test_commas_inside_brackets_and_quotes_do_not_separate_values() -> None:
     fixed, varied = parse(["a.b=[1,2],[3]", "c={x=1,y=2},{x=3}", "d='p,q',r", "e=[7,8]"])
     assert varied == {"a.b": ["[1,2]", "[3]"], "c": ["{x=1,y=2}", "{x=3}"], "d": ["'p,q'", "r"]}
     assert fixed == ["e=[7,8]"]
@@ -167,12 +169,12 @@ def test_commas_inside_brackets_and_quotes_part_nothing() -> None:
     assert combinations[-1].name == "b=[3], c={x=3}, d=r"
 
 
-def test_short_names_only_where_they_are_clear() -> None:
+def test_names_are_short_only_if_unambiguous() -> None:
     first, *_ = combine({"encoder.dropout": ["0.1"], "output.classifier.dropout": ["0.2"], "training.clip": ["1"]})
     assert first.name == "encoder.dropout=0.1, output.classifier.dropout=0.2, clip=1"
 
 
-def test_a_folder_has_its_settings_for_a_name() -> None:
+def test_a_folder_is_named_after_its_settings() -> None:
     def folder(**settings: str) -> str:
         return combine({key: [value] for key, value in settings.items()})[0].folder
 
@@ -184,17 +186,17 @@ def test_a_folder_has_its_settings_for_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
-        (["training.epochs=3"], "nothing is varied"),
-        (["a=1,2", "a=3"], "a: is given twice"),
-        (["a=1,,2"], "'a=1,,2': a value is missing; list all of them, as a=a,b,c"),
+        (["training.epochs=3"], "no setting has several values"),
+        (["a=1,2", "a=3"], "a is given twice"),
+        (["a=1,,2"], "'a=1,,2': a value is missing; list all values, as a=a,b,c"),
         (["encoder.dropout="], "'encoder.dropout=': a value is missing"),
         (["training.seed=0,1"], "use --seeds"),
         (["a=0.5,0.50"], "0.50 is listed twice"),
         ([f"a={','.join(map(str, range(40)))}", f"b={','.join(map(str, range(40)))}"], "1,600 combinations"),
     ],
 )
-def test_mistyped_settings(settings: list[str], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
+def test_mistyped_settings_are_rejected(settings: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         combine(parse(settings)[1])

@@ -1,4 +1,4 @@
-"""Every verb on two tiny runs: what it says to people, what it says to programs."""
+"""Every verb on two tiny runs: what it prints, and its JSON."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from .conftest import Outcome, Runs
 Cli = Callable[..., Outcome]
 
 
-def test_train_says_how_it_goes(runs: Runs) -> None:
+def test_train_prints_its_progress(runs: Runs) -> None:
     assert f"tied  {runs.tied}" in runs.said
     assert "untied  epoch 2/2  valid perplexity" in runs.said
     assert "test perplexity" in runs.said
     assert {path.name for path in runs.tied.iterdir()} >= {"config.json", "result.json", "metrics.jsonl", "best"}
 
 
-def test_training_again_is_done_already(cli: Cli, recipe: Path, runs: Runs) -> None:
+def test_training_a_finished_run_again_does_nothing(cli: Cli, recipe: Path, runs: Runs) -> None:
     outcome = cli("train", recipe, "--row", "tied", "--out", runs.tied)
     assert outcome.code == 0
     assert "done already" in outcome.out
 
 
-def test_other_settings_are_refused_with_the_difference(cli: Cli, recipe: Path, runs: Runs) -> None:
+def test_other_settings_are_rejected_with_the_difference(cli: Cli, recipe: Path, runs: Runs) -> None:
     outcome = cli("train", recipe, "training.epochs=9", "--row", "tied", "--out", runs.tied)
     assert outcome.code == 2
     assert "training.epochs: 2 -> 9" in outcome.err
 
 
-def test_ls(cli: Cli) -> None:
+def test_ls_lists_every_family(cli: Cli) -> None:
     found = cli("ls", "--json").json()
     assert {"recipes", "corpora", "classifiers", "outputs"} <= set(found)
     assert "dot products of a table's rows" in found["classifiers"]["plain"]
@@ -52,7 +52,7 @@ def test_ls(cli: Cli) -> None:
     assert set(cli("ls", "classifiers", "--json").json()) == {"classifiers"}
 
 
-def test_ls_knows_every_rule(cli: Cli) -> None:
+def test_ls_lists_every_rule(cli: Cli) -> None:
     found = cli("ls", "--json").json()
     rules = {
         "evaluation.protocol": get_args(ProtocolName),
@@ -62,7 +62,7 @@ def test_ls_knows_every_rule(cli: Cli) -> None:
     assert {setting: tuple(found[setting]) for setting in rules} == rules
 
 
-def test_ls_of_a_recipe(cli: Cli, recipe: Path) -> None:
+def test_ls_lists_the_rows_of_a_recipe(cli: Cli, recipe: Path) -> None:
     assert cli("ls", recipe).out.splitlines()[1:3] == [
         "  quoted  paper: test 12.5; quoted",
         "  tied    paper: test 14.5",
@@ -74,7 +74,7 @@ def test_ls_of_a_recipe(cli: Cli, recipe: Path) -> None:
     assert rows["Small, text8"]["paper"].keys() >= {"test"}
 
 
-def test_validate(cli: Cli, recipe: Path) -> None:
+def test_validate_counts_parameters(cli: Cli, recipe: Path) -> None:
     found = cli("validate", recipe, "press2017/table6", "--json").json()
     sizes = {(Path(each["recipe"]).stem, each["row"]): each["parameters"] for each in found}
     assert sizes["table6", "Small + WT + PR"] == 2_691_800
@@ -89,7 +89,7 @@ def test_validate(cli: Cli, recipe: Path) -> None:
     assert "Small + WT: valid, 2,651,600 parameters, as the recipe says\n" in cli("validate", "press2017/table6").out
 
 
-def test_validate_does_without_a_known_corpus_only(
+def test_validate_needs_no_text_of_a_known_corpus(
     cli: Cli, recipe: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
@@ -114,7 +114,7 @@ def test_validate_does_without_a_known_corpus_only(
     assert "the valid text" in alone.err
 
 
-def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_validate_checks_every_recipe_and_reports_all_problems(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     text = recipe.read_text("utf-8")
     wrong, small, lost = (tmp_path / f"{name}.toml" for name in ("wrong", "small", "lost"))
     wrong.write_text(text.replace("epochs = 2", "epochs = 0"), encoding="utf-8")
@@ -127,7 +127,7 @@ def test_validate_checks_every_recipe_and_tells_all_problems(cli: Cli, recipe: P
     assert cli("validate", small, lost).code == 2
 
 
-def test_a_mistake_of_building_is_told_of_all_the_rows_that_have_it(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_with_all_rows_that_have_it(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     rows = """
 [[rows]]
@@ -154,7 +154,7 @@ parameters = 9
     assert not (tmp_path / "runs").exists()  # the rows that are right were not trained either
 
 
-def test_params(cli: Cli, recipe: Path) -> None:
+def test_params_counts_by_part(cli: Cli, recipe: Path) -> None:
     found = cli("params", recipe, "--json").json()
     parts = {"input.table": 96, "encoder.layers": 544, "output.classifier.bias": 12}
     assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652, "parts": parts}
@@ -164,6 +164,30 @@ def test_params(cli: Cli, recipe: Path) -> None:
     assert wider["tied"]["total"] == 192 + 4 * 16 * 33 + 12
     lines = cli("params", recipe, "--row", "tied").out.splitlines()
     assert [line.split() for line in lines] == [*([name, str(n)] for name, n in parts.items()), ["total", "652"]]
+
+
+def test_params_counts_the_rows_that_need_no_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    outcome = cli("params", "baevski2019/table3")
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["SM", "SM-T", "ASM", "CNN", "ADP", "ADP-T"]
+    assert outcome.err.startswith('not counted: "BPE", "BPE-T": the vocabulary is made from the text; wikitext-103 not')
+    assert "Pass --data DIR or set REEFKNOT_DATA" in outcome.err
+    record = cli("params", "baevski2019/table3", "--json").json()
+    assert record["ADP-T"]["total"] == 246_933_504
+    assert {row for row, counts in record.items() if "not_counted" in counts} == {"BPE", "BPE-T"}
+    assert "wikitext-103 not found" in record["BPE"]["not_counted"]
+
+
+@pytest.mark.parametrize("options", [("--row", "BPE"), ("--data", "DIR")], ids=" ".join)
+def test_params_fails_if_a_row_that_was_asked_for_cannot_be_counted(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA", raising=False)
+    option, value = options
+    outcome = cli("params", "baevski2019/table3", option, tmp_path if value == "DIR" else value)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "wikitext-103 not found" in outcome.err
 
 
 def test_evaluate_repeats_the_score_of_training(cli: Cli, runs: Runs) -> None:
@@ -198,7 +222,7 @@ def test_compare_prints_an_interval_around_the_difference(cli: Cli, runs: Runs, 
     assert "Trained once" in text
 
 
-def test_report(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_report_writes_a_page(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     found = cli("report", runs.root, "-o", page, "--title", "Ends & ties", "--json").json()
     assert found == {"report": str(page.resolve()), "runs": 2}
@@ -208,7 +232,7 @@ def test_report(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert cli("report", runs.tied, "-o", page).out == f"report: {page.resolve()}\n"
 
 
-def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_a_report_shows_the_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     page, record = tmp_path / "page.html", tmp_path / "record"
     chosen = ("--words", "Green, river", "--words", "house")
     outcome = cli("report", runs.root, "-o", page, *chosen)
@@ -216,14 +240,14 @@ def test_a_report_on_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     html = page.read_text(encoding="utf-8")
     shown = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
     assert shown == ["green", "river", "house"] * 2
-    near = cli("neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
+    near = cli("vectors", "neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
     assert f"<bdi>{near[0]}</bdi> <small>{near[1]:.2f}</small>" in html
     # A row without weights, or without one of the words, keeps what its record has.
     shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
     outcome = cli("report", runs.tied, record, "-o", page, *chosen)
     assert outcome.code == 0
-    told = f"untied shows words of its own: {record} is the record of a run, without weights; name the folder"
-    assert outcome.err.startswith(told)
+    message = f"untied shows its own words: {record} is the record of a run, without weights; name the folder"
+    assert outcome.err.startswith(message)
     page.unlink()
     for words, code, sentence in (
         (("--words", "green,grean"), 3, f"not in the vocabulary of {runs.tied}: grean (did you mean green?)"),
@@ -272,16 +296,16 @@ def test_score_sums_the_log_probabilities_of_the_words(cli: Cli, runs: Runs, mon
     assert "standard input, line 2: byte 6 (0xff) is not valid UTF-8" in outcome.err
 
 
-def test_neighbors(cli: Cli, runs: Runs) -> None:
-    found = cli("neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
+def test_neighbors_prints_every_table(cli: Cli, runs: Runs) -> None:
+    found = cli("vectors", "neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
     assert list(found) == ["tied"]
     assert set(found["tied"]) == {"green", "river"}
     assert [len(near) for near in found["tied"].values()] == [3, 3]
-    assert cli("neighbors", runs.tied, "green").out.count("green (tied): ") == 1
-    untied = cli("neighbors", runs.untied, "green", "--json").json()
+    assert cli("vectors", "neighbors", runs.tied, "green").out.count("green (tied): ") == 1
+    untied = cli("vectors", "neighbors", runs.untied, "green", "--json").json()
     assert list(untied) == ["input", "output"]
     assert untied["input"] != untied["output"]
-    said = cli("neighbors", runs.untied, "green").out.splitlines()
+    said = cli("vectors", "neighbors", runs.untied, "green").out.splitlines()
     assert [line.partition(":")[0] for line in said] == ["green (input)", "green (output)"]
 
 
@@ -294,7 +318,7 @@ def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
-def test_table_trains_compares_and_reports(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_table_trains_the_missing_rows_and_writes_a_report(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     """One row is done already; the other is trained in a process of its own, as it is by the command."""
     root = tmp_path / "table"
     shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
@@ -342,7 +366,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_table_runs_what_it_has_the_text_of(
+def test_table_leaves_out_rows_whose_corpus_is_missing(
     cli: Cli, mixed: Path, runs: Runs, tmp_path: Path, planned: list[Any]
 ) -> None:
     root = tmp_path / "table"
@@ -358,7 +382,9 @@ def test_table_runs_what_it_has_the_text_of(
         assert "ptb not found: expected" in outcome.err
 
 
-def test_table_takes_the_rows_that_are_asked_for(cli: Cli, mixed: Path, tmp_path: Path, planned: list[Any]) -> None:
+def test_table_trains_the_selected_rows_and_their_starts(
+    cli: Cli, mixed: Path, tmp_path: Path, planned: list[Any]
+) -> None:
     assert cli("table", mixed, "--out", tmp_path, "--row", "SECOND").code == 0
     assert [job.row for job in planned] == ["tied", "second"]
     assert planned[1].start == planned[0].out
@@ -366,7 +392,9 @@ def test_table_takes_the_rows_that_are_asked_for(cli: Cli, mixed: Path, tmp_path
     assert [(job.row, job.seed) for job in planned[2:]] == [("tied", 0), ("tied", 1), ("untied", 0), ("untied", 1)]
 
 
-def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_table_does_not_count_runs_with_other_settings_as_done(
+    cli: Cli, recipe: Path, runs: Runs, tmp_path: Path
+) -> None:
     root = tmp_path / "table"
     shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
     outcome = cli("table", recipe, "training.epochs=9", "--row", "tied", "--out", root)
@@ -375,7 +403,7 @@ def test_table_does_not_pass_old_runs_off_as_new(cli: Cli, recipe: Path, runs: R
     assert "these runs failed" in outcome.err
 
 
-def test_train_warns_of_a_model_that_is_worse_than_none(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_train_warns_if_a_model_is_worse_than_uniform(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wild = ("training.optimiser.learning_rate=300", "training.epochs=1", "--row", "tied", "--device", "cpu")
     said = cli("train", recipe, *wild, "--out", tmp_path / "run").out
     assert said.count("tied  warning: worse than 12, the perplexity of a uniform distribution over all words") == 1
@@ -392,7 +420,9 @@ def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, plann
     assert "training.seed=2" in command
 
 
-def test_no_network(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_evaluate_and_report_do_not_use_the_network(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("a default run opened a connection")
 

@@ -114,11 +114,11 @@ def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
         assert set(picture["words"]) == {"alpha", "beta", "gamma", "delta"}
         assert ends <= set(picture)
         assert json.loads((tmp_path / row / "result.json").read_text())["embedding"] == picture
-        told = run_command("neighbors", tmp_path / row, "alpha", "-k", 10)
+        told = run_command("vectors", "neighbors", tmp_path / row, "alpha", "-k", 10)
         assert told.code == 0
         assert "beta" in told.out
         assert "<" not in told.out
-        assert run_command("neighbors", tmp_path / row, "<eos>").code != 0
+        assert run_command("vectors", "neighbors", tmp_path / row, "<eos>").code != 0
 
 
 @pytest.mark.parametrize("row", ["untied", "tied"])
@@ -178,13 +178,13 @@ def test_verbs_that_need_another_kind_of_run_are_rejected(recipe: Path, tmp_path
     outcome = run_command(*(str(out) if word == "RUN" else word for word in command))
     assert outcome.code == 2
     assert f"reefknot: {out} is a run of skip-gram, " in outcome.err
-    assert "; use `reefknot neighbors`, `similarity`, `analogy`, `export` or `report` with it\n" in outcome.err
+    assert "; use `reefknot vectors` or `reefknot report` with it\n" in outcome.err
 
 
 def test_a_sweep_has_nothing_to_choose_by(recipe: Path) -> None:
     outcome = run_command("sweep", recipe, "skip_gram.dim=4,8", "--row", "tied")
     assert outcome.code == 2
-    assert 'row "tied" gives no text a probability' in outcome.err
+    assert 'row "tied" has no validation perplexity' in outcome.err
 
 
 def test_a_table_shows_both_tables_beside_the_papers(recipe: Path, tmp_path: Path) -> None:

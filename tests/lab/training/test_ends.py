@@ -221,7 +221,7 @@ def test_commands_work_on_finished_runs(row: str, unbroken: Callable[[str], Path
     (scored,) = run_command("score", run, "kolaba yak minedu", "--json").json()
     assert math.isfinite(scored["log_prob"])
     assert scored["words"][-1]["word"] == "<eos>"
-    near = run_command("neighbors", run, "kolaba", "kolale", "-k", 3, "--json").json()
+    near = run_command("vectors", "neighbors", run, "kolaba", "kolale", "-k", 3, "--json").json()
     assert near.keys() in ({"input", "output"}, {"tied"})
     assert all(len(neighbors) == 3 for words in near.values() for neighbors in words.values())
 

@@ -121,7 +121,7 @@ def test_table_forwards_the_signal_to_its_runs(
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert errors.splitlines()[-1] == "reefknot: stopped; the same command goes on where it stands"
+    assert errors.splitlines()[-1] == "reefknot: stopped; run the same command to resume"
     for run in list(root.glob("*/seed0"))[:jobs]:
         checkpoint = RunFolder.open(run).checkpoints.latest(pytest.fail)
         assert checkpoint is not None

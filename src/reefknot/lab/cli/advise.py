@@ -1,7 +1,7 @@
-"""`reefknot advise`: which ends suit a text and a machine, by a short measurement of each.
+"""`reefknot advise`: measure which ends suit a text and this machine.
 
-Each end is measured in a process of its own, as `reefknot advise CORPUS --end END` measures it: its memory is its own,
-and so is its death.
+Every end is measured in its own process, by `reefknot advise CORPUS --end END --json`. Its memory is then measured
+without that of the others, and an end that is killed for lack of memory does not end the measurement.
 """
 
 from __future__ import annotations
@@ -29,23 +29,51 @@ Examples:
   reefknot advise ptb --data DIR --end ADP-T --end BPE-T --json
 """
 
+MODEL = "Model between the ends"
+
 
 def advise(
-    corpus: Annotated[str, typer.Argument(help="A corpus by its name, or a folder of train, valid and test text.")],
-    end: Annotated[list[str] | None, typer.Option(help="SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T.")] = None,
-    dim: Annotated[int | None, typer.Option(min=16, help="Width; else 512, on a CPU 128.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Blocks; else 6, on a CPU 2.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; else 8, on a CPU 4.")] = None,
-    ffn: Annotated[int | None, typer.Option(min=1, help="Feed-forward units; else 2048, on a CPU 512.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per update; else 4096, on a CPU 512.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing per end.")] = 1.0,
+    corpus: Annotated[
+        str, typer.Argument(help="A corpus (see `reefknot ls corpora`), or a folder of train, valid and test text.")
+    ],
+    end: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure this end: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T. Can be repeated. [default: all]"
+        ),
+    ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(min=16, help="Use this many dimensions. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Use this many layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use this many attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
+    ] = None,
+    ffn: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Use this many feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Use at most this many tokens per update. [default: 4096; 512 on a CPU]", rich_help_panel=MODEL
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time every end for about this many seconds.")] = 1.0,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the ends of Baevski & Auli (2019) for a text, on this machine: parameters, memory, speed."""
+    """Compare the ends of Baevski & Auli (2019) for a text on this machine: parameters, memory and speed."""
     from reefknot.errors import SettingsError
     from reefknot.lab.bench.advise import BODIES, ENDS, advice, choose_bands
+    from reefknot.lab.cli.options import check_data
     from reefknot.lab.runs.environment import capture
     from reefknot.lab.text.vocabulary import VocabularySettings
     from reefknot.lab.training.distributed import choose_device
@@ -53,39 +81,40 @@ def advise(
     for name in end or []:
         if name not in ENDS:
             raise SettingsError(f"--end {name}: must be one of {', '.join(ENDS)}")
+    check_data(data, [corpus], "this command")
     place = choose_device(device)
-    given = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
-    body = replace(BODIES[place], **{name: size for name, size in given.items() if size is not None})
-    asked = _Asked(corpus, body, place, seconds, data)
-    words = asked.open(VocabularySettings())
-    asked = replace(asked, body=body.within(words.splits["train"].tokens))
-    sizes, bands = choose_bands(words.vocabulary)
-    chosen = list(dict.fromkeys(end or ENDS))
-    rows = [asked.row(name, len(words.vocabulary), sizes, here=len(chosen) == 1) for name in chosen]
+    sizes = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
+    body = replace(BODIES[place], **{name: size for name, size in sizes.items() if size is not None})
+    request = _Request(corpus, body, place, seconds, data)
+    words = request.open(VocabularySettings())
+    request = replace(request, body=body.within(words.splits["train"].tokens))
+    bands, description = choose_bands(words.vocabulary)
+    ends = list(dict.fromkeys(end or ENDS))
+    rows = [request.measure(name, len(words.vocabulary), bands, in_this_process=len(ends) == 1) for name in ends]
     machine = capture()
-    name = machine["gpus"][0] if place == "cuda" else machine["cpu"]
+    device_name = machine["gpus"][0] if place == "cuda" else machine["cpu"]
     if as_json:
-        found = {"corpus": words.summary, "device": name, "body": asdict(asked.body), "bands": sizes}
-        typer.echo(json.dumps(found | {"rows": [row.record() for row in rows], "advice": advice(rows)}, indent=2))
+        record = {"corpus": words.summary, "device": device_name, "body": asdict(request.body), "bands": bands}
+        typer.echo(json.dumps(record | {"rows": [row.record() for row in rows], "advice": advice(rows)}, indent=2))
         return
-    for line in (words.summary, bands, f"{asked.body}; {name}"):
+    for line in (words.summary, description, f"{request.body}; {device_name}"):
         typer.echo(line)
     _print(rows)
     typer.echo(advice(rows))
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is to be measured, on what."""
+class _Request:
+    """What to measure: a text, the model between the ends, and the device."""
 
     corpus: str
     body: Body
-    place: str
+    device: str
     seconds: float
     data: Path | None
 
     def open(self, vocabulary: VocabularySettings) -> Dataset:
-        """The text, in words or in pieces of them."""
+        """Return the text, cut into the words or sub-words of a vocabulary."""
         from reefknot.lab.text.dataset import open_dataset
 
         def say(text: str) -> None:
@@ -93,51 +122,51 @@ class _Asked:
 
         return open_dataset(plain_corpus(self.corpus), vocabulary, data=self.data, say=say)
 
-    def row(self, end: str, types: int, sizes: tuple[int, ...], here: bool) -> Row:
-        """One end: counted here, measured here or in a process of its own."""
+    def measure(self, end: str, types: int, bands: tuple[int, ...], in_this_process: bool) -> Row:
+        """Count the parameters of an end, and measure it in this process or in a new one."""
         from reefknot.errors import ReefknotError
         from reefknot.lab.bench.advise import ENDS, Row, count, experiment, measure, vocabulary_of
 
         vocabulary = vocabulary_of(end, types)
-        settings = experiment(end, self.corpus, self.body, vocabulary, sizes, self.place)
+        settings = experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
         try:
             dataset = self.open(vocabulary)
-        except ReefknotError as error:  # what cuts words into pieces may not be installed
+        except ReefknotError as error:  # the package that makes sub-words may not be installed
             return Row(end, note=str(error))
         row = count(Row(end), settings, len(dataset.vocabulary))
-        if here:
-            return measure(row, settings, dataset, self.place, self.seconds)
+        if in_this_process:
+            return measure(row, settings, dataset, self.device, self.seconds)
         typer.echo(f"{end}: {ENDS[end]}", err=True)
-        return _measured_apart(row, self.command(end))
+        return _measure_in_new_process(row, self.command(end))
 
     def command(self, end: str) -> list[str]:
-        """What measures one end, as a user would type it."""
-        words = ["advise", self.corpus, "--end", end, "--seconds", str(self.seconds), "--device", self.place]
+        """Return the command that measures one end, as a user would type it."""
+        words = ["advise", self.corpus, "--end", end, "--seconds", str(self.seconds), "--device", self.device]
         words += [word for name, size in asdict(self.body).items() for word in (f"--{name}", str(size))]
         return [*words, *(["--data", str(self.data)] if self.data else []), "--json"]
 
 
-def _measured_apart(row: Row, command: list[str]) -> Row:
-    """The row as another process finds it, or why that one found nothing."""
+def _measure_in_new_process(row: Row, command: list[str]) -> Row:
+    """Return the row with the measurements of another process, or with a note on why there are none."""
     from reefknot.lab.bench.measure import OUT_OF_MEMORY
 
     done = subprocess.run([sys.executable, "-m", "reefknot", *command], capture_output=True, text=True)
     if done.returncode == 0:
         measured: dict[str, Any] = json.loads(done.stdout)["rows"][0]
         return replace(row, **measured)
-    # The system kills what takes too much of its memory, and lets it say nothing.
+    # The system kills a process that uses too much memory, without a message.
     killed = done.returncode < 0
-    last = done.stderr.strip().splitlines()[-1:]
-    return replace(row, note=f"killed, perhaps {OUT_OF_MEMORY}" if killed else " ".join(last))
+    last_line = done.stderr.strip().splitlines()[-1:]
+    return replace(row, note=f"killed, perhaps {OUT_OF_MEMORY}" if killed else " ".join(last_line))
 
 
 def _print(rows: list[Row]) -> None:
-    from reefknot.lab.cli.bench import print_figures
+    from reefknot.lab.cli.bench.printing import print_numbers
 
     lines = []
     for row in rows:
         memory = None if row.memory_bytes is None else row.memory_bytes / 2**20
-        figures = (row.ends_parameters, row.parameters, memory, row.tokens_per_second, row.words_per_second)
-        lines.append([row.end, *("-" if figure is None else f"{figure:,.0f}" for figure in figures)])
+        numbers = (row.ends_parameters, row.parameters, memory, row.tokens_per_second, row.words_per_second)
+        lines.append([row.end, *("-" if number is None else f"{number:,.0f}" for number in numbers)])
     titles = ["end", "parameters of ends", "of all", "MiB", "tokens/s", "words + line ends/s"]
-    print_figures(titles, lines, [(row.end, row.note) for row in rows])
+    print_numbers(titles, lines, [(row.end, row.note) for row in rows])

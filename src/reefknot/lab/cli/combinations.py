@@ -1,6 +1,6 @@
-"""The settings of a sweep: `key=a,b,c` taken apart, and every combination of the values.
+"""The settings of a sweep: parse `key=a,b,c` and combine the values.
 
-A comma parts values, but not inside quotes, brackets or braces: `sizes=[100,200],[300]` are two lists.
+A comma separates values, but not inside quotes, brackets or braces: `sizes=[100,200],[300]` has two values.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.overrides import parse_override
 
 LARGEST = 1000
-"""Combinations; a sweep of more was mistyped."""
+"""Most combinations of a sweep. More of them are a typing mistake."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One value for each setting that is varied."""
+    """One value for every setting that is varied."""
 
     overrides: tuple[str, ...]
+    """The settings as the user writes them."""
     name: str
-    """Its settings for people: short keys where they are clear."""
+    """The settings as they are printed, with short keys if these are unambiguous."""
     settings: dict[str, Any]
+    """The parsed values by key."""
 
     @property
     def folder(self) -> str:
-        """Its settings as the name of a folder: whole keys in a fixed order, so that a later sweep finds it again."""
+        """A folder name made from the settings. Whole keys in a fixed order let a later sweep find the folder again."""
         text = ",".join(sorted(self.overrides))
         readable = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
         if readable == text and len(text) <= 120:
@@ -40,61 +42,62 @@ class Combination:
 
 
 def parse(settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The overrides that hold for all, and the values of each setting that is varied."""
+    """Return the settings that are the same for all runs, and the values of every setting that is varied."""
     fixed: list[str] = []
     varied: dict[str, list[str]] = {}
     keys = [text.partition("=")[0].strip() for text in settings]
     for text, key in zip(settings, keys, strict=True):
         values = _values(text.partition("=")[2])
         if keys.count(key) > 1:
-            raise SettingsError(f"{key}: is given twice; list all of its values once, as {key}=a,b,c")
+            raise SettingsError(f"{key} is given twice; list all of its values once, as {key}=a,b,c")
         if key == "training.seed":
-            raise SettingsError("training.seed: every combination is run with seeds 0 to N-1; use --seeds N")
+            raise SettingsError("training.seed: every combination is trained with seeds 0 to N-1; use --seeds N")
         if not all(values):
-            raise SettingsError(f"'{text}': a value is missing; list all of them, as {key}=a,b,c")
+            raise SettingsError(f"'{text}': a value is missing; list all values, as {key}=a,b,c")
         if len(values) == 1:
             fixed.append(text)
         else:
             varied[key] = values
     if not varied:
-        raise SettingsError("nothing is varied; list the values of a setting with commas, as training.clip=1,5")
+        raise SettingsError("no setting has several values; list values with commas, such as training.clip=1,5")
     return fixed, varied
 
 
 def _values(text: str) -> list[str]:
-    """The parts of a text between commas, but for those inside quotes, brackets and braces."""
+    """Split a text at its commas, except those inside quotes, brackets and braces."""
     parts, depth, quote = [""], 0, ""
-    for sign in text:
+    for character in text:
         if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        elif sign in "[{":
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "[{":
             depth += 1
-        elif sign in "]}":
+        elif character in "]}":
             depth -= 1
-        if sign == "," and not depth and not quote:
+        if character == "," and not depth and not quote:
             parts.append("")
         else:
-            parts[-1] += sign
+            parts[-1] += character
     return [part.strip() for part in parts]
 
 
 def combine(varied: Mapping[str, Sequence[str]]) -> list[Combination]:
-    """Every combination of the values, the last setting varying fastest."""
+    """Return every combination of the values; the last setting varies fastest."""
     count = math.prod(map(len, varied.values()))
     if count > LARGEST:
-        raise SettingsError(f"{count:,} combinations are more than the {LARGEST:,} a sweep may have; list fewer values")
+        raise SettingsError(f"{count:,} combinations: a sweep has at most {LARGEST:,}; list fewer values")
     for key, texts in varied.items():
         values = [parse_override(f"{key}={text}")[1] for text in texts]
-        if twins := [text for n, text in enumerate(texts) if values.index(values[n]) < n]:
-            raise SettingsError(f"{key}: {twins[0]} is listed twice; leave one out")
-    lasts = [key.rpartition(".")[2] for key in varied]
-    short = [last if lasts.count(last) == 1 else key for key, last in zip(varied, lasts, strict=True)]
+        # Values are compared, not their texts: 0.5 and 0.50 would train the same run twice.
+        if repeated := [text for n, text in enumerate(texts) if values.index(values[n]) < n]:
+            raise SettingsError(f"{key}: {repeated[0]} is listed twice; leave one out")
+    last_parts = [key.rpartition(".")[2] for key in varied]
+    short_keys = [last if last_parts.count(last) == 1 else key for key, last in zip(varied, last_parts, strict=True)]
     return [
         Combination(
             tuple(f"{key}={text}" for key, text in zip(varied, texts, strict=True)),
-            ", ".join(f"{key}={text}" for key, text in zip(short, texts, strict=True)),
+            ", ".join(f"{key}={text}" for key, text in zip(short_keys, texts, strict=True)),
             {key: parse_override(f"{key}={text}")[1] for key, text in zip(varied, texts, strict=True)},
         )
         for texts in product(*varied.values())

@@ -1,4 +1,4 @@
-"""`reefknot figure`: a figure of a paper, measured in runs of ours."""
+"""`reefknot figure`: measure a figure of a paper in our runs, and draw it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device
+from reefknot.lab.cli.bench.record import check_output_file
+from reefknot.lab.cli.options import Data, Device, given_options
 
 if TYPE_CHECKING:
     from reefknot.lab.papers.figures.contract import Figure, Measured
 
 EXAMPLES = """\b
 Examples:
-  reefknot figure                                            list them
+  reefknot figure                                            list all figures
   reefknot figure inan2017/2 -o figure2.svg                  from runs/inan2017/table1
-  reefknot figure baevski2019/2 results/baevski2019/enwiki   from runs or records of runs
+  reefknot figure baevski2019/2 results/baevski2019/enwiki   from runs, or records of runs
   reefknot figure press2017/table3 RUN RUN -o table3.png --json table3.json
 """
 
@@ -24,42 +25,57 @@ SUFFIXES = (".svg", ".png", ".html")
 
 
 def figure(
-    name: Annotated[str | None, typer.Argument(help="Such as inan2017/1. [default: list all]")] = None,
+    invocation: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="The name of a figure, such as inan2017/1. [default: list all]")
+    ] = None,
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders, or folders that hold runs. [default: where its recipe's runs lie]"),
+        typer.Argument(help="Run folders, or folders that hold runs. [default: the folder of the recipe's runs]"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Draw it into this .svg, .png or .html.", show_default=False)
+        Path | None,
+        typer.Option("-o", "--output", help="Draw the figure into this .svg, .png or .html file.", show_default=False),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the record of it to this file.", show_default=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the measurements to this JSON file.", show_default=False)
+    ] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure a figure of a paper in runs of ours, print it as a table, and draw it beside the paper's numbers."""
+    """Measure a figure of a paper in our runs, print it as a table, and draw it next to the paper's numbers."""
+    from reefknot.errors import SettingsError
     from reefknot.storage.files import write_json
 
+    options = dict(given_options(invocation))
     if name is None:
+        if options:
+            raise SettingsError(f"{', '.join(options.values())}: name a figure; `reefknot figure` lists them")
         _list()
         return
-    _refuse_places(output, json)
+    _check_files(output, json)
     from reefknot.lab.papers.figures import open_figure
     from reefknot.lab.papers.figures.record import record_of
     from reefknot.lab.papers.figures.runs import choose
     from reefknot.lab.training.distributed import choose_device
 
-    found = open_figure(name)
-    chosen = choose(found, runs or [])
-    for note in chosen.notes:
+    chosen = open_figure(name)
+    for option in ("data", "device"):
+        if option in options and option not in chosen.options:
+            raise SettingsError(
+                f"{options[option]} has no effect on {name}, which reads {_needs(chosen)}; leave it out"
+            )
+    selection = choose(chosen, runs or [])
+    for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)
-    measured = found.measure(chosen.runs, data=data, device=choose_device(device))
-    typer.echo(f"{found.title}\n{found.shows}\n")
-    typer.echo("\n".join(found.lines(measured)))
+    measured = chosen.measure(selection.runs, data=data, device=choose_device(device))
+    typer.echo(f"{chosen.title}\n{chosen.shows}\n")
+    typer.echo("\n".join(chosen.lines(measured)))
     if json is not None:
-        write_json(json, record_of(found, measured, chosen.runs, chosen.notes))
+        write_json(json, record_of(chosen, measured, selection.runs, selection.notes))
         typer.echo(f"record: {json.resolve()}")
     if output is not None:
-        _write(output, found, measured, chosen.notes)
+        _write(output, chosen, measured, selection.notes)
         typer.echo(f"figure: {output.resolve()}")
 
 
@@ -67,27 +83,29 @@ def _list() -> None:
     from reefknot.lab.papers.figures import FIGURES, open_figure
 
     for name in FIGURES:
-        needs = open_figure(name).needs
-        typer.echo(f"{name:<20} {open_figure(name).title}{f' (reads {needs})' if needs else ''}")
+        figure = open_figure(name)
+        typer.echo(f"{name:<20} {figure.title}{f' (reads {figure.needs})' if figure.needs else ''}")
 
 
-def _refuse_places(output: Path | None, json: Path | None) -> None:
-    """Before anything is measured."""
+def _needs(figure: Figure) -> str:
+    return figure.needs or "results and metrics only"
+
+
+def _check_files(output: Path | None, json: Path | None) -> None:
+    """Raise an error if a file cannot be written, before anything is measured."""
     from reefknot.errors import SettingsError
 
     if output is not None and output.suffix not in SUFFIXES:
         raise SettingsError(f"-o {output}: must end with {', '.join(SUFFIXES)}")
-    for option, path in (("-o", output), ("--json", json)):
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-            fault = "is a folder; name a file" if path.is_dir() else f"there is no folder {path.resolve().parent}"
-            raise SettingsError(f"{option} {path}: {fault}")
+    check_output_file("-o", output)
+    check_output_file("--json", json)
 
 
-def _write(path: Path, found: Figure, measured: Measured, notes: list[str]) -> None:
+def _write(path: Path, figure: Figure, measured: Measured, notes: list[str]) -> None:
     from reefknot.lab.papers.figures.section import page
     from reefknot.storage.files import write_bytes, write_text
 
     if path.suffix == ".png":
-        write_bytes(path, found.draw(measured).png)
+        write_bytes(path, figure.draw(measured).png)
     else:
-        write_text(path, found.draw(measured).file if path.suffix == ".svg" else page(found, measured, notes))
+        write_text(path, figure.draw(measured).file if path.suffix == ".svg" else page(figure, measured, notes))

@@ -1,4 +1,4 @@
-"""`reefknot import`: a run folder of a model that another program has trained."""
+"""`reefknot import`: make a run folder from a model that another program has trained."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ Examples:
 
 
 def import_(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of fairseq with adaptive inputs (model.pt).")],
-    dictionary: Annotated[Path, typer.Option(help="Its dictionary (dict.txt).", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The run folder to make.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Argument(help="A fairseq checkpoint with adaptive inputs (model.pt).")],
+    dictionary: Annotated[
+        Path, typer.Option(help="Read the dictionary of the checkpoint from this file (dict.txt).", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Create this run folder.", show_default=False)],
     corpus: Annotated[
-        str | None, typer.Option(help="A text to evaluate it on: a corpus (see `reefknot ls corpora`) or a folder.")
+        str | None,
+        typer.Option(help="Evaluate the run on this text: a corpus (see `reefknot ls corpora`) or a folder of text."),
     ] = None,
     data: Data = None,
 ) -> None:
-    """Make a run folder of a model that fairseq has trained, to score, generate and evaluate with.
+    """Make a run folder from a model that fairseq has trained, to score, generate and evaluate with it.
 
-    Nothing that the checkpoint says is run: tensors, numbers and options are read from it.
+    Only tensors, numbers and options are read from the checkpoint. No code in it is run.
     """
     from reefknot.errors import SettingsError
+    from reefknot.lab.cli.options import check_data
     from reefknot.lab.interop.fairseq import import_checkpoint
 
     if data is not None and corpus is None:
-        raise SettingsError("--data goes with --corpus; add that or leave --data out")
+        raise SettingsError("--data goes with --corpus; add --corpus or leave --data out")
     if corpus == "":
         raise SettingsError("--corpus: name a corpus (see `reefknot ls corpora`) or a folder of text")
+    if corpus is not None:
+        check_data(data, [corpus], "this command")
     text = None if corpus is None else plain_corpus(corpus)
     import_checkpoint(checkpoint, dictionary, out, corpus=text, data=data, say=typer.echo)

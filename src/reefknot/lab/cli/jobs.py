@@ -1,4 +1,7 @@
-"""Several training runs, each in a process of its own: its memory is measured alone, and its death is its own."""
+"""Train several runs, every run in its own process.
+
+The memory of a run is then measured without that of the others, and a run that is killed does not end the others.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from reefknot.lab.training.signals import listen, restore
 
 @dataclass(frozen=True)
 class Job:
-    """One `reefknot train` to come."""
+    """One run to train, by `reefknot train`."""
 
     recipe: str
     row: str
@@ -31,13 +34,13 @@ class Job:
     device: str = "auto"
     tensorboard: bool = False
     start: Path | None = None
-    """The run that this one begins with."""
+    """The finished run that this run starts from."""
     withhold_test: bool = False
     label: str = ""
-    """What tells it from the others, where its row and its seed do not."""
+    """Printed before its output, if row and seed do not distinguish it from the other runs."""
 
     def command(self) -> list[str]:
-        """The command line, as a user would type it."""
+        """Return the command line, as a user would type it."""
         words = ["train", self.recipe, *self.overrides, f"training.seed={self.seed}", "--row", self.row]
         words += ["--out", str(self.out), "--device", self.device]
         words += ["--data", str(self.data)] if self.data else []
@@ -47,25 +50,25 @@ class Job:
 
 
 class JobFailed(ReefknotError):
-    """A run ended with an error, which it has already told."""
+    """A run ended with an error, which it has already printed."""
 
 
 def run_missing(planned: Sequence[tuple[Job, bool]], at_once: int, root: Path) -> None:
-    """Run the jobs that are not done yet, having said how many there are."""
+    """Print how many runs there are, and run those that are not done."""
     waiting = [job for job, done in planned if not done]
     typer.echo(f"{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
     run_jobs(waiting, at_once)
 
 
 def run_jobs(jobs: list[Job], at_once: int) -> None:
-    """Run all jobs, `at_once` side by side, each after the one that it starts with.
+    """Run all jobs, `at_once` of them at the same time, and every job after the run that it starts from.
 
-    A job that fails does not stop the others, but for those that start with it; a stop request stops all.
+    If a job fails, only the jobs that start from its run are not run. A stop request stops all jobs.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise SettingsError("torchrun trains one run in several processes; start several runs without it")
+        raise SettingsError("torchrun trains one run in several processes; start several runs without torchrun")
     running: set[subprocess.Popen[str]] = set()
-    starting = RLock()  # no job may start between the signal and the flag that it sets
+    starting = RLock()  # no job may start between a signal and the flag that it sets
     stopping = False
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -81,7 +84,7 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
                 return Stopped.exit_code
             if job.label and at_once == 1:
                 print(job.label, flush=True)
-            # A session of its own: a Ctrl-C reaches the children once, through us, not twice.
+            # In a new session, a Ctrl-C reaches the child once, through `forward`, and not twice.
             process = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", *job.command()],
                 stdout=None if at_once == 1 else subprocess.PIPE,
@@ -103,20 +106,20 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
             codes = _run_in_order(jobs, lambda job: pool.submit(run, job))
     finally:
         restore(previous)
-    # A job that was asked to stop before it could listen died of the signal; it is as resumable as the others.
+    # A job that got the signal before it could handle it was killed. It can be resumed like the others.
     if any(codes) and (stopping or Stopped.exit_code in codes):
-        raise Stopped("stopped; the same command goes on where it stands")
+        raise Stopped("stopped; run the same command to resume")
     _report_failures(jobs, codes)
 
 
 def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> list[int]:
-    """The jobs' exit codes. A job whose start has failed is not run, and has its code."""
+    """Return the exit codes of the jobs. A job whose start failed is not run and gets the same code."""
     codes: dict[Path | None, int] = {}
     running: dict[Future[int], Job] = {}
     waiting = list(jobs)
     while waiting or running:
-        to_come = {job.out for job in (*waiting, *running.values())}
-        ready = [job for job in waiting if job.start not in to_come]
+        unfinished = {job.out for job in (*waiting, *running.values())}
+        ready = [job for job in waiting if job.start not in unfinished]
         waiting = [job for job in waiting if job not in ready]
         for job in ready:
             if codes.get(job.start):
@@ -130,11 +133,12 @@ def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> 
 
 
 def _report_failures(jobs: list[Job], codes: list[int]) -> None:
+    """Raise an error that names the runs that failed. Its exit code is that of the first of them."""
     failed = {job.out: code for job, code in zip(jobs, codes, strict=True) if code}
     if failed:
-        left_out = [str(job.out) for job in jobs if job.start in failed]
-        names = ", ".join(str(out) for out in failed if str(out) not in left_out)
-        more = f"; these start with one that failed, and were not run: {', '.join(left_out)}" if left_out else ""
-        error = JobFailed(f"these runs failed: {names}{more}")
+        skipped = [str(job.out) for job in jobs if job.start in failed]
+        names = ", ".join(str(out) for out in failed if str(out) not in skipped)
+        others = f"; these runs start from a failed run and were not run: {', '.join(skipped)}" if skipped else ""
+        error = JobFailed(f"these runs failed: {names}{others}")
         error.exit_code = next((code for code in failed.values() if code > 0), 1)
         raise error

@@ -1,4 +1,4 @@
-"""`reefknot ls`: what can be built and run."""
+"""`reefknot ls`: list recipes, corpora, parts and rules."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ Examples:
 def ls(
     name: Annotated[
         str | None,
-        typer.Argument(help="One family only, such as recipes or classifiers; or a recipe, to see its rows."),
+        typer.Argument(
+            help="A family, such as recipes or classifiers, or a recipe to list its rows. [default: all families]"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, corpora, parts and rules, one line each; or the rows of a recipe with the paper's figures."""
-    found = _families()
-    if name is not None and name not in found:
-        _list_rows(name, list(found), as_json)
+    """List recipes, corpora, parts and rules, or the rows of a recipe with the paper's scores."""
+    families = _families()
+    if name is not None and name not in families:
+        _list_rows(name, list(families), as_json)
         return
-    shown = {family: entries for family, entries in found.items() if name in (None, family)}
+    shown = {family: entries for family, entries in families.items() if name in (None, family)}
     lines = []
     for family, entries in shown.items():
         lines.append(family)
@@ -42,6 +44,7 @@ def ls(
 
 
 def _families() -> dict[str, dict[str, str]]:
+    """Return all entries with a description, by family."""
     from reefknot.lab.config.parts import FAMILIES, VALUES
     from reefknot.lab.recipes.file import shipped
     from reefknot.lab.text.corpora import known_corpora
@@ -55,6 +58,7 @@ def _families() -> dict[str, dict[str, str]]:
 
 
 def _list_rows(name: str, families: list[str], as_json: bool) -> None:
+    """Print the rows of a recipe."""
     from reefknot.errors import SettingsError
     from reefknot.lab.recipes.file import find_recipe, read_file, setting
 
@@ -68,23 +72,23 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
     records, lines = [], [file.title]
     width = max(len(row.name) for row in file.rows)
     for row in file.rows:
-        own = row.model_dump(include={"name", "quoted", "of", "by", "parameters", "paper", "paper_similarity"})
+        record = row.model_dump(include={"name", "quoted", "of", "by", "parameters", "paper", "paper_similarity"})
         corpus = corpora.get(row.name)
-        records.append(own | {"start": row.start, "corpus": corpus})
-        told = [*_facts(row), *([corpus] if corpus and several else [])]
-        lines.append(f"  {row.name:<{width}}  {'; '.join(told)}".rstrip())
+        records.append(record | {"start": row.start, "corpus": corpus})
+        facts = [*_facts(row), *([corpus] if corpus and several else [])]
+        lines.append(f"  {row.name:<{width}}  {'; '.join(facts)}".rstrip())
     emit(records, "\n".join(lines), as_json)
 
 
 def _facts(row: Row) -> list[str]:
-    """What a recipe says of a row, in a few words."""
-    told = [f"{row.parameters:,} parameters"] if row.parameters else []
-    told += [f"paper: {_listed(row.paper)}"] if row.paper else []
-    told += [f"paper's rho, {end}: {_listed(rhos)}" for end, rhos in row.paper_similarity.items()]
-    told += ["quoted"] if row.quoted else []
-    told += [f'"{row.of}" scored by {row.by}'] if row.of else []
-    return [*told, *([f'starts from "{row.start}"'] if row.start else [])]
+    """Return what a recipe states about a row, in a few words each."""
+    facts = [f"{row.parameters:,} parameters"] if row.parameters else []
+    facts += [f"paper: {_listed(row.paper)}"] if row.paper else []
+    facts += [f"paper's rho, {end}: {_listed(rhos)}" for end, rhos in row.paper_similarity.items()]
+    facts += ["quoted"] if row.quoted else []
+    facts += [f'"{row.of}" scored by {row.by}'] if row.of else []
+    return [*facts, *([f'starts from "{row.start}"'] if row.start else [])]
 
 
-def _listed(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in figures.items())
+def _listed(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {score:g}" for name, score in scores.items())

@@ -1,7 +1,7 @@
-"""`reefknot VERB`: finds the verb, turns errors into sentences and exit codes.
+"""`reefknot VERB`: find the verb, run it, and turn its errors into messages and exit codes.
 
-Exit codes: 0 done, 2 bad settings, 3 bad data, 4 non-finite, 5 out of disk or memory, or no output to write to,
-75 stopped and resumable.
+Exit codes: 0 success, 2 bad settings, 3 bad data, 4 non-finite numbers, 5 out of disk or memory or standard output is
+closed, 75 stopped and resumable.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from importlib import import_module
 from keyword import iskeyword
 from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from reefknot import __version__
 from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError
@@ -42,9 +42,7 @@ VERBS = (
     "translate",
     "score",
     "predict",
-    "neighbors",
-    "analogy",
-    "similarity",
+    "vectors",
     "rank",
     "params",
     "tokens",
@@ -53,48 +51,130 @@ VERBS = (
     "advise",
     "bench",
     "import",
-    "export",
 )
-"""Every verb, in the order of the help page. The verb `x` is the function `x` in `lab/cli/x.py`, with an underscore
-after a word that Python reserves; `EXAMPLES` of that module ends its help page."""
+"""Every verb, in the order of the help page.
+
+The verb `x` is the function `x` in `lab/cli/x.py`, with an underscore after a word that Python reserves. `EXAMPLES` of
+that module ends its help page. A group of verbs is a package: `lab/cli/x/__init__.py` defines `HELP`, `EXAMPLES` and
+`VERBS`, and the verb `x y` is the function `y` in `lab/cli/x/y.py`.
+"""
+
+MOVED = {
+    "neighbors": "vectors neighbors",
+    "analogy": "vectors analogy",
+    "similarity": "vectors similarity",
+    "export": "vectors export",
+}
+"""Verbs that have moved into a group. Using the old name is an error that prints the new one."""
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
+WHOLE_SENTENCE = 1000
+"""A length that no summary of a verb reaches, so that none is cut off."""
 
-class LazyVerbs(TyperGroup):
-    """A command group that imports the module of a verb when the verb is used."""
+
+class Verb(TyperCommand):
+    """A command whose help page lists its options by `rich_help_panel`.
+
+    Without rich, typer prints all options in one list. Here, options without a panel come first, under "Options". Every
+    panel follows as a section of its own, in the order in which the verb defines them.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                title = getattr(parameter, "rich_help_panel", None) or default
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class VerbGroup(TyperGroup):
+    """A group of verbs that imports the module of a verb when the verb is used."""
+
+    package = "reefknot.lab.cli"
+    verbs: tuple[str, ...] = ()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        return list(self.verbs)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load_verb(cmd_name) if cmd_name in VERBS else None
+        return load_verb(cmd_name, self.package) if cmd_name in self.verbs else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs with the first sentence of their help. typer's own version cuts long sentences off."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.get_short_help_str(WHOLE_SENTENCE)) for name, verb in verbs])
+
+
+class Reefknot(VerbGroup):
+    """All verbs, and messages about verbs that have moved."""
+
+    verbs = VERBS
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb and its words, unless an option among them has a new name."""
+        """Return the verb and its words, unless the verb or one of its options has a new name."""
+        if args[0] in MOVED:
+            raise typer.Exit(_print_renamed(args[0], MOVED[args[0]]))
         verb, command, words = super().resolve_command(ctx, args)
         renamed = RENAMED_OPTIONS.get(str(verb), {})
         for word in words:
             option = word.partition("=")[0]
             if option in renamed:
-                error = SettingsError(f"`reefknot {verb} {option}` is now `reefknot {verb} {renamed[option]}`")
-                raise typer.Exit(_complain(error))
+                raise typer.Exit(_print_renamed(f"{verb} {option}", f"{verb} {renamed[option]}"))
         return verb, command, words
 
 
 @cache
-def load_verb(name: str) -> Any:
-    """Return the command of a verb."""
-    attribute = f"{name}_" if iskeyword(name) else name
-    module = import_module(f"reefknot.lab.cli.{attribute}")
+def load_verb(name: str, package: str = VerbGroup.package) -> Any:
+    """Return the command of a verb, or the group of that name."""
+    attribute = name.replace("-", "_") + "_" * iskeyword(name)
+    module = import_module(f"{package}.{attribute}")
+    if hasattr(module, "VERBS"):
+        return _load_group(name, module)
     verb = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=HELP_OPTIONS)
-    verb.command(name, epilog=module.EXAMPLES)(_guarded(getattr(module, attribute)))
+    verb.command(name, cls=Verb, epilog=module.EXAMPLES)(_guarded(getattr(module, attribute)))
     return typer.main.get_command(verb)
+
+
+def _load_group(name: str, module: Any) -> Any:
+    class Group(VerbGroup):
+        package = module.__name__
+        verbs = module.VERBS
+
+    group = typer.Typer(
+        name=name,
+        cls=Group,
+        help=module.HELP,
+        epilog=module.EXAMPLES,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings=HELP_OPTIONS,
+    )
+    group.callback()(lambda: None)  # typer makes a group only of an app with a callback
+    return typer.main.get_command(group)
+
+
+def every_verb() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every verb as the words that name it, such as ("bench", "heads"), and its command."""
+    for name in VERBS:
+        command = load_verb(name)
+        if isinstance(command, VerbGroup):
+            yield from (((name, verb), command.get_command(None, verb)) for verb in command.verbs)
+        else:
+            yield (name,), command
 
 
 app = typer.Typer(
     name="reefknot",
-    cls=LazyVerbs,
+    cls=Reefknot,
     help="The two ends of a language model: how words go in, how words come out, and how to tie them.",
     epilog=EXAMPLES,
     no_args_is_help=True,
@@ -105,8 +185,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"reefknot {__version__}")
         raise typer.Exit
 
@@ -117,11 +197,11 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that come before the verb."""
+    """Take the options that come before the verb."""
 
 
 def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with its errors told as sentences. A mistyped command line is typer's to tell."""
+    """Wrap a verb so that its errors become messages and exit codes. typer reports mistyped command lines itself."""
 
     @wraps(verb)
     def run(*args: Any, **options: Any) -> None:
@@ -130,19 +210,19 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             _check_output()
             verb(*args, **options)
         except ReefknotError as error:
-            code = _complain(error)
+            code = _print_error(error)
         except BrokenPipeError:
-            # The reader of our output has left, as `| head` does; nothing more can be said to it.
+            # The reader of our output has closed it, as `| head` does, so there is no one to print a message to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (MemoryError, OSError, RuntimeError) as error:
-            code = _complain(_refusal(error))
+            code = _print_error(_machine_error(error))
         raise typer.Exit(code)
 
     return run
 
 
 def main() -> None:
-    """Run one command and leave with its exit code."""
+    """Run one command and exit with its code."""
     warnings.showwarning = _show_warning
     app()
 
@@ -155,25 +235,36 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Our own warnings are one line; those of libraries keep Python's form."""
+    """Print a warning of ours as one line, and a warning of a library as Python does."""
     ours = category.__module__.startswith("reefknot")
     text = f"reefknot: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     print(text, end="", file=file or sys.stderr)
 
 
 def _check_output() -> None:
-    """Python drops what is written to a closed output without a word, so that a long run would end in nothing."""
+    """Raise an error if standard output is closed.
+
+    Python silently drops what is written to a closed output, so that a long run would end without a result.
+    """
     if sys.stdout is None:
         raise ResourceError("standard output is closed; send it to a file, or to /dev/null")
 
 
-def _complain(error: ReefknotError) -> int:
+def _print_renamed(old: str, new: str) -> int:
+    return _print_error(SettingsError(f"`reefknot {old}` is now `reefknot {new}`"))
+
+
+def _print_error(error: ReefknotError) -> int:
+    """Print the message of an error and return its exit code."""
     print(f"reefknot: {error}", file=sys.stderr)
     return error.exit_code
 
 
-def _refusal(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
-    """What the machine refuses, as a sentence; anything else is a bug of ours and keeps its traceback."""
+def _machine_error(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
+    """Return a full disk, an unreadable file or a lack of memory as an error of ours.
+
+    Any other error is a bug in reefknot. It is raised again and keeps its traceback.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
             f"the disk is full ({error.filename or 'while writing'}); make room and run the same command"

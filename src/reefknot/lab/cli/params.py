@@ -1,12 +1,16 @@
-"""`reefknot params`: where the parameters are."""
+"""`reefknot params`: count the parameters of a recipe's rows."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reefknot.lab.cli.options import AsJson, Data, Overrides, Recipe, emit
+
+if TYPE_CHECKING:
+    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
 
 EXAMPLES = """\b
 Examples:
@@ -15,33 +19,64 @@ Examples:
   reefknot params demo --row tied encoder.hidden_dim=256 tables.words.dim=256
 """
 
+NEEDS_TEXT = "the vocabulary is made from the text"
+"""Why a row cannot be counted without its corpus; a published vocabulary size is known without it."""
+
 
 def params(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[str | None, typer.Option(help="One row only.")] = None,
+    row: Annotated[str | None, typer.Option(help="Count this row only, and list all its parts.")] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count parameters by part, without building the model in memory. A shared table counts once, at the input."""
-    from reefknot.lab.cli.sizes import Texts, for_each_row
+    """Count parameters by part, without building the model in memory.
+
+    A table that two ends share counts once, at the input. A row whose vocabulary is made from its text, such as a row
+    with sub-words, is counted only if the corpus is on this machine.
+    """
+    from reefknot.lab.cli.options import check_data
     from reefknot.lab.recipes.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], row)
-    texts = Texts(data)
-    models = for_each_row(recipe, loaded, lambda row, experiment: texts.unbuilt_model(experiment))
-    sizes = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
-    found = {name: sizes[name] | {"parts": model.parameter_parts()} for name, model in models.items()}
-    width = max(map(len, sizes))
+    check_data(data, (experiment.corpus.name for experiment in loaded.experiments.values()), recipe)
+    models, uncounted = _models(loaded, data, as_json)
+    counts = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
+    record = {name: counts[name] | {"parts": model.parameter_parts()} for name, model in models.items()}
+    width = max(map(len, counts))
     lines = [
-        f"{name:<{width}}  " + "  ".join(f"{part} {count:>12,}" for part, count in counts.items())
-        for name, counts in sizes.items()
+        f"{name:<{width}}  " + "  ".join(f"{part} {count:>12,}" for part, count in by_part.items())
+        for name, by_part in counts.items()
     ]
     if row is not None:
-        parts = _with_total(next(iter(models.values())).parameter_parts())
+        (model,) = models.values()
+        parts = _with_total(model.parameter_parts())
         width = max(map(len, parts))
         lines = [f"{part:<{width}}  {count:>13,}" for part, count in parts.items()]
-    emit(found, "\n".join(lines), as_json)
+    both = record | uncounted
+    emit({name: both[name] for name in loaded.experiments}, "\n".join(lines), as_json)
+
+
+def _models(recipe: LoadedRecipe, data: Path | None, as_json: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """Return the models of the rows that can be counted, and for JSON the reasons why the others cannot be.
+
+    For a person, the reasons are printed on stderr. It is an error if no row can be counted, or if the user has named a
+    data folder and a corpus is not in it.
+    """
+    from reefknot.errors import CorpusNotFound
+    from reefknot.lab.cli.sizes import Texts, describe_missing, for_rows_with_text
+
+    texts = Texts(data)
+    required = () if data is None else tuple(recipe.experiments)
+    models, missing = for_rows_with_text(recipe, lambda _, experiment: texts.unbuilt_model(experiment), required)
+    reasons = {row: f"{NEEDS_TEXT}; {message}" for row, message in missing.items()}
+    lines = describe_missing("not counted", reasons)
+    if not models:
+        raise CorpusNotFound("\n".join(lines))
+    if not as_json:
+        for line in lines:
+            typer.echo(line, err=True)
+    return models, {row: {"not_counted": reason} for row, reason in reasons.items()}
 
 
 def _with_total(counts: dict[str, int]) -> dict[str, int]:

@@ -1,7 +1,8 @@
-"""`reefknot rank`: the numerical rank of a run's log-probabilities."""
+"""`reefknot rank`: compute the numerical rank of a run's log-probabilities."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, open_langu
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.rank import Spectrum
+    from reefknot.lab.tasks.language_model import TrainedLanguageModel
 
 EXAMPLES = """\b
 Examples:
@@ -20,62 +22,83 @@ Examples:
 
 def rank(
     run: Run,
-    split: Annotated[str, typer.Option(help="The text of the contexts: train, valid or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Take the contexts from this text: train, valid or test.")] = "test",
     contexts: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the matrix, from the text's start; all unless given.")
+        int | None, typer.Option(min=1, help="Use this many contexts, from the start of the text. [default: all]")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="Count singular values above this too.", show_default=False)
+        float | None,
+        typer.Option(min=0.0, help="Also count the singular values above this tolerance.", show_default=False),
     ] = None,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Rank of the matrix of log-probabilities, a row per context: at most D + 2 for one softmax over D dimensions."""
+    """Compute the rank of the matrix of log-probabilities, a row per context.
+
+    It is at most D + 2 for one softmax over D dimensions.
+    """
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.rank import AUTHORS, bound, memory, spectrum
 
     trained = open_language_model(run, device)
+    _check_data(data, trained)
     texts = trained.dataset(data).splits
     if split not in texts:
         raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
     output = trained.model.output
     windows, eos = trained.experiment.windows, trained.vocabulary.eos
-    found, most = spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), bound(output)
-    tolerances = {"numpy's": found.numpy_tolerance, "the paper's": AUTHORS}
+    values, most = spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), bound(output)
+    tolerances = {"numpy's": values.numpy_tolerance, "the paper's": AUTHORS}
     if tolerance is not None:
         tolerances["your own"] = tolerance
-    ranks = [{"whose": whose, "tolerance": each, "rank": found.rank(each)} for whose, each in tolerances.items()]
-    needed = memory(found.contexts, found.classes)
-    size = f"{needed / 2**30:,.1f} GiB" if needed >= 2**30 else f"{needed / 2**20:,.1f} MiB"
-    lines = [_title(found, split, contexts)]
-    for whose, each in tolerances.items():
-        remark = " (numpy's matrix_rank(tol=True); says little of a small model)" if whose == "the paper's" else ""
-        lines.append(f"rank {found.rank(each):,} with {whose} tolerance, {each:.3g}{remark}")
-    by_contexts = f", and {found.contexts:,} with so few contexts" if found.contexts < most else ""
-    lines += [
-        f"width of the hidden state {output.context_dim:,}; the rank of this end is at most {most:,}{by_contexts}",
-        f"singular values {found.values[0]:.4g} to {found.values[-1]:.3g}, in float64, in at most {size}",
-    ]
-    told = {
+    ranks = [{"whose": whose, "tolerance": limit, "rank": values.rank(limit)} for whose, limit in tolerances.items()]
+    needed = memory(values.contexts, values.classes)
+    record = {
         "run": str(run),
         "split": split,
-        "contexts": found.contexts,
-        "classes": found.classes,
+        "contexts": values.contexts,
+        "classes": values.classes,
         "width": output.context_dim,
         "bound": most,
         "ranks": ranks,
-        "largest": float(found.values[0]),
-        "smallest": float(found.values[-1]),
+        "largest": float(values.values[0]),
+        "smallest": float(values.values[-1]),
         "memory_bytes": needed,
     }
-    emit(told, "\n".join(lines), as_json)
+    few = f", and {values.contexts:,} with this few contexts" if values.contexts < most else ""
+    size = f"{needed / 2**30:,.1f} GiB" if needed >= 2**30 else f"{needed / 2**20:,.1f} MiB"
+    lines = [
+        _title(values, split, contexts),
+        *(_rank_line(whose, limit, values) for whose, limit in tolerances.items()),
+        f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {most:,}{few}",
+        f"singular values {values.values[0]:.4g} to {values.values[-1]:.3g}, in float64, in at most {size}",
+    ]
+    emit(record, "\n".join(lines), as_json)
 
 
-def _title(found: Spectrum, split: str, asked: int | None) -> str:
-    which = "the first" if asked == found.contexts else "all"
-    fewer = f"; {asked:,} were asked for" if asked is not None and asked > found.contexts else ""
+def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
+    """Raise an error if --data is given but the run's text is part of Python.
+
+    The text of a run may have moved, so a run on a folder of text can need --data.
+    """
+    from reefknot.lab.cli.options import check_data
+    from reefknot.lab.text.corpora import known_corpus
+
+    corpus = trained.experiment.corpus.name
+    if known_corpus(corpus) is not None:
+        check_data(data, [corpus], str(trained.run.path))
+
+
+def _rank_line(whose: str, tolerance: float, values: Spectrum) -> str:
+    note = " (numpy's matrix_rank(tol=True); says little of a small model)" if whose == "the paper's" else ""
+    return f"rank {values.rank(tolerance):,} with {whose} tolerance, {tolerance:.3g}{note}"
+
+
+def _title(values: Spectrum, split: str, requested: int | None) -> str:
+    which = "the first" if requested == values.contexts else "all"
+    fewer = f"; {requested:,} were requested" if requested is not None and requested > values.contexts else ""
     return (
-        f"log-probabilities of {found.classes:,} words after {which} {found.contexts:,} contexts of the {split} text "
-        f"(every token but the last is the end of one){fewer}"
+        f"log-probabilities of {values.classes:,} words after {which} {values.contexts:,} contexts of the {split} text "
+        f"(every token but the last ends a context){fewer}"
     )

@@ -1,4 +1,4 @@
-"""`reefknot report`: one HTML page about some runs."""
+"""`reefknot report`: write an HTML page about some runs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ Examples:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold runs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the page to this file.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Give the page this heading.")] = "Reefknot report",
     figures: Annotated[
-        bool, typer.Option("--figures", help="Also the papers' figures that open weights or losses of the runs.")
+        bool,
+        typer.Option("--figures", help="Also draw the papers' figures that read the weights or token losses of runs."),
     ] = False,
     words: Annotated[
         list[str] | None,
-        typer.Option(help="Words to show with their neighbours, as king,queen; repeatable. [default: common ones]"),
+        typer.Option(
+            help="Show the neighbours of these words, such as king,queen. Can be repeated. [default: common words]"
+        ),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -46,62 +49,86 @@ def report(
     from reefknot.lab.reports.rows import join, name_recipes
     from reefknot.lab.reports.table import from_recipe
 
-    chosen = _words(words)
+    chosen_words = _split_words(words)
     results = collect(runs)
+    _check_figures(results, figures, data)
     known = [name for name in shipped() if any(result.recipe == name for result in results)]
-    # In the order of their recipe; what it lists beside them is the business of `table`.
+    # Rows are in the order of their recipe. Rows without runs are left out; `reefknot table` shows them.
     listed = [row for name in known for row in from_recipe(read_file(find_recipe(name)[0], name).rows, name)]
     rows = name_recipes(row for row in join(listed, results) if row.results)
-    if chosen:
-        rows = _showing(rows, chosen)
-    made, left_out = sections(results, weights=figures, data=data)
-    for note in left_out:
+    if chosen_words:
+        rows = _show_words(rows, chosen_words)
+    drawn, notes = sections(results, weights=figures, data=data)
+    for note in notes:
         typer.echo(note, err=True)
-    page = write_report(results, output, rows=rows, title=title, sections=made).resolve()
+    page = write_report(results, output, rows=rows, title=title, sections=drawn).resolve()
     emit({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
 
 
-def _words(given: Sequence[str] | None) -> list[str]:
-    """What --words names, each once."""
+def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) -> None:
+    """Raise an error if --figures or --data has no effect on a report of these runs."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.papers.figures import FIGURES, open_figure
+    from reefknot.lab.papers.figures.runs import among
+
+    if data is not None and not figures:
+        raise SettingsError("--data goes with --figures; add --figures or leave --data out")
+    if not figures:
+        return
+    opened = [figure for figure in map(open_figure, FIGURES) if figure.needs and among(figure, results) is not None]
+    if not opened:
+        raise SettingsError(
+            "--figures has no effect: no figure that reads weights or token losses is about these runs; leave it out"
+        )
+    if data is not None and not any("data" in figure.options for figure in opened):
+        names = ", ".join(figure.name for figure in opened)
+        raise SettingsError(f"--data has no effect: the figures of these runs ({names}) read no text; leave it out")
+
+
+def _split_words(options: Sequence[str] | None) -> list[str]:
+    """Return the words that --words names, without repetitions."""
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.neighbors import EXAMPLES
 
-    words = list(dict.fromkeys(word for each in given or [] for part in each.split(",") if (word := part.strip())))
-    if given and not words:
-        raise SettingsError("--words: names no word; list some, as --words king,queen")
+    parts = [part.strip() for option in options or [] for part in option.split(",")]
+    words = list(dict.fromkeys(filter(None, parts)))
+    if options and not words:
+        raise SettingsError("--words: names no word; list words, such as --words king,queen")
     if len(words) > EXAMPLES:
         raise SettingsError(f"--words: {len(words)} words, and a picture has colours for {EXAMPLES}; name fewer")
     return words
 
 
-def _showing(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
-    """The rows with these words in place of those that training chose. One that cannot show them stays as it is, which
-    is told; where none can, it is an error."""
+def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
+    """Return the rows with these words in place of the words that training chose.
+
+    A row that cannot show the words keeps its own, and a note is printed. It is an error if no row can show them.
+    """
     from reefknot.errors import DataError, ReefknotError
     from reefknot.lab.reports.embedding import with_words
 
-    found, faults = [], {}
+    changed, errors = [], {}
     for row in rows:
         try:
-            found.append(with_words(row, lambda result: _look(result, words)))
+            changed.append(with_words(row, lambda result: _look_at_words(result, words)))
         except ReefknotError as error:
-            found.append(row)
-            faults[row.name] = error
-    if all(new is old for new, old in zip(found, rows, strict=True)):
-        raise next(iter(faults.values()), DataError("--words: none of these runs is finished; leave it out"))
-    for name, fault in faults.items():
-        typer.echo(f"{name} shows words of its own: {fault}", err=True)
-    return found
+            changed.append(row)
+            errors[row.name] = error
+    if all(new is old for new, old in zip(changed, rows, strict=True)):
+        raise next(iter(errors.values()), DataError("--words: none of these runs is finished; leave --words out"))
+    for name, message in errors.items():
+        typer.echo(f"{name} shows its own words: {message}", err=True)
+    return changed
 
 
-def _look(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
-    """Neighbours and a picture of the words, by the weights of a run."""
+def _look_at_words(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
+    """Return the neighbours and the picture of words, computed from the weights of a run."""
     from reefknot.lab.tasks import open_run
     from reefknot.lab.tasks.word_vectors import look_at_words
     from reefknot.vectors.lookup import Lookup
 
     trained = open_run(result.folder)
     tables = trained.vectors()
-    known = min(tables.values(), key=len)  # an input end may spell words that the output has not
+    known = min(tables.values(), key=len)  # an input end may spell words that the output does not have
     tokens = [known.words[row] for row in Lookup(known).require(words, str(result.folder))]
     return look_at_words(tables, trained.vocabulary, tokens, tied=trained.model.tied)

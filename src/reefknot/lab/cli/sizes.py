@@ -1,8 +1,8 @@
-"""What is known about the rows of a recipe before they are trained: their texts, and the sizes of their models."""
+"""The texts and model sizes of a recipe's rows, as far as they are known before training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,32 +17,74 @@ from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
 from reefknot.storage.progress import Say, silent
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def for_each_row(name: str, recipe: Recipe, find: Callable[[Row, Experiment], Found]) -> dict[str, Found]:
-    """What `find` gives for each row that can be trained; `name` is what the user calls the recipe."""
+def for_each_row(recipe: Recipe, function: Callable[[Row, Experiment], Result]) -> dict[str, Result]:
+    """Apply a function to every row that can be trained and return the results by row."""
     trained = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
-    return for_each(name, "row", trained, lambda row: find(row, recipe.experiments[row.name]))
+    return for_each(recipe.asked, "row", trained, lambda row: function(row, recipe.experiments[row.name]))
 
 
-def for_each(name: str, kind: str, items: Mapping[str, Item], find: Callable[[Item], Found]) -> dict[str, Found]:
-    """What `find` gives for each item, or one error with every mistake and the items of that kind that have it."""
-    found: dict[str, Found] = {}
+def for_each(
+    recipe: str, kind: str, items: Mapping[str, Item], function: Callable[[Item], Result]
+) -> dict[str, Result]:
+    """Apply a function to every item and return the results.
+
+    Raises:
+        ReefknotError: The function failed for some items. One error lists every mistake, with the items that have it.
+    """
+    results: dict[str, Result] = {}
     mistakes: dict[tuple[type[ReefknotError], str], list[str]] = {}
-    for key, item in items.items():
+    for name, item in items.items():
         try:
-            found[key] = find(item)
+            results[name] = function(item)
         except ReefknotError as error:
-            mistakes.setdefault((type(error), str(error)), []).append(f'"{key}"')
+            mistakes.setdefault((type(error), str(error)), []).append(f'"{name}"')
     if mistakes:
         error_kind, _ = next(iter(mistakes))
         lines = [
-            f"{name}, {kind}{'s' * (len(keys) > 1)} {', '.join(keys)}: {mistake}"
-            for (_, mistake), keys in mistakes.items()
+            f"{recipe}, {kind}{'s' * (len(names) > 1)} {', '.join(names)}: {mistake}"
+            for (_, mistake), names in mistakes.items()
         ]
         raise error_kind("\n".join(lines))
-    return found
+    return results
+
+
+def for_rows_with_text(
+    recipe: Recipe, function: Callable[[Row, Experiment], Result], required: Collection[str] = ()
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Apply a function to the rows whose corpus is on this machine, or that do not need it.
+
+    Args:
+        recipe: The rows.
+        function: Raises `CorpusNotFound` for a row that needs a missing corpus.
+        required: Names of rows whose missing corpus is an error.
+
+    Returns:
+        The results by row, and for each row without a result the message about its corpus.
+    """
+    missing: dict[str, str] = {}
+
+    def try_row(row: Row, experiment: Experiment) -> Result | None:
+        try:
+            return function(row, experiment)
+        except CorpusNotFound as error:
+            if row.name in required:
+                raise
+            missing[row.name] = str(error)
+            return None
+
+    results = for_each_row(recipe, try_row)
+    return {row: result for row, result in results.items() if result is not None}, missing
+
+
+def describe_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
+    """Return one line per message, with the rows that it is about."""
+    rows_of: dict[str, list[str]] = {}
+    for row, message in missing.items():
+        rows_of.setdefault(message, []).append(f'"{row}"')
+    return [f"{heading}: {', '.join(rows)}: {message}" for message, rows in rows_of.items()]
 
 
 class Texts:
@@ -53,34 +95,38 @@ class Texts:
         self._opened: dict[tuple[str, str, str], Data] = {}
 
     def open(self, experiment: Experiment) -> Data:
-        """The text of an experiment."""
+        """Return the text of an experiment."""
         key = (experiment.task, experiment.corpus.model_dump_json(), experiment.vocabulary.model_dump_json())
         if key not in self._opened:
             self._opened[key] = task_of(experiment).open_data(self._data, say=self._say)
         return self._opened[key]
 
     def open_checked(self, row: Row, experiment: Experiment) -> Data:
-        """The text of a row whose model has the size that the recipe states: a mistake is reported before any row is
-        trained."""
+        """Return the text of a row after checking that its model has the size that the recipe states.
+
+        A wrong size is thus reported before any row is trained.
+        """
         dataset = self.open(experiment)
         _check_size(row, experiment, dataset.words)
         return dataset
 
     def checked_size(self, row: Row, experiment: Experiment) -> int | None:
-        """The number of parameters of a row, which must be the recipe's; None if it depends on a text that is not on
-        this machine."""
+        """Return the number of parameters of a row after checking that the recipe states the same.
+
+        Returns None if the number depends on a text that is not on this machine.
+        """
         try:
             return _check_size(row, experiment, self.vocabulary_size(experiment))
         except CorpusNotFound:
             return None
 
     def unbuilt_model(self, experiment: Experiment) -> Any:
-        """A model with shapes but without numbers, for counting its parameters."""
+        """Return a model with shapes but without numbers, for counting its parameters."""
         with torch.device("meta"):
             return build_model(experiment, self.vocabulary_size(experiment))
 
     def vocabulary_size(self, experiment: Experiment) -> Any:
-        """The number of words of a corpus as published, if nothing was cut; otherwise the words of the text itself."""
+        """Return the published number of words of a corpus that is used whole, or else the words of the text itself."""
         corpus, vocabulary = experiment.corpus, experiment.vocabulary
         words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
         whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()

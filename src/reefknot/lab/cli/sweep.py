@@ -1,8 +1,8 @@
-"""`reefknot sweep`: every combination of some settings, tried on the validation text."""
+"""`reefknot sweep`: train every combination of some settings and rank them on the validation text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,10 @@ from reefknot.lab.cli.options import Data, Device, Recipe
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
     from reefknot.lab.cli.jobs import Job
+    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
+    from reefknot.lab.recipes.recipe import Row
     from reefknot.lab.reports.sweep import Trial
+    from reefknot.lab.tasks.contract import Experiment
 
 EXAMPLES = """\b
 Examples:
@@ -27,81 +30,121 @@ def sweep(
     recipe: Recipe,
     settings: Annotated[
         list[str],
-        typer.Argument(help="key=a,b,c: values to try, as TOML (a list in brackets is one); key=a: the same for all."),
+        typer.Argument(
+            help="key=a,b,c tries several values of a setting, key=a sets one value for all runs. Values are TOML; a "
+            "list in brackets is one value."
+        ),
     ],
-    row: Annotated[str | None, typer.Option(help="Row to vary; needed when there are several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/sweeps/RECIPE/ROW]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds per combination.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 1,
+    row: Annotated[str | None, typer.Option(help="Train this row. Needed if the recipe has several.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the runs into this folder. [default: runs/sweeps/RECIPE/ROW]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train this many seeds of every combination.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Train this many runs at the same time.")] = 1,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Finished run to begin with, where training.start asks for one; with --seeds, the folder that holds "
-            "one per seed. [default: its row's]"
+            help="Start from this finished run, for a row with training.start. With --seeds, name the folder that has "
+            "one run per seed. [default: the run of the row that training.start names]"
         ),
     ] = None,
-    test: Annotated[bool, typer.Option("--test", help="Also show the test perplexity of the best.")] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
+    ] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Try every combination of settings: a table with the best first, sweep.json and report.html.
+    """Train every combination of settings, print a table with the best first, and write sweep.json and report.html.
 
-    Settings are chosen on the validation text. Test perplexities are not shown, since a text that has helped to choose
-    cannot test the choice. Run again, it goes on where it stopped; with more values, it adds theirs.
+    Settings are chosen on the validation text. Test perplexities are not shown, because a text that has helped to
+    choose settings cannot test the choice. Run the same command again to resume where it stopped. Run it with more
+    values to add theirs.
     """
-    from reefknot.errors import SettingsError
     from reefknot.lab.cli.combinations import combine, parse
     from reefknot.lab.cli.jobs import Job, run_missing
-    from reefknot.lab.cli.sizes import Texts, for_each
-    from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.recipes.starts import start_folder
     from reefknot.lab.reports.sweep import Trial
-    from reefknot.lab.tasks import load_task
 
     fixed, varied = parse(settings)
-    plain = load_recipe(recipe, row=row)
-    chosen = plain.row(row)
-    if not load_task(plain.experiments[chosen.name].task).scores_text:
-        raise SettingsError(
-            f'{recipe}, row "{chosen.name}" gives no text a probability, so there is no validation score to choose '
-            "settings by; train it with reefknot train"
-        )
-    root = out or Path("runs") / "sweeps" / plain.name / chosen.slug
-    combinations = {each.name: each for each in combine(varied)}
-    typer.echo(f"{plain.title}\n{chosen.name}: {len(combinations)} combinations of settings")
-
-    texts = Texts(data, typer.echo)
-
-    def plan(each: Combination) -> list[tuple[Job, bool]]:
-        """A run for each seed, and whether it is done. What cannot be trained is told here, before others are."""
-        overrides = (*fixed, *each.overrides)
-        loaded = load_recipe(recipe, overrides, chosen.name)
-        own = loaded.row(chosen.name)
-        dataset = texts.open_checked(own, loaded.experiments[own.name])
-        found = []
-        for seed in range(seeds):
-            folder = root / each.folder / f"seed{seed}"
-            given = start / f"seed{seed}" if start and seeds > 1 else start
-            first = given or start_folder(loaded, own, seed)
-            job = Job(recipe, own.name, seed, folder, overrides, data, device, False, first, True, each.name)
-            found.append((job, is_done(folder, loaded, own, seed, dataset, first)))
-        return found
-
-    planned = for_each(recipe, "combination", combinations, plan)
+    unchanged = load_recipe(recipe, row=row)
+    chosen = unchanged.row(row)
+    _check_scored(unchanged, chosen)
+    root = out or Path("runs") / "sweeps" / unchanged.name / chosen.slug
+    combinations = {combination.name: combination for combination in combine(varied)}
+    typer.echo(f"{unchanged.title}\n{chosen.name}: {len(combinations)} combinations of settings")
+    job = Job(recipe, chosen.name, 0, root, tuple(fixed), data, device, start=start, withhold_test=True)
+    planned = _plan(job, combinations, seeds)
     trials = [
         Trial(name, combinations[name].settings, tuple(job.out for job, _ in runs)) for name, runs in planned.items()
     ]
-    runs = [run for each in planned.values() for run in each]
+    runs = [run for of_combination in planned.values() for run in of_combination]
     _check_starts([job for job, done in runs if not done], fixed)
     try:
         run_missing(runs, jobs, root)
     finally:
-        _show(trials, root, f"{plain.title}: a sweep of {chosen.name}", test)
+        _show(trials, root, f"{unchanged.title}: a sweep of {chosen.name}", test)
+
+
+def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
+    """Raise an error if runs of the row do not have the score that combinations are ranked by."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.tasks import load_task
+
+    if not load_task(recipe.experiments[row.name].task).scores_text:
+        raise SettingsError(
+            f'{recipe.asked}, row "{row.name}" has no validation perplexity to choose settings by; train it with '
+            "reefknot train"
+        )
+
+
+def _plan(job: Job, combinations: Mapping[str, Combination], seeds: int) -> dict[str, list[tuple[Job, bool]]]:
+    """Return by combination a job for every seed, and whether it is done.
+
+    Args:
+        job: What all runs share. Its overrides are the fixed settings, its folder is that of the sweep, and its start
+            is the value of --start.
+        combinations: The settings that vary.
+        seeds: Number of seeds.
+
+    Raises:
+        ReefknotError: Some combinations cannot be trained. This is known before any of them is trained.
+    """
+    from reefknot.lab.cli.options import check_training_data, data_for
+    from reefknot.lab.cli.sizes import Texts, for_each
+    from reefknot.lab.experiment import is_done
+    from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.recipes.starts import start_folder
+
+    texts = Texts(job.data, typer.echo)
+    experiments: list[Experiment] = []
+
+    def plan(combination: Combination) -> list[tuple[Job, bool]]:
+        overrides = (*job.overrides, *combination.overrides)
+        loaded = load_recipe(job.recipe, overrides, job.row)
+        row = loaded.row(job.row)
+        experiment = loaded.experiments[row.name]
+        experiments.append(experiment)
+        dataset = texts.open_checked(row, experiment)
+        common = replace(job, overrides=overrides, data=data_for(experiment, job.data), label=combination.name)
+        planned = []
+        for seed in range(seeds):
+            out = job.out / combination.folder / f"seed{seed}"
+            given = job.start / f"seed{seed}" if job.start and seeds > 1 else job.start
+            start = given or start_folder(loaded, row, seed)
+            done = is_done(out, loaded, row, seed, dataset, start)
+            planned.append((replace(common, seed=seed, out=out, start=start), done))
+        return planned
+
+    planned = for_each(job.recipe, "combination", combinations, plan)
+    check_training_data(job.data, experiments, job.recipe)  # only now, because the corpus may vary
+    return planned
 
 
 def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
-    """Refuse a sweep of a second stage without its first, once. Only what all combinations share is said of that."""
+    """Raise one error if the runs that the jobs start from are missing.
+
+    Its advice names only the settings that all combinations share, because the first stage is trained once for all.
+    """
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import find_start
 
@@ -112,7 +155,7 @@ def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
 
 
 def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
-    """What there is of the sweep, whatever has ended its runs: on the terminal and in its two files."""
+    """Print and write the table of the runs that exist, even if training was stopped or failed."""
     from rich.console import Console
 
     from reefknot.lab.reports.cells import spread
@@ -128,12 +171,12 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     rows = [row for _, row in ranked]
     same_size = len({row.size for row in rows}) == 1
     print_table(rows, Console(), leave_out=("tokens/s", "memory", *(["parameters"] if same_size else [])))
-    told: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
+    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
     best = ranked[0][0].row()
-    if test and (found := best.figure(PERPLEXITY, "test")):
-        typer.echo(f"test perplexity of the best ({best.name}): {spread(found)}")
-        told["test_of_the_best"] = figures(found)
-    write_json(root / "sweep.json", told)
+    if test and (perplexities := best.figure(PERPLEXITY, "test")):
+        typer.echo(f"test perplexity of the best ({best.name}): {spread(perplexities)}")
+        record["test_of_the_best"] = figures(perplexities)
+    write_json(root / "sweep.json", record)
     results = [result for row in rows for result in row.results]
     page = write_report(results, root / "report.html", rows=rows, title=title)
     typer.echo(f"report: {page.resolve()}")

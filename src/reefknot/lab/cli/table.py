@@ -1,4 +1,4 @@
-"""`reefknot table`: every row of a recipe, ours beside the paper's."""
+"""`reefknot table`: train every row of a recipe and print our scores next to the paper's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
-    from reefknot.lab.recipes.recipe import Row
     from reefknot.lab.tasks.contract import Data as OpenedData
-    from reefknot.lab.tasks.contract import Experiment
 
 EXAMPLES = """\b
 Examples:
@@ -30,24 +28,30 @@ def table(
     overrides: Overrides = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="A row, or several by *, with those that they start from; repeatable. [default: all]"),
+        typer.Option(
+            help="Train this row, or all rows that match a pattern with *, and the rows that they start from. Can be "
+            "repeated. [default: all]"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/RECIPE]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds per row.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Write the runs into this folder. [default: runs/RECIPE]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train this many seeds of every row.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Train this many runs at the same time.")] = 1,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Train every row of a recipe, print one table and write report.html. Run again, it goes on where it stopped.
+    """Train every row of a recipe, print one table and write report.html.
 
-    Rows whose corpus is not on this machine are left out, unless their very names are given.
+    Run the same command again to resume where it stopped. Rows whose corpus is not on this machine are left out, unless
+    --row names them without a *.
     """
     from reefknot.lab.cli.jobs import Job, run_missing
+    from reefknot.lab.cli.options import check_training_data, data_for
     from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.recipes.starts import start_folder
 
     loaded = load_recipe(recipe, overrides or [], row)
+    check_training_data(data, loaded.experiments.values(), recipe)
     root = out or Path("runs") / loaded.name
     typer.echo(loaded.title)
     named = {loaded.row(name).name for name in row or [] if "*" not in name}
@@ -61,7 +65,7 @@ def table(
             seed,
             default_folder(loaded, row, seed, root),
             tuple(overrides or []),
-            data,
+            data_for(loaded.experiments[row.name], data),
             device,
             start=start_folder(loaded, row, seed, root),
         )
@@ -79,38 +83,25 @@ def table(
 
 
 def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, OpenedData]:
-    """The texts of all rows that can be trained here; says which cannot.
+    """Return the texts of all rows that can be trained here, and print which rows cannot.
 
-    A recipe may hold rows over a corpus that one does not have: that is no failure of the others, so the table shows
-    them as not run. It is an error of a row that was asked for by name, and where nothing is left to train.
+    A recipe may have rows over a corpus that the user does not have. The other rows are trained, and the table shows
+    these as not run. It is an error if such a row is named on the command line, or if no row can be trained.
     """
     from reefknot.errors import CorpusNotFound
-    from reefknot.lab.cli.sizes import Texts, for_each_row
+    from reefknot.lab.cli.sizes import Texts, describe_missing, for_rows_with_text
 
-    texts = Texts(data, typer.echo)
-    absent: dict[str, list[str]] = {}
-
-    def open_text(row: Row, experiment: Experiment) -> OpenedData | None:
-        try:
-            return texts.open_checked(row, experiment)
-        except CorpusNotFound as error:
-            if row.name in named:
-                raise
-            absent.setdefault(str(error), []).append(f'"{row.name}"')
-            return None
-
-    opened = for_each_row(recipe.asked, recipe, open_text)
-    told = [f"not run: {', '.join(rows)}: {why}" for why, rows in absent.items()]
-    found = {row: dataset for row, dataset in opened.items() if dataset is not None}
-    if not found:
-        raise CorpusNotFound("\n".join(told))
-    for line in told:
+    datasets, missing = for_rows_with_text(recipe, Texts(data, typer.echo).open_checked, named)
+    lines = describe_missing("not run", missing)
+    if not datasets:
+        raise CorpusNotFound("\n".join(lines))
+    for line in lines:
         typer.echo(line, err=True)
-    return found
+    return datasets
 
 
 def _show(recipe: LoadedRecipe, runs: list[Path], root: Path) -> None:
-    """What there is of the table, whatever has ended its runs."""
+    """Print and write the table of the runs that exist, even if training was stopped or failed."""
     from rich.console import Console
 
     from reefknot.lab.reports.page import write_report

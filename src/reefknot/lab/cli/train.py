@@ -1,14 +1,19 @@
-"""`reefknot train`: one row of a recipe, or of several seeds of it."""
+"""`reefknot train`: train one row of a recipe, with one seed or several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
+
+if TYPE_CHECKING:
+    from reefknot.lab.cli.jobs import Job
+    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
 
 EXAMPLES = """\b
 Examples:
@@ -24,44 +29,56 @@ Examples:
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[str | None, typer.Option(help="Row to train; needed when there are several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/RECIPE/ROW/seedN]")] = None,
+    row: Annotated[str | None, typer.Option(help="Train this row. Needed if the recipe has several.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the run to this folder, or with --seeds one folder per run in it. "
+            "[default: runs/RECIPE/ROW/seedN]",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train seeds 0 to N-1, one run each.")] = 1,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Finished run to begin with, where training.start asks for one; with --seeds, the folder that holds "
-            "one per seed. [default: its row's]"
+            help="Start from this finished run, for a row with training.start. With --seeds, name the folder that has "
+            "one run per seed. [default: the run of the row that training.start names]"
         ),
     ] = None,
     data: Data = None,
     device: Device = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     withhold_test: Annotated[
-        bool, typer.Option("--withhold-test", help="Do not say the test perplexity, while settings are being chosen.")
+        bool,
+        typer.Option("--withhold-test", help="Do not print the test score. Use this while you choose settings."),
     ] = False,
 ) -> None:
-    """Train one row of a recipe. A folder that exists is resumed where it stands."""
+    """Train one row of a recipe, or resume it if its run folder exists."""
+    from reefknot.lab.cli.options import check_training_data
     from reefknot.lab.experiment import train as train_row
-    from reefknot.lab.recipes.recipe import default_folder, load_recipe
+    from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.training.display import Silent, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
     loaded = load_recipe(recipe, overrides or [], row)
     chosen = loaded.row(row)
+    check_training_data(data, [loaded.experiments[chosen.name]], recipe)
     if seeds > 1:
-        from reefknot.lab.cli.jobs import Job, run_jobs
-        from reefknot.lab.cli.sizes import Texts, for_each_row
+        from reefknot.lab.cli.jobs import Job
 
-        _refuse_seeds(overrides or [], out)
-        folders = [(out / f"seed{seed}" if out else default_folder(loaded, chosen, seed)) for seed in range(seeds)]
-        starts = [(start / f"seed{seed}" if start else None) for seed in range(seeds)]
-        same = (tuple(overrides or []), data, device, tensorboard)
-        for_each_row(recipe, loaded, Texts(data).checked_size)
-        jobs = [
-            Job(recipe, chosen.name, seed, folders[seed], *same, starts[seed], withhold_test) for seed in range(seeds)
-        ]
-        run_jobs(jobs, at_once=1)
+        _check_seeds(overrides or [], out)
+        job = Job(
+            recipe,
+            chosen.name,
+            seed=0,
+            out=out or Path(),
+            overrides=tuple(overrides or []),
+            data=data,
+            device=device,
+            tensorboard=tensorboard,
+            withhold_test=withhold_test,
+        )
+        _train_seeds(loaded, job, seeds, out, start)
         return
     with join_world(choose_device(device)) as world:
         display = open_display() if world.first else Silent()
@@ -81,10 +98,31 @@ def train(
             display.close()
 
 
-def _refuse_seeds(overrides: Sequence[str], out: Path | None) -> None:
+def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
+    """Raise an error if --seeds contradicts another option."""
     from reefknot.errors import SettingsError
 
     if any(text.startswith("training.seed=") for text in overrides):
         raise SettingsError("--seeds trains seeds 0 to N-1; leave training.seed out, or leave --seeds out")
     if out and (out / "config.json").exists():
         raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
+
+
+def _train_seeds(recipe: LoadedRecipe, job: Job, seeds: int, out: Path | None, start: Path | None) -> None:
+    """Train seeds 0 to `seeds` - 1 of a job, one after another."""
+    from reefknot.lab.cli.jobs import run_jobs
+    from reefknot.lab.cli.sizes import Texts, for_each_row
+    from reefknot.lab.recipes.recipe import default_folder
+
+    row = recipe.row(job.row)
+    for_each_row(recipe, Texts(job.data).checked_size)
+    jobs = [
+        replace(
+            job,
+            seed=seed,
+            out=out / f"seed{seed}" if out else default_folder(recipe, row, seed),
+            start=start / f"seed{seed}" if start else None,
+        )
+        for seed in range(seeds)
+    ]
+    run_jobs(jobs, at_once=1)

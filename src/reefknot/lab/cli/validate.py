@@ -1,4 +1,4 @@
-"""`reefknot validate`: check recipes without running them."""
+"""`reefknot validate`: check recipes without training them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from reefknot.lab.cli.options import AsJson, Data, emit
 
 if TYPE_CHECKING:
-    from reefknot.lab.recipes.recipe import Row
+    from reefknot.lab.recipes.recipe import Recipe, Row
 
 EXAMPLES = """\b
 Examples:
@@ -19,32 +19,41 @@ Examples:
 
 
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Shipped recipes or paths.")],
+    recipes: Annotated[list[str], typer.Argument(help="Shipped recipes, or paths of TOML files.")],
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every setting of every row and that each model has as many parameters as its recipe says."""
+    """Check every setting of every row, and that every model has as many parameters as its recipe states."""
     from reefknot.errors import ReefknotError
+    from reefknot.lab.cli.options import check_data
     from reefknot.lab.cli.sizes import Texts, for_each_row
     from reefknot.lab.recipes.recipe import load_recipe
 
-    checked, lines = [], []
+    records, lines = [], []
     texts = Texts(data)
+    corpora: list[str] = []
     problems: list[ReefknotError] = []
+    # A recipe with a mistake does not keep the others from being checked.
     for name in recipes:
         try:
             loaded = load_recipe(name)
-            sizes = for_each_row(name, loaded, texts.checked_size)
+            corpora += _corpora(loaded)
+            sizes = for_each_row(loaded, texts.checked_size)
         except ReefknotError as error:
             problems.append(error)
         else:
-            checked += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
+            records += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
             lines += [f"{name}  {row}: valid, {_size(loaded.row(row), size)}" for row, size in sizes.items()]
             if others := len(loaded.rows) - len(sizes):
                 lines.append(f"{name}  nothing to train in {others} other row{'s' * (others > 1)}")
     if problems:
         raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems))))
-    emit(checked, "\n".join(lines), as_json)
+    check_data(data, corpora, " and ".join(recipes))
+    emit(records, "\n".join(lines), as_json)
+
+
+def _corpora(recipe: Recipe) -> list[str]:
+    return [experiment.corpus.name for experiment in recipe.experiments.values()]
 
 
 def _size(row: Row, parameters: int | None) -> str:

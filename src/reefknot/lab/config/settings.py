@@ -20,6 +20,22 @@ from reefknot.nn import bounds
 LINES_SHOWN = 10
 WRONG_KIND = "wrong_kind"
 """The type of pydantic's error if the `kind` of a part is missing or unknown."""
+OTHER_NAMES = {
+    "batch": ("batch_size", "bs", "bsz"),
+    "steps": ("bptt", "seq_len", "sequence_length"),
+    "epochs": ("num_epochs", "max_epochs"),
+    "accumulate": ("grad_accum", "gradient_accumulation_steps"),
+    "clip": ("grad_clip", "clip_norm", "clip_grad", "max_grad_norm"),
+    "optimiser": ("optim", "optimizer"),
+    "schedule": ("scheduler", "lr_scheduler"),
+    "learning_rate": ("lr",),
+    "weight_decay": ("wd",),
+    "layers": ("num_layers", "n_layers", "nlayers", "depth"),
+    "hidden_dim": ("hidden", "hidden_size", "nhid"),
+    "heads": ("num_heads", "n_heads", "nhead", "nheads"),
+    "dim": ("emb", "emb_dim", "emb_size", "emsize", "embedding_dim", "embedding_size"),
+}
+"""What other programs call a setting. The names differ too much from ours to be found as typing mistakes."""
 
 
 class Settings(BaseModel):
@@ -183,8 +199,8 @@ def _dotted(location: tuple[str | int, ...]) -> str:
 def _hint(key: str, kind: type[Settings]) -> str | None:
     """Return a hint for a key that does not exist.
 
-    It names the kinds of part that have this setting, or else the setting that was probably meant: the same name
-    elsewhere, then a similar name in the same section, then a similar name elsewhere.
+    It names the kinds of part that have this setting, or else the setting that was probably meant: the setting that
+    other programs give this name, the same name elsewhere, a similar name in the same section, or one elsewhere.
     """
     if len(key) > 200:
         return None
@@ -194,10 +210,24 @@ def _hint(key: str, kind: type[Settings]) -> str | None:
         return f"kinds that have it: {', '.join(kinds)}"
     known = [path for path, _ in keys if path != key]
     siblings = [path for path in known if path.rpartition(".")[0] == parent]
+    if meant := _by_other_name(
+        last, siblings, [path for path in known if path.startswith(key[: len(key) - len(last)])]
+    ):
+        return f"did you mean {meant}?"
     for paths, cutoff in ((known, 1.0), (siblings, 0.6), (known, 0.7)):
         names = {path.rpartition(".")[2]: path for path in reversed(paths)}
         for near in get_close_matches(last, names, n=1, cutoff=cutoff):
             return f"did you mean {names[near]}?"
+    return None
+
+
+def _by_other_name(name: str, siblings: list[str], section: list[str]) -> str | None:
+    """Return the setting that other programs call `name`, in the same section or, if it is the only one, below it."""
+    ours = {setting for setting, others in OTHER_NAMES.items() if name.lower() in others}
+    for paths in (siblings, section):
+        meant = list(dict.fromkeys(path for path in paths if path.rpartition(".")[2] in ours))
+        if len(meant) == 1:
+            return meant[0]
     return None
 
 

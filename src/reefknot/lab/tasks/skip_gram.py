@@ -124,7 +124,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     Settings: ClassVar[type[SkipGramExperiment]] = SkipGramExperiment
     noun: ClassVar[str] = "a run of skip-gram"
     scores_text: ClassVar[bool] = False
-    verbs: ClassVar[str] = "`reefknot neighbors`, `similarity`, `analogy`, `export` or `report`"
+    verbs: ClassVar[str] = "`reefknot vectors` or `reefknot report`"
 
     def open_data(
         self,

@@ -35,6 +35,8 @@ class Figure(ABC):
     """What the paper's figure shows, in a sentence or two."""
     needs: ClassVar[str] = ""
     """What it reads from a run besides results and metrics, such as "weights"; records under results/ lack these."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Which arguments of `measure` have an effect: data if it reads a text, device if it computes with a model."""
 
     @property
     def recipes(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class PairwiseSimilarity(Figure):
     stand_in = "press2017/enwiki-vectors"
     kinds = ("language model", "skip-gram")
     needs = "weights"
+    options = ("device",)
     title = "Press & Wolf 2017, Table 4: rank correlation of pairwise similarities between tables"
     shows = (
         "Spearman's correlation of the cosines of all pairs of words between two tables. In language models input and "

@@ -84,6 +84,7 @@ class NextWords(Figure):
     name = "inan2017/table4"
     recipe = "inan2017/table4"
     needs = "weights"
+    options = ("data", "device")
     title = "Inan et al. 2017, Table 4: the likeliest next words"
     shows = (
         "The ten words that the large VD-LSTM and the large VD-LSTM+REAL find likeliest after four contexts. REAL puts "

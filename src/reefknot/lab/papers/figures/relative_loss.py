@@ -65,6 +65,7 @@ class RelativeLoss(Figure):
     name = "pappas2019/3"
     recipe = "pappas2019/figure3"
     needs = "token losses and the text"
+    options = ("data",)
     title = "Pappas & Henderson 2019, Figure 3: DRILL against its baselines by word frequency"
     shows = (
         "The mean relative difference of the cross-entropy between DRILL and weight tying, the bilinear and the dual "

@@ -43,6 +43,7 @@ class UpdateRule(Figure):
     stand_in = "press2017/enwiki-vectors"
     kinds = ("language model", "skip-gram")
     needs = "weights"
+    options = ("data", "device")
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """Means over the seeds of each row."""

@@ -1,0 +1,16 @@
+"""`reefknot bench`: verbs that measure our parts next to other implementations, on this machine."""
+
+from __future__ import annotations
+
+HELP = "Measure speed and memory on this machine, next to other implementations."
+
+EXAMPLES = """\b
+Examples:
+  reefknot bench heads --end plain --shape 2048,256,50000 --competitor reefknot --competitor eager
+  reefknot bench encoders --shape 20,35,200-200-200
+  reefknot bench steps press2017/table6 --data DIR
+  reefknot bench translation --data DIR
+  reefknot bench skip-gram --workers 1,2 --data DIR
+"""
+
+VERBS = ("heads", "encoders", "steps", "translation", "skip-gram")

@@ -1,0 +1,64 @@
+"""`reefknot vectors export`: write the word vectors of a run or a file in a format that other programs read."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reefknot.lab.cli.options import AsJson, VectorSource, emit
+
+EXAMPLES = """\b
+Examples:
+  reefknot vectors export runs/demo/tied/seed0 --format word2vec -o demo.vec
+  reefknot vectors export runs/demo/untied/seed0 --table output --format projector -o projector
+  reefknot vectors export glove.6B.300d.txt --format safetensors -o glove.safetensors
+"""
+
+
+def export(
+    source: VectorSource,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Write this format: word2vec, word2vec-binary, glove, projector or safetensors.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="Write to this file, or with --format projector to this folder.", show_default=False
+        ),
+    ],
+    table: Annotated[
+        str | None,
+        typer.Option(
+            help="Write this table of a run: input, output, or tied if one table is both. Needed if there are several.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write word vectors for gensim, TensorBoard and other programs, and read them back to check them.
+
+    The words are those of the run's vocabulary, with symbols such as <eos>; skip-gram learns no symbols. It is an error
+    if the format cannot store a word. safetensors stores any word.
+    """
+    from reefknot.errors import SettingsError
+    from reefknot.lab.tasks.word_vectors import open_vectors
+    from reefknot.vectors.files import write_vectors
+
+    say = partial(typer.echo, err=True)
+    tables = open_vectors(source, say=say)
+    if table is None and len(tables) > 1:
+        raise SettingsError(f"{source} has several tables; choose one with --table: {' or '.join(tables)}")
+    table = table or next(iter(tables))
+    if table not in tables:
+        raise SettingsError(f"--table {table}: {source} does not have this table; it has: {', '.join(tables)}")
+    vectors = tables[table]
+    write_vectors(vectors, output, format, say=say)
+    record = {"output": str(output), "format": format, "table": table, "words": len(vectors), "dim": vectors.dim}
+    emit(record, f"{output}: {len(vectors):,} words, {vectors.dim} numbers each ({table}), read back", as_json)

@@ -32,7 +32,7 @@ LEARNED: dict[str, Any] = {
 
 
 class PageParser(HTMLParser):
-    """Checks that tags are nested, and collects tags, attributes, ids and text."""
+    """Checks that tags are nested, and collects tags, attributes, ids, text and rows of tables."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -41,11 +41,16 @@ class PageParser(HTMLParser):
         self.attributes: list[tuple[str, str]] = []
         self.ids: list[str] = []
         self.text: list[str] = []
+        self.rows: list[list[str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
         self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -60,6 +65,8 @@ class PageParser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] = " ".join(f"{self.rows[-1][-1]} {data}".split())
 
 
 def write_page(
@@ -271,25 +278,28 @@ def test_browser_console_is_empty(page: tuple[Path, PageParser], tmp_path: Path)
     assert "CONSOLE" not in seen.stderr
 
 
+COST = ["row", "epochs", "seconds", "s/epoch", "tokens/s", "memory", "seeds"]
+SMALL_COST = ["Small", "13", "150", "11.6", "80,000", "700 MB", "1"]
+
+
 def test_protocol_scores_are_shown_with_their_definition(tmp_path: Path) -> None:
     protocol = {"name": "awd", "definition": "divided by all rows", "test": {"perplexity": 111.25}}
     write_run(tmp_path / "runs", "Small", 0, result("Small", 0, protocol=protocol, train=result("Small", 0)["valid"]))
     _, parsed = write_page(tmp_path / "runs", tmp_path)
-    text = " ".join(" ".join(parsed.text).split())
-    assert "training perplexity validation perplexity test perplexity" in text
-    assert "111.2 114.5 −2.8 %" in text
-    assert "protocol awd divided by all rows" in text
-    assert "What each row cost row epochs seconds s/epoch tokens/s memory seeds Small 13 150 11.6" in text
+    scores = next(row for row in parsed.rows if row[0] == "Small")
+    assert scores[-4:] == ["116.7", "111.2", "114.5", "−2.8 %"]
+    assert any("training perplexity" in row for row in parsed.rows)
+    assert parsed.rows[parsed.rows.index(COST) + 1] == SMALL_COST
+    assert "protocol awd divided by all rows" in " ".join(" ".join(parsed.text).split())
 
 
 def test_saved_evaluation_is_a_row_with_its_definition(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs", "Small", 0, result("Small", 0))
     write_evaluation(run, "dynamic", test=91.25)
     _, parsed = write_page(tmp_path / "runs", tmp_path)
-    text = " ".join(" ".join(parsed.text).split())
-    assert "Small + dynamic evaluation 0 91.2" in text  # in the table of scores, with its seed
-    assert "dynamic evaluation: every 5 tokens are scored, then learned from" in text
-    assert "What each row cost row epochs seconds s/epoch tokens/s memory seeds Small 13 150 11.6" in text
+    assert ["Small + dynamic evaluation", "0", "91.2"] in [row[:3] for row in parsed.rows]
+    assert parsed.rows[parsed.rows.index(COST) + 1] == SMALL_COST
+    assert "dynamic evaluation: every 5 tokens are scored" in " ".join(parsed.text)
 
 
 def test_table_of_seconds_has_no_perplexities(tmp_path: Path) -> None:
@@ -297,6 +307,9 @@ def test_table_of_seconds_has_no_perplexities(tmp_path: Path) -> None:
         write_run(tmp_path / "runs", row, 0, result(row, 0))
     rows = [TableRow("Small", {"seconds": 20.0}), TableRow("Small + WT", {"seconds": 22.0})]
     _, parsed = write_page(tmp_path / "runs", tmp_path, rows=rows)
-    text = " ".join(" ".join(parsed.text).split())
-    assert "seconds per epoch times the first row row parameters ours paper ours paper Small 4,651,600 11.6" in text
-    assert "test perplexity" not in text
+    titles = parsed.rows.index(["row", "parameters", "ours", "paper", "ours", "paper"])
+    assert parsed.rows[titles + 1 : titles + 3] == [
+        ["Small", "4,651,600", "11.6", "20", "1.00", "1.00"],
+        ["Small + WT", "2,651,600", "11.6", "22", "1.00", "1.10"],
+    ]
+    assert "test perplexity" not in " ".join(" ".join(parsed.text).split())

@@ -261,7 +261,7 @@ def test_never_words_are_not_produced() -> None:
 
 
 def suppress_eos(model: Translator) -> Translator:
-    """Return the model with an <eos> that hardly ever comes."""
+    """Return the model with an <eos> that is almost never predicted."""
     assert isinstance(model.output, Softmax)
     assert model.output.classifier.bias is not None
     with torch.no_grad():

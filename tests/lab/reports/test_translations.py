@@ -177,9 +177,8 @@ def test_bleu_is_comparable_across_vocabularies(tmp_path: Path) -> None:
 
 def test_reading_states_what_sharing_tables_saves(rows: list[TableRow]) -> None:
     sentences = [sentence.replace("\u00a0", " ") for sentence in read(rows)]
-    assert sentences[0] == (
-        "TWWT has the highest test BLEU, 39.10 ± 0.14 with 8,132,492 parameters; Decoder WT has the lowest, 38.10."
-    )
+    for fact in ("TWWT has the highest test BLEU, 39.10 ± 0.14", "8,132,492", "Decoder WT has the lowest, 38.10"):
+        assert fact in sentences[0]
     twwt = next(sentence for sentence in sentences if "in TWWT" in sentence)
     assert "Sharing tables saves 5,183,488 parameters (39 %) in TWWT" in twwt
     assert "differs from Baseline in nothing else: +0.90 BLEU, 95 % interval over seeds" in twwt

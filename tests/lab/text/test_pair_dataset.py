@@ -1,4 +1,4 @@
-"""Datasets of pairs: what is encoded, left out and counted, and how the cache is used and mended."""
+"""Datasets of pairs: encoding, dropped pairs, counts, and how the cache is used and repaired."""
 
 from __future__ import annotations
 

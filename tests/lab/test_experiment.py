@@ -1,4 +1,4 @@
-"""What a finished run finds out: beside our definition, what the recipe asks for."""
+"""What a finished run writes besides its scores, as the recipe requests it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]
     return json.loads((out / "result.json").read_text(encoding="utf-8")), outcome.out
 
 
-def test_nothing_else_is_computed_unless_it_is_asked_for(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
-    result, said = train(tiny_recipe(), tmp_path / "run")
+def test_optional_scores_are_computed_only_on_request(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    result, output = train(tiny_recipe(), tmp_path / "run")
     assert not {"train", "protocol", "similarity", "subspace"} & set(result)
-    assert said.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
+    assert output.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
 
 
 @pytest.mark.parametrize(("name", "counted"), [("zaremba", [4 * 10, 59]), ("awd", [10 * 5, 59])])
-def test_a_protocol_stands_beside_our_definition(
+def test_protocol_scores_are_added_without_changing_the_others(
     tiny_recipe: Callable[..., Path], tmp_path: Path, name: Any, counted: list[int]
 ) -> None:
     recipe = tiny_recipe()
-    result, said = train(recipe, tmp_path / "run", f"evaluation.protocol={name}", "evaluation.train=true")
+    result, output = train(recipe, tmp_path / "run", f"evaluation.protocol={name}", "evaluation.train=true")
     plain, _ = train(recipe, tmp_path / "plain")
     for block in ("valid", "test", "best", "frequency"):
         assert result[block] == plain[block]
@@ -50,29 +50,29 @@ def test_a_protocol_stands_beside_our_definition(
     assert [result["protocol"][split]["tokens"] for split in ("valid", "test")] == counted
     assert result["protocol"]["test"]["perplexity"] != result["test"]["perplexity"]
     assert "test text: one stream of 60 tokens" in result["protocol"]["definition"]
-    # The training text, without dropout, in as many streams as it is trained in.
+    # The training text is scored without dropout, in as many streams as in training.
     text = score(trained.model, splits["train"], trained.vocabulary, streams=4)
     assert result["train"] == text.summary().record()
     assert math.exp(text.mean) == pytest.approx(result["train"]["perplexity"])
     assert "4 contiguous streams" in result["train"]["definition"]
-    assert f"train {result['train']['perplexity']:,.2f}, counted as {name}: valid" in said
+    assert f"train {result['train']['perplexity']:,.2f}, counted as {name}: valid" in output
 
 
 @pytest.mark.parametrize("row", ["tied", "untied"])
-def test_how_far_the_ends_are_apart(tiny_recipe: Callable[..., Path], tmp_path: Path, row: str) -> None:
-    run = tmp_path / "run"
-    asked = ("--row", row, "--out", run, "--device", "cpu", "evaluation.subspace=true")
-    assert run_command("train", tiny_recipe(), *asked).code == 0
-    found = json.loads((run / "result.json").read_text(encoding="utf-8"))["subspace"]
-    vectors = [each.detach().double().numpy() for each in end_vectors(open_run(run).model).values()]
-    assert found["distance"] == pytest.approx(subspace_distance(*vectors))
-    assert (found["words"], found["dim"]) == vectors[0].shape
-    assert (found["distance"] < 1e-6) == (row == "tied")
-
-
-def test_tables_that_span_everything_are_refused_before_training(
-    tiny_recipe: Callable[..., Path], tmp_path: Path
+def test_subspace_distance_between_the_ends_is_stored(
+    tiny_recipe: Callable[..., Path], tmp_path: Path, row: str
 ) -> None:
+    run = tmp_path / "run"
+    options = ("--row", row, "--out", run, "--device", "cpu", "evaluation.subspace=true")
+    assert run_command("train", tiny_recipe(), *options).code == 0
+    subspace = json.loads((run / "result.json").read_text(encoding="utf-8"))["subspace"]
+    vectors = [tensor.detach().double().numpy() for tensor in end_vectors(open_run(run).model).values()]
+    assert subspace["distance"] == pytest.approx(subspace_distance(*vectors))
+    assert (subspace["words"], subspace["dim"]) == vectors[0].shape
+    assert (subspace["distance"] < 1e-6) == (row == "tied")
+
+
+def test_subspace_needs_fewer_dimensions_than_words(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     settings = ("evaluation.subspace=true", "tables.words.dim=500")
     outcome = run_command("train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", *settings)
     assert outcome.code != 0
@@ -80,7 +80,9 @@ def test_tables_that_span_everything_are_refused_before_training(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+def test_too_short_text_for_a_protocol_is_rejected_before_training(
+    tiny_recipe: Callable[..., Path], tmp_path: Path
+) -> None:
     settings = ("evaluation.protocol=zaremba", "training.steps=20")
     outcome = run_command(
         "train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", "--device", "cpu", *settings
@@ -90,34 +92,34 @@ def test_a_text_that_is_too_short_is_refused_before_training(tiny_recipe: Callab
     assert not (tmp_path / "run").exists()
 
 
-def finished(**found: Any) -> RunResult:
-    """A result with these figures alone."""
+def result_with(**fields: Any) -> RunResult:
+    """Return a result with only these scores."""
     made = {key: value for key, value in result("Small", 0).items() if key not in ("valid", "test")}
-    return RunResult.model_validate(made | found)
+    return RunResult.model_validate(made | fields)
 
 
-def test_the_headline_has_what_there_is() -> None:
+def test_headline_lists_the_available_scores() -> None:
     test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "nll": 4.5, "tokens": 20, "words": 10, "streams": 1}
-    assert headline(finished(test=test | {"words": 20, "streams": 20})) == "test perplexity 90.00 in 20 streams"
-    assert headline(finished(test=test | {"words": 20})) == "test perplexity 90.00"
-    assert headline(finished(test=test)) == "test perplexity 90.00, 1,200.50 per word"
+    assert headline(result_with(test=test | {"words": 20, "streams": 20})) == "test perplexity 90.00 in 20 streams"
+    assert headline(result_with(test=test | {"words": 20})) == "test perplexity 90.00"
+    assert headline(result_with(test=test)) == "test perplexity 90.00, 1,200.50 per word"
     counted = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
     train = {"perplexity": 30.0, "nll": 3.4}
-    assert headline(finished(test=test | {"words": 20}, train=train, protocol=counted)) == (
+    assert headline(result_with(test=test | {"words": 20}, train=train, protocol=counted)) == (
         "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
     )
 
 
-def test_the_headline_says_how_many_pairs_a_correlation_is_of() -> None:
+def test_headline_states_the_number_of_pairs_of_a_correlation() -> None:
     men = {"name": "MEN", "rho": 1.0, "pairs": 3, "of": 3_000}
     simlex = {"name": "SimLex-999", "rho": -0.123, "pairs": 940, "of": 999}
     others = [{"name": "RG-65", "rho": 0.5, "pairs": 60, "of": 65}, men | {"name": "Verb-143", "rho": None}]
-    assert headline(finished(similarity={"tied": [simlex, men, *others]})) == (
+    assert headline(result_with(similarity={"tied": [simlex, men, *others]})) == (
         "rho of tied vectors: SimLex-999 -0.12 (940 of 999 pairs), MEN 1.00 (3 of 3,000 pairs)"
     )
 
 
-def test_windows_hold_for_training_and_for_every_text(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+def test_windows_apply_to_every_split_and_to_validation(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     windows = 'evaluation.windows={kind = "sliding", context = 6, stride = 2}'
     result, _ = train(tiny_recipe(), tmp_path / "run", windows, "evaluation.train=true")
     for split in ("train", "valid", "test"):

@@ -1,4 +1,4 @@
-"""Word vectors by a path: of a language model, of skip-gram, of a file."""
+"""Word vectors opened by path: from a language model, from skip-gram and from a file."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def train(recipe: Path, row: str, out: Path) -> Path:
     [
         ("plain", "tied", {"tied"}),
         ("plain", "untied", {"input", "output"}),
-        ("drill", "tied", {"input", "output"}),  # classifiers are what layers make of the table
+        ("drill", "tied", {"input", "output"}),  # class vectors are computed from the table
     ],
 )
-def test_a_language_model(
+def test_vectors_of_a_language_model_are_those_of_its_ends(
     tiny_recipe: Callable[..., Path], tmp_path: Path, classifier: str, row: str, ends: set[str]
 ) -> None:
     out = train(tiny_recipe(120, classifier), row, tmp_path / "run")
-    found = open_vectors(out)
-    assert set(found) == ends
+    vectors_by_end = open_vectors(out)
+    assert set(vectors_by_end) == ends
     model, vocabulary = open_run(out).model, Vocabulary.load(out / "vocabulary.json")
-    for end, vectors in found.items():
+    for end, vectors in vectors_by_end.items():
         assert vectors.words == vocabulary.words
         assert "<eos>" in vectors
         assert vectors.counts is not None
@@ -49,36 +49,38 @@ def test_a_language_model(
         assert np.array_equal(vectors.vectors_VD, part.vectors().detach().numpy())
 
 
-def test_skip_gram_and_a_file_of_its_vectors(tmp_path: Path, made_text: Callable[[int], Path]) -> None:
+def test_vectors_of_skip_gram_and_of_an_exported_file_are_equal(
+    tmp_path: Path, made_text: Callable[[int], Path]
+) -> None:
     recipe = write_recipe(tmp_path, made_text(600))
     tied, untied = (train(recipe, row, tmp_path / row) for row in ("tied", "untied"))
     assert set(open_vectors(tied)) == {"tied"}
-    found = open_vectors(untied)
-    assert set(found) == {"input", "output"}
+    vectors_by_end = open_vectors(untied)
+    assert set(vectors_by_end) == {"input", "output"}
     opened = open_run(untied)
     assert isinstance(opened, TrainedVectors)
-    # A line's end and what stands for unknown words have rows that are never trained.
+    # The rows of <eos> and <unk> are never trained.
     words = opened.vocabulary
     rows = [row for row in range(len(words)) if row not in (words.eos, words.unk)]
     assert len(rows) == len(words) - 2
     for end, table in (("input", opened.model.input), ("output", opened.model.output)):
-        assert found[end].words == tuple(words.words[row] for row in rows)
-        assert np.array_equal(found[end].vectors_VD, table.weight.detach().numpy()[rows])
-        assert found[end].counts is not None
-        assert found[end].counts.tolist() == [words.counts[row] for row in rows]
+        assert vectors_by_end[end].words == tuple(words.words[row] for row in rows)
+        assert np.array_equal(vectors_by_end[end].vectors_VD, table.weight.detach().numpy()[rows])
+        assert vectors_by_end[end].counts is not None
+        assert vectors_by_end[end].counts.tolist() == [words.counts[row] for row in rows]
     assert not {"<eos>", "<unk>"} & set(open_vectors(tied)["tied"].words)
-    write_vectors(found["input"], tmp_path / "vectors.safetensors", "safetensors")
+    write_vectors(vectors_by_end["input"], tmp_path / "vectors.safetensors", "safetensors")
     (name, read), *others = open_vectors(tmp_path / "vectors.safetensors").items()
     assert name == "vectors"
     assert not others
-    assert read.words == found["input"].words
-    assert np.array_equal(read.vectors_VD, found["input"].vectors_VD)
+    assert read.words == vectors_by_end["input"].words
+    assert np.array_equal(read.vectors_VD, vectors_by_end["input"].vectors_VD)
     shutil.rmtree(untied / "checkpoints")
     with pytest.raises(DataError, match=r"untied is finished, but its weights are gone"):
         open_vectors(untied)
 
 
-def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+def test_path_without_vectors_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
         open_vectors(tmp_path)
     with pytest.raises(DataError):

@@ -1,4 +1,4 @@
-"""Advice on ends: the paper's proportions and counts, bands from a text, rows that say why, sentences from figures."""
+"""Advice on ends: the paper's proportions and counts, bands from a text, notes on failures, and the advice itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNTS = {
     "ADP": 291_276_800,
     "ADP-T": 246_933_504,
 }
-"""Of the paper's Table 3, with 267,744 words or 33,337 pieces."""
+"""Parameter counts of the paper's Table 3, with 267,744 words or 33,337 sub-words."""
 
 
 @pytest.fixture(scope="module")
@@ -52,33 +52,33 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_paper_s_counts(end: str) -> None:
+def test_parameter_counts_equal_the_papers(end: str) -> None:
     tokens = 33_337 if end.startswith("BPE") else 267_744
-    found = experiment(end, "ptb", PAPER, vocabulary_of(end, 267_744), advise.PAPER_BANDS, "cuda")
-    row = count(Row(end), found, tokens)
+    settings = experiment(end, "ptb", PAPER, vocabulary_of(end, 267_744), advise.PAPER_BANDS, "cuda")
+    row = count(Row(end), settings, tokens)
     assert row.parameters == COUNTS[end]
     assert row.ends_parameters == COUNTS[end] - 16 * (4 * 1024**2 + 2 * 1024 * 4096 + 13 * 1024)
-    assert found.training.precision == "bfloat16"
-    assert found.training.batch * found.training.steps == 4096
+    assert settings.training.precision == "bfloat16"
+    assert settings.training.batch * settings.training.steps == 4096
 
 
 def _vocabulary(*counts: int) -> Vocabulary:
     return Vocabulary(tuple(map(str, range(len(counts)))), counts)
 
 
-def test_bands() -> None:
+def test_bands_are_the_papers_or_chosen_by_coverage() -> None:
     assert choose_bands(_vocabulary(*[1] * 100_000)) == (
         (20_000, 40_000),
         "bands of 20,000 / 40,000 / 40,000 words (the paper's)",
     )
-    sizes, told = choose_bands(_vocabulary(*[100] * 9, *[10] * 8, *[1] * 20))
+    sizes, description = choose_bands(_vocabulary(*[100] * 9, *[10] * 8, *[1] * 20))
     assert sizes == (9, 8)
-    assert told == "bands of 9 / 8 / 20 words (cumulatively 90.0%, 98.0% and 100% of the text)"
+    assert description == "bands of 9 / 8 / 20 words (cumulatively 90.0%, 98.0% and 100% of the text)"
     assert choose_bands(_vocabulary(1, 1, 1)) == ((), "bands of 3 words (too few words for several)")
     assert sum(choose_bands(_vocabulary(*range(1000, 0, -1)))[0]) < 1000
 
 
-def test_pieces_are_fewer_than_words() -> None:
+def test_small_vocabulary_gets_fewer_merges() -> None:
     assert vocabulary_of("ADP", 500).bpe is None
     few, many = vocabulary_of("BPE-T", 500).bpe, vocabulary_of("BPE", 267_744).bpe
     assert few is not None
@@ -87,45 +87,45 @@ def test_pieces_are_fewer_than_words() -> None:
 
 
 @pytest.mark.parametrize("end", ["SM", "CNN", "ADP-T"])
-def test_an_end_is_measured(end: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_row_has_every_value(end: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
     sizes, _ = choose_bands(dataset.vocabulary)
-    found = experiment(end, "text", TINY, VocabularySettings(), sizes, "cpu")
-    row = measure(count(Row(end), found, len(dataset.vocabulary)), found, dataset, "cpu", 0.0)
+    settings = experiment(end, "text", TINY, VocabularySettings(), sizes, "cpu")
+    row = measure(count(Row(end), settings, len(dataset.vocabulary)), settings, dataset, "cpu", 0.0)
     assert row.note == ""
     record = json.loads(json.dumps(row.record(), allow_nan=False))
     assert all(record[name] > 0 for name in record if name not in ("end", "note"))
     assert row.words_per_second == pytest.approx(row.tokens_per_second)  # every token is a word or a line end
 
 
-def test_words_are_those_of_word_perplexity(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of pieces there are more: as if each of them were the half of a word or of a line end."""
+def test_speed_counts_words_not_sub_words(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is doubled, as if each word had two sub-words."""
     monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
     whole = dataset.splits["train"]
     halves = replace(whole, ids=np.repeat(whole.ids, 2))
-    found = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
-    row = measure(Row("SM"), found, replace(dataset, splits={"train": halves}), "cpu", 0.0)
+    settings = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
+    row = measure(Row("SM"), settings, replace(dataset, splits={"train": halves}), "cpu", 0.0)
     assert row.words_per_second == pytest.approx((row.tokens_per_second or 0.0) / 2)
 
 
-def test_all_updates_are_as_large_as_told(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_measured_updates_have_the_stated_size(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
     counts: list[int] = []
 
-    class Told(Workload):
+    class CountingWorkload(Workload):
         def run(self) -> None:
             counts.extend(count for *_, count in self.windows)
             super().run()
 
-    monkeypatch.setattr(advise, "Workload", Told)
-    body = replace(TINY, tokens=150)  # of 220, so that 70 are left over
-    found = experiment("SM", "text", body, VocabularySettings(), (9,), "cpu")
-    assert measure(Row("SM"), found, dataset, "cpu", 0.0).note == ""
+    monkeypatch.setattr(advise, "Workload", CountingWorkload)
+    body = replace(TINY, tokens=150)  # the text has 220 tokens, so 70 are left over
+    settings = experiment("SM", "text", body, VocabularySettings(), (9,), "cpu")
+    assert measure(Row("SM"), settings, dataset, "cpu", 0.0).note == ""
     assert set(counts) == {150}
 
 
 @pytest.mark.parametrize(
-    ("asked", "text", "told"),
+    ("tokens", "text", "shape"),
     [
         (5_000_000, 2_703, "5 x 512"),
         (700, 10**6, "1 x 512"),
@@ -134,32 +134,32 @@ def test_all_updates_are_as_large_as_told(dataset: Dataset, monkeypatch: pytest.
         (24, 10**6, "1 x 24"),
     ],
 )
-def test_updates_are_whole_blocks_that_the_text_has(asked: int, text: int, told: str) -> None:
-    body = replace(TINY, tokens=asked).within(text)
-    blocks, steps = map(int, told.split(" x "))
+def test_updates_are_rounded_to_blocks_that_fit_the_text(tokens: int, text: int, shape: str) -> None:
+    body = replace(TINY, tokens=tokens).within(text)
+    blocks, steps = map(int, shape.split(" x "))
     assert (body.tokens, body.steps) == (blocks * steps, steps)
-    assert str(body).endswith(f"updates of {told} tokens")
+    assert str(body).endswith(f"updates of {shape} tokens")
     assert body.within(text) == body
 
 
-def test_an_end_that_does_not_fit_says_so(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_out_of_memory_is_noted_in_the_row(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 58 GiB")
 
-    monkeypatch.setattr(advise, "Workload", refuse)
-    found = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
-    row = measure(Row("SM", parameters=7), found, dataset, "cpu", 0.0)
+    monkeypatch.setattr(advise, "Workload", fail)
+    settings = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
+    row = measure(Row("SM", parameters=7), settings, dataset, "cpu", 0.0)
     assert (row.note, row.parameters, row.memory_bytes) == ("out of memory", 7, None)
 
 
-def test_a_body_that_cannot_be() -> None:
-    odd = Body(20, 1, 3, 16, 24)
+def test_invalid_encoder_sizes_are_rejected() -> None:
+    body = Body(20, 1, 3, 16, 24)
     with pytest.raises(SettingsError, match="heads = 3 does not divide"):
-        count(Row("SM"), experiment("SM", "ptb", odd, VocabularySettings(), (9,), "cpu"), 50)
+        count(Row("SM"), experiment("SM", "ptb", body, VocabularySettings(), (9,), "cpu"), 50)
     assert str(BODIES["cuda"]).endswith("updates of 8 x 512 tokens")
 
 
-def test_sentences_follow_from_figures() -> None:
+def test_advice_follows_from_the_measurements() -> None:
     def row(end: str, parameters: int, memory: int, speed: float | None) -> Row:
         return Row(end, 1, parameters, memory, speed, speed, "")
 

@@ -1,4 +1,4 @@
-"""Ours and everyone else's compute the same thing: every gradient against float64."""
+"""Our ends and all competitors compute the same: every gradient is compared in float64."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _problem(end: str) -> Problem:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_reference_does_not_depend_on_the_rows_at_once(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_does_not_depend_on_the_chunk_size(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = exact_gradients(_problem(end))
     monkeypatch.setattr("reefknot.lab.bench.plain_ends._SCORES_AT_ONCE", {"cpu": 3 * SHAPE.words})
     assert all(error < 1e-12 for error in relative_errors(exact_gradients(_problem(end)), whole).values())
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_our_end_is_the_end_that_people_write(end: str) -> None:
+def test_our_end_equals_the_naive_implementation(end: str) -> None:
     problem = _problem(end)
     step = our_step(problem, torch.float64)
     loss = step.run()
@@ -40,9 +40,9 @@ def test_our_end_is_the_end_that_people_write(end: str) -> None:
 @pytest.mark.parametrize(
     ("end", "peer"),
     [(end, peer) for end in ENDS for peer in peers(end) if peer.family in ("eager", "torch")],
-    ids=lambda each: each if isinstance(each, str) else each.label,
+    ids=lambda value: value if isinstance(value, str) else value.label,
 )
-def test_a_peer_computes_the_same(end: str, peer: Peer) -> None:
+def test_competitor_computes_the_same_gradients(end: str, peer: Peer) -> None:
     if peer.label == "F.linear_cross_entropy" and not hasattr(F, "linear_cross_entropy"):
         pytest.skip("needs torch 2.13")
     problem = _problem(end)
@@ -56,8 +56,8 @@ def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction:
 
 
 @pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill"])
-def test_a_fused_loss_is_composed_into_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in, because the packages that have one need a GPU."""
+def test_fused_losses_are_composed_into_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages need a GPU, so a stand-in replaces them."""
     monkeypatch.setattr("reefknot.lab.bench.competitors._package", lambda family, module: _Package())
     for peer in peers(end):
         if peer.family in ("liger", "cce"):
@@ -68,7 +68,7 @@ def test_a_fused_loss_is_composed_into_ends(end: str, monkeypatch: pytest.Monkey
 
 
 class _Package:
-    """The two packages' calls as they are made here."""
+    """Stand-in for Liger and cut-cross-entropy."""
 
     class LigerFusedLinearCrossEntropyLoss:
         def __init__(self, reduction: str) -> None:
@@ -84,14 +84,14 @@ class _Package:
         return _fused(e, c, targets, reduction)
 
 
-def test_a_package_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (peer,) = [peer for peer in peers("plain") if peer.label == "Liger"]
     with pytest.raises(Absent, match="not installed"):
         peer.make_step(_problem("plain"), torch.float64)
 
 
-def test_weights_wider_than_the_hidden_state_run_under_autocast() -> None:
+def test_float32_weights_with_bfloat16_states_use_autocast() -> None:
     problem = make_problem("plain", SHAPE, "cpu", torch.bfloat16)
     step = our_step(problem, torch.float32)
     step.run()

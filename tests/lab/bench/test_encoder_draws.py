@@ -1,4 +1,4 @@
-"""What was drawn in one type is drawn again in another."""
+"""Random tensors drawn in one dtype are replayed in another."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from reefknot.lab.bench.encoders import RecordDraws, ReplayDraws
     ],
     ids=["dropout", "native_dropout", "bernoulli_", "bernoulli", "rand_like", "randn"],
 )
-def test_a_wider_run_draws_the_same(draw: Callable[[Tensor], Tensor]) -> None:
+def test_replay_in_float64_gives_the_recorded_values(draw: Callable[[Tensor], Tensor]) -> None:
     x = torch.ones(64, 8)
-    with RecordDraws() as first:
-        one, two = draw(x), draw(x)
-    assert not torch.equal(one, two)
+    with RecordDraws() as record:
+        first_draw, second_draw = draw(x), draw(x)
+    assert not torch.equal(first_draw, second_draw)
     wide = x.double().requires_grad_()
-    with ReplayDraws(first.drawn):
-        found = draw(wide), draw(wide)
-    assert found[0].dtype == torch.float64
-    torch.testing.assert_close(found[0].float(), one)
-    torch.testing.assert_close(found[1].float(), two)
-    (gradient,) = torch.autograd.grad(found[0].sum(), wide)
-    assert (gradient == 0).any() == (one == 0).any(), "the mask that was drawn again is the one backward uses"
+    with ReplayDraws(record.drawn):
+        replayed = draw(wide), draw(wide)
+    assert replayed[0].dtype == torch.float64
+    torch.testing.assert_close(replayed[0].float(), first_draw)
+    torch.testing.assert_close(replayed[1].float(), second_draw)
+    (gradient,) = torch.autograd.grad(replayed[0].sum(), wide)
+    assert (gradient == 0).any() == (first_draw == 0).any(), "backward uses the replayed mask"
 
 
-def test_a_run_that_draws_more_is_refused() -> None:
-    with RecordDraws() as first:
+def test_replaying_more_draws_than_recorded_is_rejected() -> None:
+    with RecordDraws() as record:
         torch.rand(3)
     with (
-        ReplayDraws(first.drawn),
+        ReplayDraws(record.drawn),
         pytest.raises(RuntimeError, match="more random tensors are drawn"),
     ):
         torch.rand(3), torch.rand(3)
 
 
-def test_recurrent_layers_are_no_draws() -> None:
+def test_recurrent_layers_record_no_draws() -> None:
     layer, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
-    with RecordDraws() as first:
+    with RecordDraws() as record:
         layer(x)
-    assert first.drawn == []
+    assert record.drawn == []

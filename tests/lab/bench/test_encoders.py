@@ -1,4 +1,4 @@
-"""Encoders side by side: every column, masks that the float64 reference shares, and nobody who stops the run."""
+"""Encoder benchmarks: complete rows, masks shared with the float64 reference, and failures that do not stop the run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ QUICK = Bench("cpu", ("float32",), seconds=0.0)
 
 
 def _run(*shapes: Shape, bench: Bench = QUICK) -> list[Row]:
-    said: list[str] = []
-    found = [row for rows in measure_all(bench, shapes, said.append) for row in rows]
-    assert sum(line.startswith("  ") for line in said) == len(found)
-    return found
+    messages: list[str] = []
+    rows_measured = [row for rows in measure_all(bench, shapes, messages.append) for row in rows]
+    assert sum(line.startswith("  ") for line in messages) == len(rows_measured)
+    return rows_measured
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_everyone_is_measured(dtype: str) -> None:
+def test_every_competitor_is_measured(dtype: str) -> None:
     rows = _run(EQUAL, AWD_LIKE, bench=Bench("cpu", (dtype,), seconds=0.0))
     assert [row.competitor for row in rows] == [*LAYERS, *LAYERS, AWD]
     for row in rows:
@@ -38,39 +38,39 @@ def test_everyone_is_measured(dtype: str) -> None:
             assert row.over_lstm == 1.0
 
 
-def test_a_record_is_plain_json() -> None:
+def test_record_is_valid_json() -> None:
     *_, row = _run(AWD_LIKE)
     record = json.loads(json.dumps(row.record(), allow_nan=False))
     assert record["shape"] == [2, 5, [4, 6, 6, 4]]
     assert {"competitor", "dtype", "ms", "graph_ms", "over_lstm", "worst_error", "deterministic", "note"} <= set(record)
 
 
-def test_masks_are_drawn_inside_what_is_timed() -> None:
+def test_timed_step_draws_new_masks() -> None:
     step = encoders.make_step("reefknot, variational", EQUAL, torch.float32, "cpu")
     assert step.run() != step.run()
     plain = encoders.make_step(YARDSTICK, EQUAL, torch.float32, "cpu")
     assert plain.run() == plain.run()
 
 
-def test_the_loop_has_the_weights_of_ours() -> None:
+def test_loop_has_the_same_weights_as_our_encoder() -> None:
     ours, loop = (encoders.build(name, AWD_LIKE).state_dict() for name in ("reefknot, variational", LOOP))
     assert ours.keys() == loop.keys()
     assert all(torch.equal(ours[name], loop[name]) for name in ours)
 
 
 @pytest.mark.parametrize("name", [*LAYERS, AWD])
-def test_layers_have_the_widths_of_the_shape(name: str) -> None:
-    tower = encoders.build(name, AWD_LIKE)
-    assert tower(torch.zeros(2, 5, 4)).shape == (2, 5, 4)
-    recurrent = [weight.shape for path, weight in tower.named_parameters() if "weight_hh" in path]
+def test_layers_have_the_dimensions_of_the_shape(name: str) -> None:
+    encoder = encoders.build(name, AWD_LIKE)
+    assert encoder(torch.zeros(2, 5, 4)).shape == (2, 5, 4)
+    recurrent = [weight.shape for path, weight in encoder.named_parameters() if "weight_hh" in path]
     assert recurrent == [(24, 6), (24, 6), (16, 4)]
 
 
-def test_a_competitor_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(below: int, width: int, layers: int) -> torch.nn.LSTM:
+def test_failing_competitor_is_noted_and_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(below: int, width: int, layers: int) -> torch.nn.LSTM:
         raise RuntimeError("no kernel for this shape\nmore")
 
-    monkeypatch.setitem(LAYERS, "reefknot, Bayesian", refuse)
+    monkeypatch.setitem(LAYERS, "reefknot, Bayesian", fail)
     yardstick, variational, bayesian, loop = _run(EQUAL)
     assert bayesian.note == "RuntimeError: no kernel for this shape"
     assert bayesian.ms is None
@@ -78,7 +78,7 @@ def test_a_competitor_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(row.ms is not None for row in (yardstick, variational, loop))
 
 
-def test_without_a_yardstick_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_baseline_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAYERS, YARDSTICK, lambda *sizes: 1 / 0)
     rows = _run(EQUAL)
     assert rows[0].note.startswith("ZeroDivisionError")
@@ -86,29 +86,29 @@ def test_without_a_yardstick_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch
     assert rows[1].ms is not None
 
 
-def test_captured_is_compared_with_captured() -> None:
+def test_captured_times_are_compared_with_captured_times() -> None:
     one = Row(EQUAL, "float32", competitor=YARDSTICK, ms=4.0, graph_ms=1.0)
     two = Row(EQUAL, "float32", competitor="two", ms=8.0, graph_ms=1.5)
     three = Row(EQUAL, "float32", competitor="three", ms=2.0)
     assert [row.over_lstm for row in encoders._over_yardstick([one, two, three])] == [1.0, 1.5, 0.5]
 
 
-def test_gradients_that_are_not_finite_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "relative_errors", lambda found, exact: {"input": float("nan")})
+def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "relative_errors", lambda gradients, exact: {"input": float("nan")})
     row, *_ = _run(EQUAL)
     assert row.errors is None
     assert row.note == "gradients are not finite"
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_put_back(tf32: bool) -> None:
+def test_tf32_setting_is_restored(tf32: bool) -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     with encoders._matrix_products(tf32):
         assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is tf32
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
 
 
-def test_shapes() -> None:
+def test_shapes_are_parsed_and_checked() -> None:
     assert Shape.read("20,70,400-1150-1150-400") in SHAPES["cuda"]
     assert str(Shape(20, 35, (200, 200))) == "B = 20, T = 35, 200-200"
     for text in ("20,35", "20,35,a-b", "20,35,200,200", ""):

@@ -1,4 +1,4 @@
-"""A run of all competitors: rows, reasons, floors, and nobody who stops it."""
+"""A benchmark run of all competitors: rows, notes, theoretical minimum, and failures that do not stop it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ QUICK = Bench("cpu", families=("reefknot", "eager", "liger"), seconds=0.0)
 
 
 def _run(bench: Bench, *ends: str) -> list[Row]:
-    said: list[str] = []
-    found = [row for rows in measure_all(bench, 1e9, [(end, SHAPE) for end in ends], said.append) for row in rows]
-    assert sum(line.startswith("  ") for line in said) == len(found)
-    return found
+    messages: list[str] = []
+    rows_measured = [
+        row for rows in measure_all(bench, 1e9, [(end, SHAPE) for end in ends], messages.append) for row in rows
+    ]
+    assert sum(line.startswith("  ") for line in messages) == len(rows_measured)
+    return rows_measured
 
 
 def test_every_end_is_measured() -> None:
@@ -38,7 +40,7 @@ def test_every_end_is_measured() -> None:
         assert json.loads(json.dumps(row.record(), allow_nan=False))["shape"] == [16, 8, 50]
 
 
-def test_a_budget_is_a_row() -> None:
+def test_every_memory_budget_is_a_row() -> None:
     names = [row.competitor for row in _run(Bench("cpu", ("reefknot",), memory=(1.0, 64.0), seconds=0.0), "plain")]
     assert names == ["reefknot", "reefknot, 1 MiB", "reefknot, 64 MiB", "reefknot, chunked"]
 
@@ -52,26 +54,28 @@ def test_a_budget_is_a_row() -> None:
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_a_competitor_that_fails_is_a_row(error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_failing_competitor_is_noted_and_others_are_measured(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("reefknot.lab.bench.competitors.LOSSES", {"plain": refuse})
+    monkeypatch.setattr("reefknot.lab.bench.competitors.LOSSES", {"plain": fail})
     ours, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
     assert ours.ms is not None
     assert eager.ms is None
     assert eager.note.startswith(reason)
 
 
-def test_gradients_that_are_not_finite_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "relative_errors", lambda gradients, exact: {"hidden": float("nan")})
     (row,) = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
     assert row.errors is None
     assert row.note == "gradients are not finite"
 
 
-def test_floors() -> None:
-    """By hand: 6NDV; once more per distinct target; per expert with its matrix; per layer of DRILL; per band."""
+def test_minimum_operation_counts_match_values_by_hand() -> None:
+    """6NDV, plus terms per distinct target, per expert and its matrix, per DRILL layer and per band."""
     n, d, v = SHAPE
     problems = {end: make_problem(end, SHAPE, "cpu", torch.float32) for end in ENDS}
     distinct = len(set(problems["plain"].targets.tolist()))
@@ -86,7 +90,7 @@ def test_floors() -> None:
     assert problems["adaptive"].floor == 6 * n * d * 7 + tails
 
 
-def test_cases() -> None:
+def test_default_and_requested_cases() -> None:
     assert cases("cpu", (), (), False) == [(end, Shape(700, 200, 10_000)) for end in ENDS]
     assert cases("cpu", ["plain"], [SHAPE], False) == [("plain", SHAPE)]
     assert ("plain", Shape(8192, 1024, 267_735)) in cases("cuda", (), (), False)
@@ -95,17 +99,17 @@ def test_cases() -> None:
     assert {end for end, _ in sweep} == {"plain", "adaptive", "drill"}
 
 
-def test_a_shape_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
+def test_shape_that_does_not_fit_in_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(heads, "exact_gradients", refuse)
+    monkeypatch.setattr(heads, "exact_gradients", fail)
     with pytest.raises(ResourceError, match="plain, N = 16, D = 8, V = 50: the float64 reference does not fit"):
         list(measure_all(QUICK, 1e9, [("plain", SHAPE)], lambda line: None))
 
 
-def test_an_end_that_nobody_asked_for_has_is_passed_over() -> None:
-    said: list[str] = []
+def test_end_without_competitors_is_skipped() -> None:
+    messages: list[str] = []
     chosen = [("drill", SHAPE)]
-    assert list(measure_all(replace(QUICK, families=("compile",)), 1e9, chosen, said.append)) == []
-    assert said[1:] == ["  none of the chosen competitors has this end"]
+    assert list(measure_all(replace(QUICK, families=("compile",)), 1e9, chosen, messages.append)) == []
+    assert messages[1:] == ["  none of the chosen competitors has this end"]

@@ -1,4 +1,4 @@
-"""What is measured is what is meant: memory to the byte, time in turns, errors, equality."""
+"""Measurements: memory in bytes, interleaved timing, relative errors and equality of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reefknot.lab.bench.measure import (
 
 
 def _step(scratch: int = 0) -> Step:
-    """A gradient of 4,000 bytes; `scratch` numbers are made and let go on the way."""
+    """Return a step with a gradient of 4,000 bytes that allocates and frees `scratch` numbers."""
     leaf = torch.ones(1000, requires_grad=True)
 
     def loss() -> Tensor:
@@ -31,14 +31,14 @@ def _step(scratch: int = 0) -> Step:
     return Step(loss, [leaf], lambda: {"leaf": leaf.grad})
 
 
-def test_memory_is_counted_beyond_the_gradients() -> None:
+def test_memory_excludes_the_gradients() -> None:
     small, large = memory_over(_step(), "cpu"), memory_over(_step(scratch=1_000_000), "cpu")
     assert small < 20_000
     assert 4_000_000 - 20_000 <= large - small <= 4_000_000
 
 
-def test_memory_of_stored_logits() -> None:
-    """Logits, their log-softmax and one gradient of them: what eager torch holds at its peak."""
+def test_memory_of_stored_logits_is_two_to_three_copies() -> None:
+    """At its peak, eager torch holds logits, their log-softmax and one gradient."""
     h, w = torch.randn(32, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     y = torch.zeros(32, dtype=torch.long)
     step = Step(lambda: torch.nn.functional.cross_entropy(h @ w.T, y), [h, w], dict)
@@ -47,7 +47,7 @@ def test_memory_of_stored_logits() -> None:
     assert 1.8 * logits < memory_over(step, "cpu") < 3.5 * logits
 
 
-def test_a_step_leaves_no_gradients_behind() -> None:
+def test_step_leaves_no_gradients() -> None:
     step = _step()
     memory_over(step, "cpu")
     assert step.leaves[0].grad is None
@@ -55,7 +55,7 @@ def test_a_step_leaves_no_gradients_behind() -> None:
     assert step.leaves[0].grad is None
 
 
-def test_steps_take_turns() -> None:
+def test_timed_steps_alternate() -> None:
     order: list[int] = []
 
     def step(number: int) -> Step:
@@ -74,18 +74,18 @@ def test_steps_take_turns() -> None:
     assert sum(one) < sum(two)
 
 
-def test_slow_steps_are_repeated_less() -> None:
+def test_slow_steps_are_repeated_fewer_times() -> None:
     (spent,) = times([_step()], "cpu", seconds=0.0)
     assert len(spent) == FEWEST
 
 
-def test_errors_are_relative_and_a_missing_gradient_is_zero() -> None:
+def test_errors_are_relative_and_missing_gradients_count_as_zero() -> None:
     exact = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0]), "c": torch.zeros(1)}
-    found = {"a": torch.tensor([3.0, 4.5]), "b": None, "c": torch.zeros(1)}
-    assert relative_errors(found, exact) == {"a": pytest.approx(0.1), "b": 1.0, "c": 0.0}
+    gradients = {"a": torch.tensor([3.0, 4.5]), "b": None, "c": torch.zeros(1)}
+    assert relative_errors(gradients, exact) == {"a": pytest.approx(0.1), "b": 1.0, "c": 0.0}
 
 
-def test_two_runs_that_differ_are_seen() -> None:
+def test_nondeterministic_step_is_detected() -> None:
     leaf = torch.ones(3, requires_grad=True)
     assert equal_twice(Step(lambda: (leaf * 2.0).sum(), [leaf], dict))
     assert not equal_twice(Step(lambda: (leaf * torch.rand(3)).sum(), [leaf], dict))

@@ -1,4 +1,4 @@
-"""Ends in plain torch give the losses and gradients of ours, in float64, whatever is tied or projected."""
+"""Ends in plain torch give the losses and gradients of our ends in float64, for every kind of tying and projection."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _adaptive(
     table = _banded()
     classes = table if tied else _banded()
     projections = BandProjections(table, DIM)
-    own = projections if shared else BandProjections(classes, DIM, head=False)
-    classifier = [Plain(each) for each in classes.tables] if biases else classes
+    output_projections = projections if shared else BandProjections(classes, DIM, head=False)
+    classifier = [Plain(band) for band in classes.tables] if biases else classes
     output = AdaptiveSoftmax(
         classifier,
-        own,
+        output_projections,
         head_projection=head_projection,
         project_to=project_to,
         tail_dropout=tail_dropout,
@@ -58,11 +58,11 @@ def _adaptive(
     return AdaptiveLookup(table, projections, scale=2.0), output
 
 
-def _plain(tied: bool = True, width: int = DIM, bias: bool = True) -> tuple[InputEnd, OutputEnd]:
-    table = WordTable(WORDS, width)
-    classes = table if tied else WordTable(WORDS, width)
-    classifier = Plain(classes, bias) if width == DIM else Projected(classes, DIM, bias)
-    return Lookup(table, project_to=None if width == DIM else DIM), Softmax(classifier)
+def _plain(tied: bool = True, dim: int = DIM, bias: bool = True) -> tuple[InputEnd, OutputEnd]:
+    table = WordTable(WORDS, dim)
+    classes = table if tied else WordTable(WORDS, dim)
+    classifier = Plain(classes, bias) if dim == DIM else Projected(classes, DIM, bias)
+    return Lookup(table, project_to=None if dim == DIM else DIM), Softmax(classifier)
 
 
 ENDS: dict[str, Callable[[], tuple[InputEnd, OutputEnd]]] = {
@@ -75,8 +75,8 @@ ENDS: dict[str, Callable[[], tuple[InputEnd, OutputEnd]]] = {
     "adaptive, hidden state projected": lambda: _adaptive(project_to=DIM),
     "plain, tied": _plain,
     "plain, untied, no bias": lambda: _plain(tied=False, bias=False),
-    "plain, tied, projected": lambda: _plain(width=6),
-    "plain, untied, projected": lambda: _plain(tied=False, width=6, bias=False),
+    "plain, tied, projected": lambda: _plain(dim=6),
+    "plain, untied, projected": lambda: _plain(tied=False, dim=6, bias=False),
     "narrow lookup, adaptive": lambda: (Lookup(WordTable(WORDS, 2), project_to=DIM), _adaptive(False, False)[1]),
 }
 
@@ -88,32 +88,34 @@ def _model(ends: Callable[[], tuple[InputEnd, OutputEnd]]) -> LanguageModel:
     return LanguageModel(source, encoder, output).double()
 
 
-def _outcome(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+def _loss_and_gradients(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the loss and the gradients of all parameters, which are then cleared."""
     torch.manual_seed(1)
     parameters = list(model.parameters())
     losses = model.loss(x_BT, y_BT)
     objective = losses.mean()
     objective.backward()
-    found = [parameter.grad for parameter in parameters]
+    gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    return objective.detach(), found
+    return objective.detach(), gradients
 
 
 def _compare(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> None:
+    """Check that plain ends give the loss and the gradients of ours."""
     parameters = list(model.parameters())
-    exact, gradients = _outcome(model, x_BT, y_BT)
+    exact, gradients = _loss_and_gradients(model, x_BT, y_BT)
     use_plain_ends(model)
-    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-    loss, found = _outcome(model, x_BT, y_BT)
+    assert all(before is after for before, after in zip(parameters, model.parameters(), strict=True))
+    loss, plain_gradients = _loss_and_gradients(model, x_BT, y_BT)
     torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0.0)
-    for one, other in zip(found, gradients, strict=True):
-        assert one is not None
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    for plain, ours in zip(plain_gradients, gradients, strict=True):
+        assert plain is not None
+        torch.testing.assert_close(plain, ours, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_losses_and_gradients_are_ours(name: str) -> None:
+def test_plain_ends_have_equal_losses_and_gradients(name: str) -> None:
     model = _model(ENDS[name])
     x_BT, y_BT = torch.randint(WORDS, (2, 3, 11), generator=torch.Generator().manual_seed(2))
     _compare(model, x_BT, y_BT)
@@ -121,25 +123,25 @@ def test_losses_and_gradients_are_ours(name: str) -> None:
     assert isinstance(model.input, MaskedLookup) == name.startswith("adaptive")
 
 
-def test_a_band_without_words_and_tokens_without_target() -> None:
+def test_empty_band_and_ignored_targets() -> None:
     x_BT = torch.zeros(2, 5, dtype=torch.long)
     y_BT = x_BT.clone()
     y_BT[1, 2:] = IGNORE
     _compare(_model(_adaptive), x_BT, y_BT)
 
 
-def test_numbers_are_dropped_where_ours_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same draws, once no rows fill up the tails."""
+def test_dropout_is_applied_in_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both draw the same masks if the tails have no filler rows."""
     monkeypatch.setattr(adaptive, "FILL", 1)
     model = _model(lambda: _adaptive(tail_dropout=0.5, softmax_dropout=0.25))
     x_BT, y_BT = torch.randint(WORDS, (2, 2, 7), generator=torch.Generator().manual_seed(2))
     _compare(model, x_BT, y_BT)
-    dropped, _ = _outcome(model, x_BT, y_BT)
-    whole, _ = _outcome(model.eval(), x_BT, y_BT)
+    dropped, _ = _loss_and_gradients(model, x_BT, y_BT)
+    whole, _ = _loss_and_gradients(model.eval(), x_BT, y_BT)
     assert not torch.isclose(dropped, whole, rtol=1e-3)
 
 
-def test_ends_without_such_a_form_stay() -> None:
+def test_ends_without_a_plain_form_are_unchanged() -> None:
     table = WordTable(WORDS, DIM)
     source, output = Lookup(table), MixtureOfSoftmaxes(Plain(table), DIM, experts=2)
     model = LanguageModel(source, Transformer(DIM, layers=1, heads=2, ffn_dim=8), output)

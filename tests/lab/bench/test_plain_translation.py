@@ -1,4 +1,4 @@
-"""Translators against nn.Transformer and against a search without caches: both compute what ours does."""
+"""Translators against nn.Transformer, and beam search against a search without a KV cache."""
 
 from __future__ import annotations
 
@@ -43,51 +43,51 @@ def _encoder(norm: str = "pre") -> SourceEncoder:
 
 def _model(encoder: Callable[[], SourceEncoder] = _encoder, tables: int = 1, classifier: type = Plain) -> Translator:
     torch.manual_seed(0)
-    held = [WordTable(WORDS, DIM) for _ in range(tables)]
-    output = Softmax(classifier(held[-1]), smoothing=0.1)
-    return Translator(Lookup(held[0], scale=2.0), Lookup(held[tables // 3], scale=2.0), encoder(), output)
+    word_tables = [WordTable(WORDS, DIM) for _ in range(tables)]
+    output = Softmax(classifier(word_tables[-1]), smoothing=0.1)
+    return Translator(Lookup(word_tables[0], scale=2.0), Lookup(word_tables[tables // 3], scale=2.0), encoder(), output)
 
 
-def _take(plain: PlainTranslator, model: Translator) -> None:
-    """Our weights in torch's layers."""
+def _copy_weights(plain: PlainTranslator, model: Translator) -> None:
+    """Copy our weights to torch's layers."""
     encoder = model.encoder
     assert isinstance(encoder, EncoderDecoder)
-    theirs, taken = plain.state_dict(), dict[str, Tensor]()
+    theirs, copied = plain.state_dict(), dict[str, Tensor]()
     for stack, blocks in (("encoder", encoder.source_blocks), ("decoder", encoder.target_blocks)):
         for number, block in enumerate(blocks):
             for name, tensor in block.state_dict().items():
                 part, kind = name.rsplit(".", 1)
                 at = f"transformer.{stack}.layers.{number}."
                 if part == "cross_in":
-                    read = getattr(encoder.source_in, kind).chunk(LAYERS)[number]
-                    taken[f"{at}multihead_attn.in_proj_{kind}"] = torch.cat([tensor, read])
+                    source_part = getattr(encoder.source_in, kind).chunk(LAYERS)[number]
+                    copied[f"{at}multihead_attn.in_proj_{kind}"] = torch.cat([tensor, source_part])
                 else:
-                    taken[at + NAMES[stack][f"{part}."] + kind] = tensor
+                    copied[at + NAMES[stack][f"{part}."] + kind] = tensor
     for stack, norm in (("encoder", encoder.source_norm), ("decoder", encoder.target_norm)):
-        taken |= {f"transformer.{stack}.norm.{name}": tensor for name, tensor in norm.state_dict().items()}
+        copied |= {f"transformer.{stack}.norm.{name}": tensor for name, tensor in norm.state_dict().items()}
     assert isinstance(model.output, Softmax)
     assert model.output.classifier.bias is not None
-    taken |= {"source.weight": model.source.tables()[0].weight, "target.weight": model.input.tables()[0].weight}
-    taken |= {"generator.weight": model.output.tables()[0].weight, "generator.bias": model.output.classifier.bias}
-    assert taken.keys() == theirs.keys()
-    plain.load_state_dict(taken)
+    copied |= {"source.weight": model.source.tables()[0].weight, "target.weight": model.input.tables()[0].weight}
+    copied |= {"generator.weight": model.output.tables()[0].weight, "generator.bias": model.output.classifier.bias}
+    assert copied.keys() == theirs.keys()
+    plain.load_state_dict(copied)
 
 
 def _window() -> tuple[Tensor, Tensor]:
-    """x_BU and y_BT of two pairs, the second shorter on both sides."""
+    """Return x_BU and y_BT of two pairs, the second of which is shorter on both sides."""
     x_BU = torch.tensor([[5, 6, 7, 0, 0, 9, 8, 7], [4, 0, PAD, PAD, 0, 3, 0, 0]])
     return x_BU, torch.tensor([[9, 8, 7, 0], [3, 0, PAD, PAD]])
 
 
 @pytest.mark.parametrize("tables", [1, 2, 3])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_plain_model_is_ours(norm: str, tables: int) -> None:
-    """Its loss and the gradients of its tables, tied as ours are."""
+def test_plain_translator_has_equal_loss_and_gradients(norm: str, tables: int) -> None:
+    """Compares the loss and the gradients of the tables, for every kind of tying."""
     model = _model(lambda: _encoder(norm), tables).double()
     plain = PlainTranslator(model).double()
-    _take(plain, model)
-    count = sum(each.numel() for each in plain.parameters())
-    assert count == sum(each.numel() for each in model.parameters())
+    _copy_weights(plain, model)
+    count = sum(parameter.numel() for parameter in plain.parameters())
+    assert count == sum(parameter.numel() for parameter in model.parameters())
     x_BU, y_BT = _window()
     parts = model.loss(x_BU, y_BT).parts
     ours = torch.stack([part.weight * part.sum for part in parts.values()]).sum()
@@ -97,7 +97,7 @@ def test_the_plain_model_is_ours(norm: str, tables: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(theirs, [plain.source.weight, plain.generator.weight]), gradients)
 
 
-def test_drop_rates_are_where_ours_are() -> None:
+def test_plain_translator_has_the_same_dropout() -> None:
     def encoder() -> SourceEncoder:
         return EncoderDecoder(DIM, DIM, 1, 2, 12, dropout=0.3, dropout_attention=0.2, dropout_relu=0.1)
 
@@ -110,7 +110,7 @@ def test_drop_rates_are_where_ours_are() -> None:
     assert plain.dropout == 0.3
 
 
-def test_what_has_no_plain_form_says_so() -> None:
+def test_model_without_a_plain_form_is_reported() -> None:
     with pytest.raises(Absent, match="cannot express the encoder AttentionGRU"):
         PlainTranslator(_model(lambda: AttentionGRU(DIM, DIM, units=4)))
     with pytest.raises(Absent, match="rows of a table"):
@@ -119,7 +119,7 @@ def test_what_has_no_plain_form_says_so() -> None:
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("encoder", [_encoder, lambda: AttentionGRU(DIM, DIM, units=4)])
-def test_both_searches_find_the_same(encoder: Callable[[], SourceEncoder], beam: int) -> None:
+def test_search_with_and_without_cache_finds_the_same(encoder: Callable[[], SourceEncoder], beam: int) -> None:
     model = _model(encoder, tables=3).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -128,28 +128,34 @@ def test_both_searches_find_the_same(encoder: Callable[[], SourceEncoder], beam:
     settings = SearchSettings(beam=beam)
     ours = [best for best, *_ in beam_search(model, source_BS, 0, settings)]
     plain = search_without_cache(model, source_BS, 0, settings)
-    assert [(each.ids, each.finished) for each in plain] == [(each.ids, each.finished) for each in ours]
-    assert [each.score for each in plain] == pytest.approx([each.score for each in ours], rel=1e-5)
+    assert [(hypothesis.ids, hypothesis.finished) for hypothesis in plain] == [
+        (hypothesis.ids, hypothesis.finished) for hypothesis in ours
+    ]
+    assert [hypothesis.score for hypothesis in plain] == pytest.approx(
+        [hypothesis.score for hypothesis in ours], rel=1e-5
+    )
 
 
-def test_the_plain_loop_trains_on_pieces() -> None:
-    """The gradients of an update do not depend on how it is cut."""
-    found = []
-    for pieces in (1, 2):
-        settings: Any = {"batch": 2, "steps": 4, "epochs": 1, "accumulate": pieces, "batching": "pairs"}
+def test_plain_training_is_independent_of_accumulation() -> None:
+    """The gradients of an update do not depend on the number of micro-batches."""
+    gradients = []
+    for micro_batches in (1, 2):
+        settings: Any = {"batch": 2, "steps": 4, "epochs": 1, "accumulate": micro_batches, "batching": "pairs"}
         settings |= {"optimiser": {"kind": "adam", "learning_rate": 1.0}, "schedule": {"kind": "constant"}}
         plain = PlainTranslator(_model())
-        _take(plain, _model())
+        _copy_weights(plain, _model())
         training = PlainTraining(plain, TrainingSettings.model_validate(settings), torch.device("cpu"))
-        before = [each.clone() for each in training.parameters]
+        before = [parameter.clone() for parameter in training.parameters]
         training(*_window(), 6)
-        torch.testing.assert_close(before, [each.detach() for each in training.parameters])  # at a rate of nothing
-        found.append([each.grad for each in training.parameters])
-    torch.testing.assert_close(found[0], found[1])
+        torch.testing.assert_close(
+            before, [parameter.detach() for parameter in training.parameters]
+        )  # the learning rate is still zero
+        gradients.append([parameter.grad for parameter in training.parameters])
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def _jobs(monkeypatch: pytest.MonkeyPatch, *rows: str) -> list[Job]:
-    """Rows of a recipe whose corpus is not here, of sizes that a test has time for."""
+    """Return small jobs for rows of a recipe whose corpus is missing."""
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     monkeypatch.setattr(translation, "RANDOM_PAIRS", 40)
     small = ["encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=8", "tables.words.dim=8", "tables.source.dim=8"]
@@ -162,7 +168,7 @@ def _measured(jobs: list[Job]) -> list[Row]:
     return [row for rows in measure_all(jobs, "cpu", 0.0, lambda text: None) for row in rows]
 
 
-def test_every_way_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
     assert job.description == "wmt14-en-de not found: random pairs of 50 types"
     rows = _measured([job])
@@ -178,7 +184,7 @@ def test_every_way_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps([row.record() for row in rows], allow_nan=False)
 
 
-def test_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
     x_BU, y_BT, _ = job.windows("cpu")[0]
     with translation._search(job, translation.CACHED, torch.device("cpu")) as work:
@@ -187,7 +193,7 @@ def test_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPat
         assert work.tokens() == int(sources)
 
 
-def test_a_row_without_a_plain_form_is_measured_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_without_a_plain_form_has_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, eager, *_ = _measured(_jobs(monkeypatch, "Transformer-DRILL (base)"))
     assert plain.ms is None
     assert "rows of a table" in plain.note
@@ -195,18 +201,18 @@ def test_a_row_without_a_plain_form_is_measured_without(monkeypatch: pytest.Monk
     assert eager.over_baseline is None
 
 
-def test_random_pairs_are_zipf_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_pairs_follow_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation, "RANDOM_PAIRS", 500)
     source, target = random_pairs(100)
     assert len(source) == len(target) == 500
     assert (source.ids[source.bounds[1:] - 1] == 0).all()
     assert (source.ids == 0).sum() == 500
-    ones, twos = ((source.ids == word).sum() for word in (1, 2))
-    assert 1.7 < ones / twos < 2.3
+    rank_one, rank_two = ((source.ids == word).sum() for word in (1, 2))
+    assert 1.7 < rank_one / rank_two < 2.3
     assert source.ids.max() == 99
 
 
-def test_a_language_model_is_measured_elsewhere() -> None:
+def test_language_model_row_is_rejected() -> None:
     recipe = load_recipe("press2017/table6")
     with pytest.raises(SettingsError, match='row "Small model" trains a language model; use reefknot bench steps'):
         job_of(recipe, recipe.row("Small model"), None)

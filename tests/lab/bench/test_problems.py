@@ -1,4 +1,4 @@
-"""The problems are what they say: Zipf targets, logits of a trained model, the same numbers every time."""
+"""Benchmark problems: Zipf targets, logits like a trained model's, and reproducible values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SHAPE = Shape(400, 64, 1000)
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_problem_is_the_same_every_time(end: str) -> None:
-    one, other = (make_problem(end, Shape(16, 8, 50), "cpu", torch.float32) for _ in range(2))
-    assert torch.equal(one.hidden, other.hidden)
-    assert torch.equal(one.targets, other.targets)
-    assert one.weights.keys() == other.weights.keys()
-    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+def test_problem_is_reproducible(end: str) -> None:
+    first, second = (make_problem(end, Shape(16, 8, 50), "cpu", torch.float32) for _ in range(2))
+    assert torch.equal(first.hidden, second.hidden)
+    assert torch.equal(first.targets, second.targets)
+    assert first.weights.keys() == second.weights.keys()
+    assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)
 
 
 def test_targets_follow_zipf() -> None:
@@ -30,8 +30,8 @@ def test_targets_follow_zipf() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_loss_is_that_of_a_trained_model(end: str) -> None:
-    """Far below the entropy of the unigram, far above nothing."""
+def test_loss_is_in_the_range_of_a_trained_model(end: str) -> None:
+    """The loss is well below the unigram entropy and well above zero."""
     problem = make_problem(end, SHAPE, "cpu", torch.float64)
     unigram = 1.0 / torch.arange(1, SHAPE.words + 1, dtype=torch.float64)
     unigram /= unigram.sum()
@@ -40,17 +40,17 @@ def test_the_loss_is_that_of_a_trained_model(end: str) -> None:
     assert 0.15 * entropy < loss < 0.9 * entropy
 
 
-def test_logits_hold_the_unigram_and_the_boost() -> None:
+def test_logits_are_unigram_plus_boost_of_the_target() -> None:
     problem = make_problem("plain", SHAPE, "cpu", torch.float64)
     logits = problem.hidden @ problem.weights["table"].T
     log_unigram = -torch.log(torch.arange(1, SHAPE.words + 1, dtype=torch.float64))
-    left = logits - log_unigram
-    boosted = left.gather(1, problem.targets[:, None]).mean() - left.mean()
-    assert float(boosted) == pytest.approx(3.0, abs=0.5), "4 times the squared length of what is not shared, 3/4"
-    assert float(logits.mean(0).sub(log_unigram).std()) < 0.3, "rows differ by noise, the unigram is common to them"
+    residual = logits - log_unigram
+    boosted = residual.gather(1, problem.targets[:, None]).mean() - residual.mean()
+    assert float(boosted) == pytest.approx(3.0, abs=0.5), "4 times the squared length of the unshared part, 3/4"
+    assert float(logits.mean(0).sub(log_unigram).std()) < 0.3, "rows share the unigram and differ by noise"
 
 
-def test_bands_are_narrower_and_narrower() -> None:
+def test_band_dimensions_decrease() -> None:
     assert band_dims(1024) == (1024, 256, 64)
     assert band_dims(8) == (8, 4, 2)
 
@@ -65,10 +65,10 @@ def test_bands_are_narrower_and_narrower() -> None:
         ("64,16,10", "at least 1 row, 8 dimensions and 50 classes"),
     ],
 )
-def test_a_wrong_shape_is_refused(text: str, message: str) -> None:
+def test_invalid_shape_is_rejected(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Shape.read(text)
 
 
-def test_a_shape_is_read() -> None:
+def test_shape_is_parsed() -> None:
     assert Shape.read("8_192,1024,267735") == (8192, 1024, 267_735)

@@ -1,4 +1,4 @@
-"""`bench skip-gram`: ours and gensim's on one text, and who did not take part."""
+"""`bench skip-gram`: our implementations and gensim on the same text, and missing packages."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def job(made_text: Callable[[int], Path]) -> Job:
     return Job(dataset, SkipGramSettings(dim=8), SkipGramTraining(epochs=2), {"made": PAIRS})
 
 
-def test_ours_and_gensim_side_by_side(job: Job) -> None:
+def test_our_implementations_and_gensim_are_measured(job: Job) -> None:
     pytest.importorskip("gensim")
     pytest.importorskip("numba")
-    said: list[str] = []
-    first, second = measure_all(job, [1, 2], "cpu", said.append)
+    messages: list[str] = []
+    first, second = measure_all(job, [1, 2], "cpu", messages.append)
     assert [row.competitor for row in first] == ["reefknot, numba", "reefknot, torch", GENSIM]
     assert [row.competitor for row in second] == ["reefknot, numba", GENSIM]
-    assert said[0] == "  reefknot, numba, workers: 1"
+    assert messages[0] == "  reefknot, numba, workers: 1"
     words = job.dataset.vocabulary
     assert words.eos is not None
-    assert job.words == len(job.ids) - words.counts[words.eos]  # every word occurs twice: none is unknown
+    assert job.words == len(job.ids) - words.counts[words.eos]  # every word occurs twice, so none is unknown
     for row in (*first, *second):
         assert not row.note
         assert row.words == 2 * job.words
@@ -53,37 +53,37 @@ def test_ours_and_gensim_side_by_side(job: Job) -> None:
     assert job.coverage() == {"made": (3, 4)}
 
 
-def test_every_seed_is_trained_on_its_own(job: Job) -> None:
+def test_every_seed_is_measured_and_summarised(job: Job) -> None:
     pytest.importorskip("gensim")
-    said: list[str] = []
-    (rows,) = measure_all(replace(job, seeds=3), [1], "cpu", said.append)
-    assert said[len(rows)].endswith("workers: 1, seed 1")  # everyone in turn
+    messages: list[str] = []
+    (rows,) = measure_all(replace(job, seeds=3), [1], "cpu", messages.append)
+    assert messages[len(rows)].endswith("workers: 1, seed 1")  # competitors alternate
     for row in rows:
-        assert [each.seed for each in row.trials] == [0, 1, 2]
-        assert row.seconds == sorted(each.seconds for each in row.trials)[1]
-        speeds = [row.words / each.seconds for each in row.trials]
+        assert [trial.seed for trial in row.trials] == [0, 1, 2]
+        assert row.seconds == sorted(trial.seconds for trial in row.trials)[1]
+        speeds = [row.words / trial.seconds for trial in row.trials]
         assert row.spread == (min(speeds), max(speeds))
-        assert row.similarity["made"] == pytest.approx(sum(each.rhos["made"] for each in row.trials) / 3)
+        assert row.similarity["made"] == pytest.approx(sum(trial.rhos["made"] for trial in row.trials) / 3)
         assert row.record()["slowest"] == min(speeds)
 
 
-def test_gensim_is_given_our_settings_and_our_text(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gensim_gets_our_settings_and_text(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     models = pytest.importorskip("gensim.models")
     monkeypatch.setattr("reefknot.lab.bench.skip_gram.LONGEST", 7)
-    made: list[Any] = []
-    read: list[Any] = []
+    models_trained: list[Any] = []
+    calls: list[Any] = []
 
-    class Heard(models.Word2Vec):  # type: ignore[misc, name-defined]
+    class RecordingWord2Vec(models.Word2Vec):  # type: ignore[misc, name-defined]
         def train(self, lines: list[list[str]], **options: Any) -> Any:
-            made.append(self)
-            read.append((lines, options))
+            models_trained.append(self)
+            calls.append((lines, options))
             return super().train(lines, **options)
 
-    monkeypatch.setattr(models, "Word2Vec", Heard)
+    monkeypatch.setattr(models, "Word2Vec", RecordingWord2Vec)
     settings = SkipGramSettings(dim=6, window=3, negatives=2, power=0.5, sample=1e-2)
     (rows,) = measure_all(replace(job, settings=settings), [1], "cpu", lambda text: None)
     assert not rows[-1].note
-    ((model,), ((lines, options),)) = (made, read)
+    ((model,), ((lines, options),)) = (models_trained, calls)
     assert (model.sg, model.hs, model.negative, model.ns_exponent) == (1, 0, 2, 0.5)
     assert (model.vector_size, model.window, model.shrink_windows, model.sample) == (6, 3, True, 1e-2)
     assert (model.alpha, model.min_alpha, model.epochs) == (0.025, 2.5e-6, 2)
@@ -93,11 +93,11 @@ def test_gensim_is_given_our_settings_and_our_text(job: Job, monkeypatch: pytest
     assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == ours
     assert [ours[word] for word in model.wv.index_to_key] == sorted(ours.values(), reverse=True)
     assert max(map(len, lines)) == 7
-    text = [words.words[each] for each in job.ids if words.words[each] not in SYMBOLS]
+    text = [words.words[index] for index in job.ids if words.words[index] not in SYMBOLS]
     assert [word for line in lines for word in line] == text
 
 
-def test_without_gensim_and_numba(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gensim_and_numba_are_noted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gensim.models", None)
     monkeypatch.setattr("reefknot.lab.bench.skip_gram.numba_available", lambda: False)
     (rows,) = measure_all(job, [1], "cpu", lambda text: None)
@@ -109,5 +109,5 @@ def test_without_gensim_and_numba(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows[1].record()["similarity"] is None
 
 
-def test_facts() -> None:
+def test_facts_list_the_package_versions() -> None:
     assert set(facts()) == {"torch", "triton", "numba", "gensim"}

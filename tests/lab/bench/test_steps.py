@@ -1,4 +1,4 @@
-"""Whole training steps: what training does, timed; shares, ratios, and rows that say why they were not measured."""
+"""Whole training steps: modes, shares, ratios, and notes on rows that were not measured."""
 
 from __future__ import annotations
 
@@ -56,18 +56,20 @@ def _job(name: str = "tied", build: Callable[[], LanguageModel] = _model, **chan
 
 
 def _run(*jobs: Job) -> list[Row]:
-    said: list[str] = []
-    found = [row for rows in measure_all(jobs, "cpu", RATES, 0.0, said.append) for row in rows]
-    assert sum(line.startswith("  ") for line in said) == len(found)
-    return found
+    messages: list[str] = []
+    rows_measured = [row for rows in measure_all(jobs, "cpu", RATES, 0.0, messages.append) for row in rows]
+    assert sum(line.startswith("  ") for line in messages) == len(rows_measured)
+    return rows_measured
 
 
-def test_every_column_is_there() -> None:
+def test_every_column_is_measured() -> None:
     rows = _run(_job("one"), _job("two"))
     assert [(row.row, row.mode) for row in rows] == [("one", LOOP), ("one", EAGER), ("two", LOOP), ("two", EAGER)]
     for row in rows:
         record = json.loads(json.dumps(row.record(), allow_nan=False))
-        assert [name for name, value in record.items() if value is None] == ["memory_bytes"], "a GPU's alone"
+        assert [name for name, value in record.items() if value is None] == ["memory_bytes"], (
+            "only a GPU reports memory"
+        )
         assert row.note == ""
         assert row.ms is not None
         assert row.tokens_per_second == pytest.approx(4 * 6 / (1e-3 * row.ms))
@@ -81,7 +83,7 @@ def test_every_column_is_there() -> None:
     assert rows[3].over_baseline == pytest.approx(rows[3].epoch_seconds / rows[2].epoch_seconds)  # type: ignore[operator]
 
 
-def test_a_row_is_compared_with_the_first_of_its_corpus() -> None:
+def test_row_is_compared_with_the_first_row_of_its_corpus() -> None:
     other = replace(_job("other"), text=Text.random(30, 4_000, "wikitext-2"))
     rows = _run(_job("one"), other, _job("two"))
     one, first, two = rows[1::2]
@@ -90,11 +92,11 @@ def test_a_row_is_compared_with_the_first_of_its_corpus() -> None:
 
 
 def _operations(workload: Workload) -> float:
-    """Of a step, the mean."""
+    """Return the mean number of operations per step."""
     return sum(workload.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in workload.windows) / len(workload.windows)
 
 
-def test_self_attention_is_compared_with_stored_logits() -> None:
+def test_transformer_is_compared_with_stored_logits() -> None:
     job = _job("adaptive", _attention, batching="blocks", accumulate=2)
     assert job.modes("cuda") == [STORED, EAGER, CAPTURED]
     assert _job().modes("cuda") == [LOOP, EAGER, CAPTURED]
@@ -105,21 +107,21 @@ def test_self_attention_is_compared_with_stored_logits() -> None:
     workload = Workload(job, STORED, "cpu")
     assert isinstance(workload.model.input, MaskedLookup)
     assert isinstance(workload.model.output, StoredAdaptive)
-    assert workload.operations == Workload(job, EAGER, "cpu").operations, "what is needed at least, whoever computes it"
+    assert workload.operations == Workload(job, EAGER, "cpu").operations, "the minimum does not depend on the mode"
 
 
-def test_stored_logits_train_alike() -> None:
-    found = []
+def test_stored_logits_give_equal_losses_and_gradients() -> None:
+    reports = []
     for mode in (STORED, EAGER):
         workload = Workload(_job("adaptive", _attention, batching="sentences", accumulate=2), mode, "cpu")
         torch.manual_seed(3)
         workload.run()
-        found.append(workload.update.tally.report())
-    assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
-    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
+        reports.append(workload.update.tally.report())
+    assert reports[0].sums["nll"] == pytest.approx(reports[1].sums["nll"])
+    assert reports[0].gradient_norm == pytest.approx(reports[1].gradient_norm, rel=1e-4)
 
 
-def test_what_cannot_be_captured_says_so() -> None:
+def test_uncapturable_step_is_noted() -> None:
     row = steps._measure(_job(), CAPTURED, "cpu", None, 0.0, lambda line: None)
     assert (row.ms, row.note) == (
         None,
@@ -127,18 +129,18 @@ def test_what_cannot_be_captured_says_so() -> None:
     )
 
 
-def test_a_row_that_fails_says_so_and_the_others_go_on() -> None:
-    def refuse() -> LanguageModel:
+def test_failing_row_is_noted_and_others_are_measured() -> None:
+    def fail() -> LanguageModel:
         raise RuntimeError("CUDA out of memory. Tried to allocate 58 GiB")
 
-    rows = _run(_job("large", refuse), _job("small"))
+    rows = _run(_job("large", fail), _job("small"))
     assert [row.note for row in rows] == ["out of memory"] * 2 + [""] * 2
     assert rows[0].ms is None
     assert all(row.over_first is None for row in rows), "there is no first row to compare with"
     assert rows[3].over_baseline is not None
 
 
-def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_kept_if_the_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workload, "parts", lambda self: 1 / 0)
     row, *_ = _run(_job())
     assert row.ms is not None
@@ -146,7 +148,7 @@ def test_steps_that_are_timed_keep_their_time_where_shares_fail(monkeypatch: pyt
     assert row.note == "ZeroDivisionError: division by zero"
 
 
-def test_a_pass_trains_on_each_window_as_training_does() -> None:
+def test_workload_trains_on_every_window_then_restores_weights() -> None:
     workload = Workload(_job(averaging={"start": "at_once"}), EAGER, "cpu")
     before = [parameter.clone() for parameter in workload.model.parameters()]
     workload.run()
@@ -158,17 +160,17 @@ def test_a_pass_trains_on_each_window_as_training_does() -> None:
     averages = workload.update.state.averages
     assert averages is not None
     assert int(averages.count) == len(workload.windows)
-    assert all(torch.equal(one, other) for one, other in zip(before, workload.model.parameters(), strict=True))
+    assert all(torch.equal(then, now) for then, now in zip(before, workload.model.parameters(), strict=True))
 
 
-def test_windows_have_random_lengths_where_the_row_has() -> None:
+def test_windows_have_random_lengths_if_the_row_has() -> None:
     workload = Workload(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
     lengths = {x_BT.shape[1] for x_BT, *_ in workload.windows}
     assert len(lengths) > 1
     assert workload.tokens == sum(4 * x_BT.shape[1] for x_BT, *_ in workload.windows)
 
 
-def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
+def test_parts_are_measured_on_one_micro_batch() -> None:
     workload = Workload(_job(accumulate=2), EAGER, "cpu")
     assert workload.piece.x.shape == (2, 6)
     source, encoder, end = workload.parts()
@@ -182,7 +184,7 @@ def test_parts_are_measured_on_the_streams_that_go_at_once() -> None:
 
 
 @pytest.mark.parametrize("batching", ["blocks", "sentences"])
-def test_samples_count_for_the_targets_they_have(batching: str) -> None:
+def test_tokens_of_samples_exclude_padding(batching: str) -> None:
     workload = Workload(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
     workload.run()
     targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
@@ -195,36 +197,36 @@ def test_samples_count_for_the_targets_they_have(batching: str) -> None:
     assert (row.note, row.ends_share is None) == ("", False)
 
 
-def test_the_loop_is_the_encoder_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_mode_affects_only_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Workload(_job(), LOOP, "cpu").model
     assert isinstance(model.encoder, Looped)
     seen: list[str] = []
 
-    def noting(call: Callable[..., object]) -> Callable[..., object]:
-        def note(*args: object) -> object:
+    def recording(call: Callable[..., object]) -> Callable[..., object]:
+        def record(*args: object) -> object:
             seen.append(current().impl)
             return call(*args)
 
-        return note
+        return record
 
-    monkeypatch.setattr(model.encoder.encoder, "forward", noting(model.encoder.encoder.forward))
-    monkeypatch.setattr(model.output, "loss", noting(model.output.loss))
+    monkeypatch.setattr(model.encoder.encoder, "forward", recording(model.encoder.encoder.forward))
+    monkeypatch.setattr(model.output, "loss", recording(model.output.loss))
     model.loss(torch.zeros(4, 6, dtype=torch.long))
     assert seen == ["reference", "auto"]
 
 
-def test_the_loop_computes_the_same() -> None:
+def test_loop_mode_gives_equal_losses_and_gradients() -> None:
     workloads = [Workload(_job(), mode, "cpu") for mode in (LOOP, EAGER)]
-    found = []
+    reports = []
     for workload in workloads:
         torch.manual_seed(3)
         workload.run()
-        found.append(workload.update.tally.report())
-    assert found[0].sums["nll"] == pytest.approx(found[1].sums["nll"])
-    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, rel=1e-4)
+        reports.append(workload.update.tally.report())
+    assert reports[0].sums["nll"] == pytest.approx(reports[1].sums["nll"])
+    assert reports[0].gradient_norm == pytest.approx(reports[1].gradient_norm, rel=1e-4)
 
 
-def test_random_text_is_zipf_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_text_follows_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TEXT.description == "ptb not found: random text with its 30 words; an epoch has its 2,000 tokens"
     counts = np.bincount(TEXT.ids, minlength=30)
     assert len(TEXT.ids) == TEXT.tokens == 2_000

@@ -1,4 +1,4 @@
-"""A small text with unknown words and empty lines, and a small model whose predictions are far from flat."""
+"""A small text with unknown words and empty lines, and small models whose predictions are far from uniform."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEST = "the cat saw a zebra\n\na dog sat on the zürich mat\nand ran\n\n" * 12
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Dataset]:
-    """The text as a dataset; keywords are settings of the vocabulary, `test` another held-out text."""
+    """Return a function that opens the text; keywords are vocabulary settings, `test` another held-out text."""
 
     def open_text(test: str = TEST, **settings: object) -> Dataset:
         for name, text in (("train", TRAIN), ("valid", TEST), ("test", test)):
@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Callable[..., Dataset]:
 
 @pytest.fixture
 def model_for() -> Callable[[int], LanguageModel]:
-    """A tied model over so many words, with dropout that evaluation must switch off."""
+    """Return a function that builds a tied LSTM model, with dropout that evaluation must switch off."""
 
     def build(words: int) -> LanguageModel:
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ def model_for() -> Callable[[int], LanguageModel]:
 
 @pytest.fixture
 def transformer_for() -> Callable[[int], LanguageModel]:
-    """The same in float64 with an encoder that carries no state."""
+    """Return a function that builds a float64 transformer, which carries no state."""
 
     def build(words: int) -> LanguageModel:
         torch.manual_seed(0)

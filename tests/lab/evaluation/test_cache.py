@@ -1,4 +1,4 @@
-"""The continuous cache: equal to a loop over all pairs, however it is cut into blocks, and of use where words recur."""
+"""The continuous cache equals a loop over all pairs for any block size, and helps where words recur."""
 
 from __future__ import annotations
 
@@ -23,57 +23,61 @@ Open = Callable[..., Dataset]
 Build = Callable[[int], LanguageModel]
 
 REPEATED = "dog dog dog mat mat saw saw saw saw\n" * 12
-SELDOM = "dog mat saw the cat\nsat on a dog mat\n" * 10
+RARELY_REPEATED = "dog mat saw the cat\nsat on a dog mat\n" * 10
 
 
-def made(tokens: int, width: int = 4, words: int = 6) -> tuple[Tensor, Tensor]:
+def random_states(tokens: int, dim: int = 4, words: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    h_TD = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
+    h_TD = torch.randn(tokens, dim, dtype=torch.float64, generator=generator)
     return h_TD, torch.randint(words, (tokens,), generator=generator)
 
 
 def brute_force(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> list[float]:
-    """Probability of every target by the cache alone; 0 at the start."""
-    found = []
+    """Return the probability of every target under the cache alone; 0 at the start."""
+    probabilities = []
     for t in range(len(y_T)):
         scores = {i: math.exp(theta * float(h_TD[i] @ h_TD[t])) for i in range(max(0, t - window), t)}
         total = sum(scores.values())
-        found.append(sum(s for i, s in scores.items() if y_T[i] == y_T[t]) / total if scores else 0.0)
-    return found
+        probabilities.append(sum(s for i, s in scores.items() if y_T[i] == y_T[t]) / total if scores else 0.0)
+    return probabilities
 
 
 @pytest.mark.parametrize("window", [1, 3, 40, 200])
 @pytest.mark.parametrize("theta", [0.0, 0.7])
 @pytest.mark.parametrize("budget", [2**23, 1, 300])
-def test_equals_brute_force(monkeypatch: pytest.MonkeyPatch, window: int, theta: float, budget: int) -> None:
+def test_cache_log_probs_equal_brute_force(
+    monkeypatch: pytest.MonkeyPatch, window: int, theta: float, budget: int
+) -> None:
     monkeypatch.setattr(module, "SCORES_AT_ONCE", budget)
-    h_TD, y_T = made(90)
-    found = cache_log_probs(h_TD, y_T, theta, window)
+    h_TD, y_T = random_states(90)
+    log_probs = cache_log_probs(h_TD, y_T, theta, window)
     torch.testing.assert_close(
-        found.exp(), torch.tensor(brute_force(h_TD, y_T, theta, window), dtype=torch.float64), rtol=1e-12, atol=0
+        log_probs.exp(), torch.tensor(brute_force(h_TD, y_T, theta, window), dtype=torch.float64), rtol=1e-12, atol=0
     )
 
 
-def test_one_token_has_no_cache() -> None:
-    h_TD, y_T = made(1)
+def test_first_token_has_an_empty_cache() -> None:
+    h_TD, y_T = random_states(1)
     assert cache_log_probs(h_TD, y_T, 1.0, 5).tolist() == [-math.inf]
 
 
-def test_no_overflow() -> None:
-    h_TD, y_T = made(50)
-    found = cache_log_probs(1e3 * h_TD, y_T, 1e3, 20)
-    assert not found.isnan().any()
-    assert (found <= 0).all()
+def test_large_scores_do_not_overflow() -> None:
+    h_TD, y_T = random_states(50)
+    log_probs = cache_log_probs(1e3 * h_TD, y_T, 1e3, 20)
+    assert not log_probs.isnan().any()
+    assert (log_probs <= 0).all()
 
 
 @pytest.mark.parametrize("fill", ["partial", "full"])
 @pytest.mark.parametrize("end_of_line", [True, False])
-def test_score_mixes_both(opened: Open, model_for: Build, fill: Fill, end_of_line: bool) -> None:
+def test_score_mixes_model_and_cache_probabilities(
+    opened: Open, model_for: Build, fill: Fill, end_of_line: bool
+) -> None:
     dataset = opened(REPEATED, end_of_line=end_of_line)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model = model_for(len(vocabulary)).double().train()
     settings = CacheSettings(weight=0.3, theta=0.4, window=20, fill=fill)
-    found = cache_score(model, split, vocabulary, settings)
+    cached = cache_score(model, split, vocabulary, settings)
     plain = score(model, split, vocabulary)
     reading = read(model, split, vocabulary)
     from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
@@ -81,16 +85,16 @@ def test_score_mixes_both(opened: Open, model_for: Build, fill: Fill, end_of_lin
     np.testing.assert_allclose(-reading.log_probs.numpy(), plain.nll, rtol=1e-6)
     used = np.arange(len(expected)) > (0 if fill == "partial" else 20)
     expected[used] = 0.7 * expected[used] + 0.3 * from_cache[used]
-    np.testing.assert_allclose(found.nll, -np.log(expected), rtol=1e-6)
-    assert (len(found.nll), found.words, found.bytes) == (len(plain.nll), plain.words, plain.bytes)
-    assert "independent of how the text is cut into windows" in found.definition
-    assert "weight 0.3, theta 0.4, over the last 20 positions, used " in found.definition
-    assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in found.definition
-    assert ("only once there are more than so many" in found.definition) == (fill == "full")
+    np.testing.assert_allclose(cached.nll, -np.log(expected), rtol=1e-6)
+    assert (len(cached.nll), cached.words, cached.bytes) == (len(plain.nll), plain.words, plain.bytes)
+    assert "independent of how the text is cut into windows" in cached.definition
+    assert "weight 0.3, theta 0.4, over the last 20 positions, used " in cached.definition
+    assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in cached.definition
+    assert ("only once there are more than so many" in cached.definition) == (fill == "full")
     assert model.training
 
 
-def test_states_are_those_before_the_last_dropout(opened: Open, model_for: Build) -> None:
+def test_cached_states_are_taken_before_the_last_dropout(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).eval()
     reading = read(model, dataset.splits["test"], dataset.vocabulary)
@@ -101,23 +105,25 @@ def test_states_are_those_before_the_last_dropout(opened: Open, model_for: Build
     assert reading.targets.tolist() == ids.tolist()
 
 
-def test_words_that_recur_gain(opened: Open, model_for: Build) -> None:
+def test_cache_improves_repeated_words(opened: Open, model_for: Build) -> None:
     dataset = opened(REPEATED)
     model = model_for(len(dataset.vocabulary))
     plain = score(model, dataset.splits["test"], dataset.vocabulary)
-    found = cache_score(model, dataset.splits["test"], dataset.vocabulary, CacheSettings(weight=0.3, window=40))
-    assert found.mean < plain.mean - 0.3
+    cached = cache_score(model, dataset.splits["test"], dataset.vocabulary, CacheSettings(weight=0.3, window=40))
+    assert cached.mean < plain.mean - 0.3
 
 
-def test_without_a_share_nothing_changes(opened: Open, model_for: Build) -> None:
+def test_weight_zero_equals_plain_scoring(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
-    found = cache_score(model, dataset.splits["test"], dataset.vocabulary, CacheSettings(weight=0.0))
-    np.testing.assert_array_equal(found.nll, score(model, dataset.splits["test"], dataset.vocabulary).nll)
+    cached = cache_score(model, dataset.splits["test"], dataset.vocabulary, CacheSettings(weight=0.0))
+    np.testing.assert_array_equal(cached.nll, score(model, dataset.splits["test"], dataset.vocabulary).nll)
 
 
 @pytest.mark.parametrize("fill", ["partial", "full"])
-def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
+def test_search_finds_the_best_theta_and_weight(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, fill: Fill
+) -> None:
     dataset = opened(REPEATED)
     model = model_for(len(dataset.vocabulary))
     test, vocabulary = dataset.splits["test"], dataset.vocabulary
@@ -129,11 +135,11 @@ def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(module, "cache_log_probs", counted)
     best, grid = search_cache(model, test, vocabulary, CacheSettings(window=30, fill=fill))
-    assert len(computed) <= len(set(computed)) + 1, "weights cost nothing"
+    assert len(computed) <= len(set(computed)) + 1, "weights need no new computation"
     assert set(computed) == {(point["theta"], point["window"]) for point, _ in grid.points}
     assert grid.axes["window"] == [30]
     assert set(grid.axes["theta"]) > set(module.THETAS)
-    assert grid.axes["weight"] == [*module.WEIGHTS, 0.45, 0.675], "a share is less than all"
+    assert grid.axes["weight"] == [*module.WEIGHTS, 0.45, 0.675], "a weight is below 1"
     assert (best.window, best.fill) == (30, fill)
     assert {"window": 30, "theta": best.theta, "weight": best.weight} == grid.best
     losses = {tuple(point.values()): nll for point, nll in grid.points}
@@ -145,17 +151,19 @@ def test_search(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch,
     assert min(losses.values()) == losses[30, best.theta, best.weight]
 
 
-def test_search_of_everything(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that is used from the start is compared on the whole text, and goes on to no window of its length."""
-    dataset = opened(SELDOM)
+def test_search_over_windows_stays_below_the_text_length(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache used from the start is compared on the whole text."""
+    dataset = opened(RARELY_REPEATED)
     test = dataset.splits["test"]
     model, vocabulary = model_for(len(dataset.vocabulary)), dataset.vocabulary
     best, grid = search_cache(model, test, vocabulary)
     assert isinstance(best.window, int)
     assert all(isinstance(window, int) for window in grid.axes["window"])
-    told = "windows left out (500, 1,000, 2,000, 4,000): they hold all 120 tokens of the test text"
+    note = "windows left out (500, 1,000, 2,000, 4,000): they hold all 120 tokens of the test text"
     assert max(grid.axes["window"]) < 120
-    assert (grid.text, grid.note) == ("the test text, 120 tokens", told)
+    assert (grid.text, grid.note) == ("the test text, 120 tokens", note)
     monkeypatch.setattr(module, "WINDOWS", (80, 100))
     best, grid = search_cache(model, test, vocabulary, CacheSettings(theta=0.3, weight=0.3))
     assert best.window == 100
@@ -163,11 +171,11 @@ def test_search_of_everything(opened: Open, model_for: Build, monkeypatch: pytes
     assert grid.edges == ["window"]
 
 
-def test_windows_are_compared_on_the_same_tokens(
+def test_full_windows_are_compared_on_the_same_tokens(
     opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those after the longest: what is scored before a cache is full makes a long one look worse than it is."""
-    dataset = opened(SELDOM)
+    """Only tokens after the longest window count, because a full cache starts late."""
+    dataset = opened(RARELY_REPEATED)
     model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
     monkeypatch.setattr(module, "WINDOWS", (4, 20, 50, 60, 4000))
     given = CacheSettings(theta=0.3, weight=0.3, fill="full")
@@ -182,16 +190,18 @@ def test_windows_are_compared_on_the_same_tokens(
     for point, nll in grid.points:
         assert nll == pytest.approx(scores[int(point["window"])].nll[51:].mean(), abs=1e-6)
     assert grid.text == "the test text, 120 tokens, all but the first 51 scored"
-    half = "less than half of the 120 tokens of the test text"
-    assert grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --cache-fill full would use them for {half}"
+    reason = "less than half of the 120 tokens of the test text"
+    assert (
+        grid.table().splitlines()[-1] == f"windows left out (60, 4,000): --cache-fill full would use them for {reason}"
+    )
     assert grid.summary().record()["note"] == grid.note != ""
 
 
-def test_windows_that_may_be_tried_have_their_tokens(
+def test_search_reserves_tokens_for_longer_windows(
     opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search that goes on to longer windows has measured the others where those are used too."""
-    dataset = opened(SELDOM)
+    """A search that extends to longer windows compares all of them on the tokens where the longest is full."""
+    dataset = opened(RARELY_REPEATED)
     model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
     monkeypatch.setattr(module, "WINDOWS", (3, 6))
     given = CacheSettings(theta=0.3, weight=0.3, fill="full")
@@ -205,17 +215,19 @@ def test_windows_that_may_be_tried_have_their_tokens(
 
 
 @pytest.mark.parametrize(("given", "window"), [({}, 100), ({"window": 60}, 60)])
-def test_windows_that_are_all_too_long(opened: Open, model_for: Build, given: dict[str, int], window: int) -> None:
+def test_search_rejects_windows_that_are_all_too_long(
+    opened: Open, model_for: Build, given: dict[str, int], window: int
+) -> None:
     dataset = opened(REPEATED)
     model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
-    message = f"a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
+    message = f"would use a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
     with pytest.raises(SettingsError, match=message):
         search_cache(model, test, vocabulary, CacheSettings(fill="full", **given))
-    found, _ = search_cache(model, test, vocabulary, CacheSettings(fill="full", window=59))
-    assert found.window == 59, "leaves half of the text"
+    best, _ = search_cache(model, test, vocabulary, CacheSettings(fill="full", window=59))
+    assert best.window == 59, "this window leaves half of the text"
 
 
-def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
+def test_nan_model_is_rejected(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     with torch.no_grad():
@@ -227,7 +239,7 @@ def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "message"),
     [
         ({"weight": 1.0}, "weight: must be less than 1"),
         ({"theta": -0.1}, "theta: must be greater than or equal to 0"),
@@ -235,13 +247,13 @@ def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
         ({"fill": "empty"}, "fill: must be 'partial' or 'full'"),
     ],
 )
-def test_impossible_settings(given: dict[str, object], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_cache_settings_are_rejected(given: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         check(CacheSettings, given, "here")
 
 
-def test_windows_have_one_cache(opened: Open, transformer_for: Build) -> None:
-    """States come from their own windows, and are all remembered in the text's order."""
+def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> None:
+    """States come from their own windows, and the cache holds all of them in text order."""
     dataset = opened(REPEATED)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model, windows = transformer_for(len(vocabulary)).eval(), Sliding(5, 7)
@@ -255,12 +267,12 @@ def test_windows_have_one_cache(opened: Open, transformer_for: Build) -> None:
     torch.testing.assert_close(reading.states, torch.cat(states))
     plain = score(model, split, vocabulary, windows=windows)
     np.testing.assert_allclose(-reading.log_probs.numpy(), plain.nll, rtol=1e-6)
-    found = cache_score(model, split, vocabulary, CacheSettings(weight=0.3, theta=0.4, window=20), windows=windows)
+    cached = cache_score(model, split, vocabulary, CacheSettings(weight=0.3, theta=0.4, window=20), windows=windows)
     from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
     expected = 0.7 * reading.log_probs.exp().numpy() + 0.3 * from_cache
-    np.testing.assert_allclose(found.nll[1:], -np.log(expected[1:]), rtol=1e-5)
-    assert "windows of 12 tokens of which the last 7 are scored" in found.definition
-    assert "independent of how windows are computed together\ncontinuous cache: weight 0.3" in found.definition
+    np.testing.assert_allclose(cached.nll[1:], -np.log(expected[1:]), rtol=1e-5)
+    assert "windows of 12 tokens of which the last 7 are scored" in cached.definition
+    assert "independent of how windows are computed together\ncontinuous cache: weight 0.3" in cached.definition
     _, grid = search_cache(model, split, vocabulary, CacheSettings(theta=0.4, window=20), windows=windows)
     assert grid.axes == {"window": [20], "theta": [0.4], "weight": [*module.WEIGHTS, 0.45, 0.675]}
     with pytest.raises(SettingsError, match="Transformer carries no state"):

@@ -1,4 +1,4 @@
-"""The interval covers what it should, a test over tokens does not, and the words follow the figures."""
+"""Comparisons of perplexities: coverage of the interval, agreement with scipy, and the wording of verdicts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from reefknot.lab.evaluation.comparison import Comparison, blocks, compare
 Scores = NDArray[np.float64]
 
 
-def correlated(rng: np.random.Generator, tokens: int, memory: float) -> Scores:
+def autocorrelated(rng: np.random.Generator, tokens: int, autocorrelation: float) -> Scores:
     """An AR(1) series with mean 0 and variance 1."""
-    noise = rng.standard_normal(tokens) * math.sqrt(1 - memory**2)
-    series: Scores = scipy.signal.lfilter([1.0], [1.0, -memory], noise)
+    noise = rng.standard_normal(tokens) * math.sqrt(1 - autocorrelation**2)
+    series: Scores = scipy.signal.lfilter([1.0], [1.0, -autocorrelation], noise)
     return series
 
 
@@ -43,13 +43,13 @@ def test_short_texts_get_shorter_blocks(tokens: int) -> None:
     assert (np.diff(ends) > 0).all()
 
 
-def test_no_tokens_no_blocks() -> None:
+def test_empty_text_has_no_blocks() -> None:
     assert blocks(3, 500).tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="no tokens"):
         blocks(0, 500)
 
 
-def test_equal_systems_differ_by_exactly_nothing() -> None:
+def test_equal_systems_differ_by_exactly_zero() -> None:
     a, _ = systems(0)
     same = compare([a], [a.copy()], blocks(len(a)))
     assert same.difference == 0.0
@@ -58,41 +58,41 @@ def test_equal_systems_differ_by_exactly_nothing() -> None:
     assert same.verdict.startswith("no difference seen")
 
 
-def test_the_figures_are_what_they_are_called() -> None:
+def test_difference_ratio_and_perplexities_are_consistent() -> None:
     a, b = systems(1, shift=-0.05)
-    found = compare([a], [b], blocks(len(a)))
-    assert found.difference == pytest.approx(b.mean() - a.mean(), abs=1e-12)
-    assert found.perplexity_a == pytest.approx(math.exp(a.mean()))
-    assert found.perplexity_b == pytest.approx(math.exp(b.mean()))
-    assert found.ratio == pytest.approx(found.perplexity_b / found.perplexity_a)
-    assert found.ratio_interval == pytest.approx(tuple(np.exp(found.interval)))
-    assert (found.tokens, found.units, found.seeds_a, found.seeds_b) == (20_000, 40, 1, 1)
-    assert found.interval[0] < found.difference < found.interval[1] < 0
-    assert found.verdict.startswith("B is better: ")
+    comparison = compare([a], [b], blocks(len(a)))
+    assert comparison.difference == pytest.approx(b.mean() - a.mean(), abs=1e-12)
+    assert comparison.perplexity_a == pytest.approx(math.exp(a.mean()))
+    assert comparison.perplexity_b == pytest.approx(math.exp(b.mean()))
+    assert comparison.ratio == pytest.approx(comparison.perplexity_b / comparison.perplexity_a)
+    assert comparison.ratio_interval == pytest.approx(tuple(np.exp(comparison.interval)))
+    assert (comparison.tokens, comparison.units, comparison.seeds_a, comparison.seeds_b) == (20_000, 40, 1, 1)
+    assert comparison.interval[0] < comparison.difference < comparison.interval[1] < 0
+    assert comparison.verdict.startswith("B is better: ")
 
 
-def test_the_same_seed_gives_the_same_interval() -> None:
+def test_same_seed_gives_the_same_interval() -> None:
     a, b = systems(2)
     ends = blocks(len(a))
     assert compare([a], [b], ends, seed=3) == compare([a], [b], ends, seed=3)
     assert compare([a], [b], ends, seed=3) != compare([a], [b], ends, seed=4)
 
 
-def test_swapping_the_systems_swaps_the_verdict() -> None:
+def test_swapping_systems_swaps_the_verdict() -> None:
     a, b = systems(3, shift=0.05)
-    there, back = compare([a], [b], blocks(len(a))), compare([b], [a], blocks(len(a)))
-    assert there.difference == -back.difference
-    assert there.interval == pytest.approx((-back.interval[1], -back.interval[0]), rel=1e-9)
-    assert there.verdict.startswith("A is better: ")
-    assert back.verdict.startswith("B is better: ")
+    forward, backward = compare([a], [b], blocks(len(a))), compare([b], [a], blocks(len(a)))
+    assert forward.difference == -backward.difference
+    assert forward.interval == pytest.approx((-backward.interval[1], -backward.interval[0]), rel=1e-9)
+    assert forward.verdict.startswith("A is better: ")
+    assert backward.verdict.startswith("B is better: ")
 
 
-def test_the_interval_covers_where_a_test_over_tokens_does_not() -> None:
+def test_interval_covers_correlated_losses_unlike_a_token_test() -> None:
     trials, tokens, ends = 300, 20_000, blocks(20_000, 200)
     rng = np.random.default_rng(0)
     ours = plain = 0
     for trial in range(trials):
-        difference = correlated(rng, tokens, memory=0.9)  # the true mean is 0
+        difference = autocorrelated(rng, tokens, autocorrelation=0.9)  # the true mean is 0
         low, high = compare([np.zeros(tokens)], [difference], ends, resamples=1_000, seed=trial).interval
         ours += low <= 0.0 <= high
         half = 1.96 * difference.std() / math.sqrt(tokens)
@@ -101,26 +101,28 @@ def test_the_interval_covers_where_a_test_over_tokens_does_not() -> None:
     assert plain / trials < 0.5
 
 
-def test_parity_with_scipy() -> None:
+def test_interval_equals_scipy_bootstrap() -> None:
     a, b = systems(5)
     ends = blocks(len(a))
-    per_block = (b - a).reshape(len(ends) - 1, -1).mean(axis=1)  # equal blocks: a plain mean of their means
+    per_block = (
+        (b - a).reshape(len(ends) - 1, -1).mean(axis=1)
+    )  # blocks have equal sizes, so the mean of their means is the mean
     reference = scipy.stats.bootstrap((per_block,), np.mean, n_resamples=20_000, method="percentile")
     low, high = reference.confidence_interval
     ours = compare([a], [b], ends, resamples=20_000)
     assert ours.interval == pytest.approx((low, high), abs=0.03 * (high - low))
 
 
-def test_documents_of_any_length_are_weighed_by_their_tokens() -> None:
+def test_documents_are_weighted_by_their_tokens() -> None:
     a, b = systems(6)
-    ends = np.array([0, 5, 5, 9_000, 9_001, 15_000, 20_000])  # one of them empty
-    found = compare([a], [b], ends)
-    assert found.units == 5
-    assert found.difference == pytest.approx(b.mean() - a.mean(), abs=1e-12)
-    assert "Only 5 units of text" in found.verdict
+    ends = np.array([0, 5, 5, 9_000, 9_001, 15_000, 20_000])  # one document is empty
+    comparison = compare([a], [b], ends)
+    assert comparison.units == 5
+    assert comparison.difference == pytest.approx(b.mean() - a.mean(), abs=1e-12)
+    assert "Only 5 units of text" in comparison.verdict
 
 
-def test_chunks_of_resamples_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_is_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = systems(7)
     ends = blocks(len(a))
     whole = compare([a], [b], ends, resamples=4_000)
@@ -147,56 +149,58 @@ def test_seeds_widen_the_interval() -> None:
     assert many.half_width == pytest.approx(scipy.stats.t.ppf(0.975, 7) * error, rel=0.05)
 
 
-def test_the_spread_of_the_seeds_is_that_of_a_t_test() -> None:
+def test_interval_over_seeds_equals_a_t_test() -> None:
     a, _ = with_seeds(4, spread=0.1, shift=0.0, seed=1)
-    constant = [np.full(20_000, run.mean()) for run in a]  # no noise from the text
-    found = compare([np.zeros(20_000)], constant, blocks(20_000))
+    constant = [np.full(20_000, run.mean()) for run in a]  # no variation over the text
+    comparison = compare([np.zeros(20_000)], constant, blocks(20_000))
     reference = scipy.stats.ttest_1samp([run[0] for run in constant], 0.0).confidence_interval(0.95)
-    assert found.interval == pytest.approx((reference.low, reference.high), rel=1e-9)
+    assert comparison.interval == pytest.approx((reference.low, reference.high), rel=1e-9)
 
 
-def test_runs_that_are_all_the_same_add_nothing() -> None:
+def test_identical_runs_do_not_change_the_interval() -> None:
     a, b = systems(10)
     ends = blocks(len(a))
     assert compare([a] * 3, [b] * 3, ends).interval == pytest.approx(compare([a], [b], ends).interval, rel=1e-6)
 
 
 def false_positives(seeds_a: int, seeds_b: int, seed_noise: float, text_noise: float, trials: int = 300) -> float:
-    """How often equal systems are told apart. The text is a token per unit, and shared by all runs of a trial."""
+    """Return how often equal systems appear different. Every token is a unit, and all runs share the text."""
     rng = np.random.default_rng(0)
     tokens, seen = 40, 0
     for trial in range(trials):
         text = rng.exponential(5.0, tokens)
-        better_at = text_noise * rng.standard_normal((2, tokens))  # what a system is better at, whatever its seed
+        better_at = text_noise * rng.standard_normal(
+            (2, tokens)
+        )  # per-token advantage of a system, the same for all its seeds
         runs = [
             text + better_at[side] + seed_noise * rng.standard_normal() + 0.01 * rng.standard_normal(tokens)
             for side, seeds in enumerate((seeds_a, seeds_b))
             for _ in range(seeds)
         ]
-        found = compare(runs[:seeds_a], runs[seeds_a:], np.arange(tokens + 1), resamples=400, seed=trial)
-        seen += found.seen
+        comparison = compare(runs[:seeds_a], runs[seeds_a:], np.arange(tokens + 1), resamples=400, seed=trial)
+        seen += comparison.seen
     return seen / trials
 
 
 @pytest.mark.parametrize("seeds", [(2, 2), (3, 3), (5, 5), (2, 10)])
-def test_the_noise_of_seeds_is_not_taken_for_a_difference(seeds: tuple[int, int]) -> None:
+def test_seed_noise_rarely_gives_false_positives(seeds: tuple[int, int]) -> None:
     assert false_positives(*seeds, seed_noise=1.0, text_noise=0.0) <= 0.05
     assert false_positives(*seeds, seed_noise=0.3, text_noise=0.5) <= 0.05
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_the_noise_of_the_text_is_not_taken_for_a_difference(seeds: int) -> None:
+def test_text_noise_gives_few_false_positives(seeds: int) -> None:
     assert 0.02 <= false_positives(seeds, seeds, seed_noise=0.001, text_noise=1.0) <= 0.08
 
 
-def test_a_clear_difference_is_seen_with_three_seeds() -> None:
+def test_clear_difference_is_seen_with_three_seeds() -> None:
     trials, ends = 100, blocks(20_000)
     pairs = [with_seeds(3, spread=0.01, shift=-0.08, seed=trial) for trial in range(trials)]
     seen = [compare(a, b, ends, resamples=400).verdict.startswith("B is better") for a, b in pairs]
     assert sum(seen) / trials >= 0.95
 
 
-def test_notes_say_what_the_interval_does_not_cover() -> None:
+def test_notes_state_what_the_interval_does_not_cover() -> None:
     a, b = with_seeds(5, spread=0.01, shift=0.0, seed=1)
     ends = blocks(20_000)
     assert "Trained once: the interval speaks of the text" in compare(a[:1], b[:1], ends).verdict
@@ -208,7 +212,7 @@ def test_notes_say_what_the_interval_does_not_cover() -> None:
     assert "Blocks of 50 tokens" in short.verdict
 
 
-def test_verdicts() -> None:
+def test_verdict_wording() -> None:
     def verdict(difference: float, low: float, high: float) -> str:
         return Comparison(100.0, 100.0, difference, (low, high), 0.95, 1_000, 20, 5, 5, ()).verdict
 
@@ -223,23 +227,23 @@ def test_verdicts() -> None:
     assert verdict(-0.1, -0.2, 0.0).startswith("no difference seen")
 
 
-def test_what_was_compared_is_called_by_its_name() -> None:
+def test_verdict_names_the_unit_compared() -> None:
     a, _ = systems(0, tokens=100)
-    found = compare([a], [a], blocks(100), of="word")
-    assert "nats per word" in found.verdict
-    assert "Blocks of 5 words" in found.verdict
+    comparison = compare([a], [a], blocks(100), of="word")
+    assert "nats per word" in comparison.verdict
+    assert "Blocks of 5 words" in comparison.verdict
     with pytest.raises(DataError, match="scored 99 words where 100 are compared"):
         compare([a], [a[1:]], blocks(100), of="word")
 
 
-def test_a_system_that_diverged_has_infinite_perplexity() -> None:
+def test_diverged_system_has_infinite_perplexity() -> None:
     a, b = systems(8)
-    found = compare([a], [b + 5_000], blocks(len(a)))
-    assert found.perplexity_b == math.inf
-    assert found.verdict.startswith("A is better: 100.0% lower")
+    comparison = compare([a], [b + 5_000], blocks(len(a)))
+    assert comparison.perplexity_b == math.inf
+    assert comparison.verdict.startswith("A is better: 100.0% lower")
 
 
-def test_what_cannot_be_compared() -> None:
+def test_incomparable_scores_are_rejected() -> None:
     a, b = systems(9)
     ends = blocks(len(a))
     with pytest.raises(DataError, match="run 2 of system B scored 19,999 tokens where 20,000 are compared"):
@@ -252,6 +256,6 @@ def test_what_cannot_be_compared() -> None:
         compare([np.where(np.arange(20_000) == 7, np.nan, a)], [b], ends)
     with pytest.raises(DataError, match="one single unit"):
         compare([a], [b], np.array([0, 20_000]))
-    for wrong in ([5, 20_000], [0, 9, 3, 20_000], [0.0, 1.5, 20_000.0], [0], [[0, 20_000]]):
+    for boundaries in ([5, 20_000], [0, 9, 3, 20_000], [0.0, 1.5, 20_000.0], [0], [[0, 20_000]]):
         with pytest.raises(DataError, match="boundaries"):
-            compare([a], [b], np.array(wrong))
+            compare([a], [b], np.array(boundaries))

@@ -1,6 +1,6 @@
-"""Rows and memories that keep their size, and steps that are replayed, against steps that run as they are.
+"""Decoding with fixed-size rows and with replayed steps equals decoding step by step.
 
-A GPU replays what it has captured; where there is none, the operators of a step are recorded and run again.
+A GPU replays captured graphs; without one, the operators of a step are recorded and run again.
 """
 
 from __future__ import annotations
@@ -26,145 +26,161 @@ from reefknot.nn.models.translator import Translator
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-from .test_beam import DIM, ENCODERS, EOS, EVERY, OUTPUTS, assert_same, settings, sources, translator
+from .test_beam import (
+    DIM,
+    ENCODERS,
+    ENCODERS_AND_OUTPUTS,
+    EOS,
+    OUTPUTS,
+    assert_same,
+    search_settings,
+    sources,
+    translator,
+)
 
 LENGTHS = (5, 2, 9, 3, 4)
-HOW = SearchSettings(longest=1.5, beyond=2)
+SEARCH = SearchSettings(longest=1.5, beyond=2)
 
 
-def searched(decoder: Decoder, source_BS: Tensor, width: int, n_best: int = 1) -> list[list[Hypothesis]]:
-    return beam_search(decoder, source_BS, EOS, HOW.model_copy(update={"beam": width}), n_best=n_best)
+def search(decoder: Decoder, source_BS: Tensor, width: int, n_best: int = 1) -> list[list[Hypothesis]]:
+    return beam_search(decoder, source_BS, EOS, SEARCH.model_copy(update={"beam": width}), n_best=n_best)
 
 
-def assert_all_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
-    assert len(found) == len(expected)
-    for some, others in zip(found, expected, strict=True):
-        assert_same(some, others)
+def assert_all_same(actual: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    assert len(actual) == len(expected)
+    for ours, reference in zip(actual, expected, strict=True):
+        assert_same(ours, reference)
 
 
-# -- rows and memories that keep their size --------------------------------------------------------------------------
+# -- fixed-size rows and KV caches -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("encoder", "output"), EVERY)
+@pytest.mark.parametrize(("encoder", "output"), ENCODERS_AND_OUTPUTS)
 @pytest.mark.parametrize(("width", "n_best"), [(1, 1), (5, 1), (5, 5)])
-def test_what_keeps_its_size_finds_the_same(encoder: str, output: str, width: int, n_best: int) -> None:
+def test_fixed_size_rows_find_the_same_hypotheses(encoder: str, output: str, width: int, n_best: int) -> None:
     source_BS, lengths = sources(*LENGTHS), []
     for seed in range(4):
         model = translator(encoder, output, seed=seed)
         with decoding(model, fixed=True) as fixed:
-            found = searched(fixed, source_BS, width, n_best)
-        expected = beam_search(model, source_BS, EOS, HOW.model_copy(update={"beam": width}), n_best=n_best)
-        assert_all_same(found, expected)
-        lengths.append({len(best.ids) for best, *_ in found})
-    assert max(map(len, lengths)) > 1, "some batches have sentences that end before others"
+            hypotheses = search(fixed, source_BS, width, n_best)
+        expected = beam_search(model, source_BS, EOS, SEARCH.model_copy(update={"beam": width}), n_best=n_best)
+        assert_all_same(hypotheses, expected)
+        lengths.append({len(best.ids) for best, *_ in hypotheses})
+    assert max(map(len, lengths)) > 1, "sentences of a batch end at different steps"
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_words_that_are_drawn_and_the_best_each_time(encoder: str) -> None:
+def test_fixed_size_rows_give_the_same_samples(encoder: str) -> None:
     model, source_BS = translator(encoder, seed=1), sources(*LENGTHS)
     with decoding(model, fixed=True) as fixed, decoding(model, fixed=False) as grown:
-        assert_same(greedy(fixed, source_BS, EOS, HOW), greedy(grown, source_BS, EOS, HOW))
+        assert_same(greedy(fixed, source_BS, EOS, SEARCH), greedy(grown, source_BS, EOS, SEARCH))
         for options in ({}, {"top_k": 3, "temperature": 0.7}):
-            one, other = (sample(each, source_BS, EOS, HOW, seed=3, never=(4,), **options) for each in (fixed, grown))
-            assert_same(one, other)
+            from_fixed, from_grown = (
+                sample(decoder, source_BS, EOS, SEARCH, seed=3, never=(4,), **options) for decoder in (fixed, grown)
+            )
+            assert_same(from_fixed, from_grown)
 
 
-def test_a_beam_wider_than_the_vocabulary() -> None:
-    """Sentences then have fewer hypotheses than rows, and their number changes."""
+def test_beam_can_be_wider_than_the_vocabulary() -> None:
+    """A sentence then has fewer hypotheses than rows, and their number changes."""
     model, source_BS = translator("encoder_decoder", words=5), sources(4, 2)
     with decoding(model, fixed=True) as fixed:
-        found = beam_search(fixed, source_BS, EOS, settings(4, beam=9, early_stop=False), n_best=9)
-    assert_all_same(found, beam_search(model, source_BS, EOS, settings(4, beam=9, early_stop=False), n_best=9))
+        hypotheses = beam_search(fixed, source_BS, EOS, search_settings(4, beam=9, early_stop=False), n_best=9)
+    assert_all_same(
+        hypotheses, beam_search(model, source_BS, EOS, search_settings(4, beam=9, early_stop=False), n_best=9)
+    )
 
 
-def test_rows_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first step to the last a batch has one shape, and one for all batches of like size."""
+def test_fixed_size_rows_keep_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps of a batch have one shape, which batches of similar size share."""
     model = translator("encoder_decoder", seed=2)
     shapes: list[set[tuple[int, ...]]] = []
     forward = Translator.forward
 
     def counted(self: Translator, tokens_BT: Tensor, state: State) -> object:
-        shapes.append({tuple(each.shape) for each in state.values()} | {tuple(tokens_BT.shape)})
+        shapes.append({tuple(tensor.shape) for tensor in state.values()} | {tuple(tokens_BT.shape)})
         return forward(self, tokens_BT, state)
 
     monkeypatch.setattr(Translator, "forward", counted)
     with decoding(model, fixed=True) as fixed:
         for lengths in (LENGTHS, (16, 2, 11, 3, 4), (10, 10, 10, 10, 9)):
-            searched(fixed, sources(*lengths), 3)
+            search(fixed, sources(*lengths), 3)
     assert len(shapes) > 10
-    assert all(each == shapes[0] for each in shapes)
-    assert (2, 15, 2, HOW.limit(16), DIM // 2) in shapes[0]
+    assert all(shape == shapes[0] for shape in shapes)
+    assert (2, 15, 2, SEARCH.limit(16), DIM // 2) in shapes[0]
 
 
-def test_how_rows_are_chosen() -> None:
+def test_kind_of_rows_depends_on_device_and_length() -> None:
     model, source_BS = translator("encoder_decoder"), sources(3, 4)
     with decoding(model) as decoder:
-        assert not decoder.fixed, "a CPU launches fast enough"
+        assert not decoder.fixed, "a CPU gains nothing from fixed sizes"
         assert decoder.width(9) == 9
-        assert type(decoder.begin(source_BS, HOW.limit, 2, 3, ())) is Rows
+        assert type(decoder.begin(source_BS, SEARCH.limit, 2, 3, ())) is Rows
         with decoding(decoder) as same:
             assert same is decoder
     with decoding(model, fixed=True) as decoder:
         assert (decoder.width(0), decoder.width(9), decoder.width(16)) == (0, 16, 16)
         assert decoder.graphs is None
-        assert type(decoder.begin(source_BS, HOW.limit, 2, 3, ())) is FixedRows
+        assert type(decoder.begin(source_BS, SEARCH.limit, 2, 3, ())) is FixedRows
         assert type(decoder.begin(source_BS, lambda _: module.ROOM + 1, 2, 3, ())) is Rows, "too long to hold"
-        assert type(decoder.begin(source_BS[:0], HOW.limit, 2, 3, ())) is Rows
+        assert type(decoder.begin(source_BS[:0], SEARCH.limit, 2, 3, ())) is Rows
         assert beam_search(decoder, source_BS[:0], EOS) == []
 
 
-def test_numbers_of_sentences_are_few() -> None:
-    found = [_filled(number) for number in range(1, 1000)]
-    assert all(number <= filled <= 1.125 * number for number, filled in enumerate(found, start=1))
-    assert len(set(found)) < 70
+def test_batch_sizes_are_rounded_up_to_few_values() -> None:
+    sizes = [_filled(number) for number in range(1, 1000)]
+    assert all(number <= size <= 1.125 * number for number, size in enumerate(sizes, start=1))
+    assert len(set(sizes)) < 70
     assert [_filled(number) for number in (1, 16, 17, 33, 100, 128, 129)] == [1, 16, 18, 36, 104, 128, 144]
 
 
-def test_ends_say_whether_they_wait() -> None:
-    assert [translator(output=each).output.waits for each in OUTPUTS] == [False, True, False, False]
+def test_only_the_adaptive_softmax_waits_for_the_device() -> None:
+    assert [translator(output=kind).output.waits for kind in OUTPUTS] == [False, True, False, False]
 
 
-def test_a_decoder_that_was_left_is_refused() -> None:
+def test_closed_decoder_is_rejected() -> None:
     model, source_BS = translator(), sources(3, 4)
     with decoding(model) as decoder:
-        searched(decoder, source_BS, 2)
+        search(decoder, source_BS, 2)
     with pytest.raises(ArgumentError, match="this decoder is closed"):
-        searched(decoder, source_BS, 2)
+        search(decoder, source_BS, 2)
 
 
-def test_autocast_goes_around() -> None:
+def test_autocast_must_surround_decoding() -> None:
     model, source_BS = translator("encoder_decoder").float(), sources(3, 4)
     with torch.autocast("cpu", torch.bfloat16), decoding(model, fixed=True) as decoder:
-        found = searched(decoder, source_BS, 2)
+        hypotheses = search(decoder, source_BS, 2)
         with torch.autocast("cpu", enabled=False), pytest.raises(ArgumentError, match="enter autocast before"):
-            searched(decoder, source_BS, 2)
-        for (mine, *_), (other, *_) in zip(found, searched(decoder, source_BS, 2), strict=True):
-            assert mine == other
+            search(decoder, source_BS, 2)
+        for (first, *_), (second, *_) in zip(hypotheses, search(decoder, source_BS, 2), strict=True):
+            assert first == second
 
 
-def test_the_mode_comes_back_and_vectors_are_computed_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_vectors_are_computed_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     model = translator().train()
     model.output = Softmax(Drill(WordTable(9, DIM), depth=1)).double()
     calls: list[int] = []
     encode = Drill.encode
-    monkeypatch.setattr(Drill, "encode", lambda *given: calls.append(1) or encode(*given))
+    monkeypatch.setattr(Drill, "encode", lambda *arguments: calls.append(1) or encode(*arguments))
     with decoding(model) as decoder:
         assert not model.training
         assert not torch.is_grad_enabled()
         for _ in range(3):
-            searched(decoder, sources(3, 4), 2)
+            search(decoder, sources(3, 4), 2)
     assert model.training
     assert torch.is_grad_enabled()
     assert len(calls) == 1
 
 
-# -- steps that are replayed, as they were recorded -------------------------------------------------------------------
+# -- replayed steps ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_replayed_steps_find_the_same(encoder: str, dtype: torch.dtype, recorded: list[RecordedGraph]) -> None:
-    """Over batches of several shapes, some of which come up again: a state of another batch is never gone on from."""
+def test_replayed_steps_find_the_same_hypotheses(
+    encoder: str, dtype: torch.dtype, recorded: list[RecordedGraph]
+) -> None:
+    """Batches of several shapes alternate; no batch may continue from the state of another."""
     graphs: Any = GraphCache(torch.device("cpu"), limit=4)
     model = translator(encoder, seed=2)
     if dtype == torch.bfloat16:
@@ -179,32 +195,32 @@ def test_replayed_steps_find_the_same(encoder: str, dtype: torch.dtype, recorded
             source_BS = sources(*lengths, seed=number)
             for width in (1, 3):
                 assert_all_same(
-                    searched(replayed, source_BS, width, n_best=width), searched(run, source_BS, width, n_best=width)
+                    search(replayed, source_BS, width, n_best=width), search(run, source_BS, width, n_best=width)
                 )
     assert len(recorded) == len(graphs) == 4
-    assert replayed.graphs is None, "what it read is no longer held"
+    assert replayed.graphs is None, "graphs are released on exit"
 
 
-def test_as_many_graphs_are_kept_as_are_used(recorded: list[RecordedGraph]) -> None:
+def test_number_of_recorded_graphs_is_bounded(recorded: list[RecordedGraph]) -> None:
     model = translator("attention_gru")
     with decoding(model, fixed=True) as decoder:
         decoder.graphs = GraphCache(decoder.device, limit=2)
         made = []
         for sentences in (1, 2, 1, 3, 1, 2):
-            searched(decoder, sources(*[4] * sentences), 2)
+            search(decoder, sources(*[4] * sentences), 2)
             made.append(len(recorded))
             assert len(decoder.graphs) <= 2
     assert made == [1, 2, 2, 3, 3, 4]
 
 
-def test_rows_nobody_reads_may_hold_anything(recorded: list[RecordedGraph]) -> None:
-    """17 sentences fill up 18, and those that are done go on beside the others."""
+def test_filler_rows_do_not_change_results(recorded: list[RecordedGraph]) -> None:
+    """17 sentences are padded to 18, and finished sentences stay in the batch."""
     model, source_BS = translator("encoder_decoder", seed=2), sources(*np.arange(2, 19).tolist())
     with decoding(model, fixed=True) as decoder:
         decoder.graphs = GraphCache(decoder.device, limit=2)
-        found = searched(decoder, source_BS, 2)
+        hypotheses = search(decoder, source_BS, 2)
         assert {graph.inputs[0].shape[1] for graph in decoder.graphs._graphs.values()} == {36}
-    assert_all_same(found, beam_search(model, source_BS, EOS, HOW.model_copy(update={"beam": 2})))
+    assert_all_same(hypotheses, beam_search(model, source_BS, EOS, SEARCH.model_copy(update={"beam": 2})))
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------
@@ -214,7 +230,7 @@ def test_rows_nobody_reads_may_hold_anything(recorded: list[RecordedGraph]) -> N
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("output", ["softmax", "mixture", "drill"])
-def test_captured_steps_find_what_others_do(
+def test_captured_steps_find_the_same_hypotheses(
     encoder: str, output: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRAPHS", 4)
@@ -229,37 +245,37 @@ def test_captured_steps_find_what_others_do(
         for _ in range(2):
             for lengths in (LENGTHS, (3, 2), (9, 9, 2, 2, 10)):
                 source_BS = sources(*lengths).cuda()
-                found, expected = (searched(each, source_BS, 3, n_best=3) for each in (captured, run))
-                for some, others in zip(found, expected, strict=True):
-                    assert [each.ids for each in some] == [each.ids for each in others]
-                    scores = [[each.score for each in one] for one in (some, others)]
+                actual, expected = (search(decoder, source_BS, 3, n_best=3) for decoder in (captured, run))
+                for ours, reference in zip(actual, expected, strict=True):
+                    assert [hypothesis.ids for hypothesis in ours] == [hypothesis.ids for hypothesis in reference]
+                    scores = [[hypothesis.score for hypothesis in beam] for beam in (ours, reference)]
                     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
-                drawn, others = (sample(each, source_BS, EOS, HOW, seed=1) for each in (captured, run))
-                assert [each.ids for each in drawn] == [each.ids for each in others]
+                drawn, others = (sample(decoder, source_BS, EOS, SEARCH, seed=1) for decoder in (captured, run))
+                assert [hypothesis.ids for hypothesis in drawn] == [hypothesis.ids for hypothesis in others]
         assert len(captured.graphs) == 4
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_captured_steps_find_what_a_growing_memory_does(encoder: str) -> None:
+def test_captured_steps_equal_a_growing_kv_cache(encoder: str) -> None:
     model, source_BS = translator(encoder, seed=2).cuda(), sources(*LENGTHS).cuda()
     with decoding(model) as captured, decoding(model, fixed=False) as grown:
         for width in (1, 5):
             for _ in range(2):
-                assert_all_same(*(searched(each, source_BS, width, n_best=width) for each in (captured, grown)))
+                assert_all_same(*(search(decoder, source_BS, width, n_best=width) for decoder in (captured, grown)))
 
 
 @pytest.mark.gpu
-def test_graphs_are_captured_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_captured_graphs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRAPHS", 2)
     made: list[int] = []
     record = capture._record
-    monkeypatch.setattr(capture, "_record", lambda *given: made.append(1) or record(*given))
+    monkeypatch.setattr(capture, "_record", lambda *arguments: made.append(1) or record(*arguments))
     model = translator("encoder_decoder").cuda()
     with decoding(model) as decoder:
         counts = []
         for sentences in (1, 2, 1, 3, 1, 2):
-            searched(decoder, sources(*[4] * sentences).cuda(), 2)
+            search(decoder, sources(*[4] * sentences).cuda(), 2)
             counts.append(len(made))
             assert decoder.graphs is not None
             assert len(decoder.graphs) <= 2
@@ -267,7 +283,7 @@ def test_graphs_are_captured_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.gpu
-def test_what_waits_is_not_captured() -> None:
+def test_model_that_waits_for_the_device_is_not_captured() -> None:
     for model in (
         translator(output="adaptive").cuda(),
         Translator(*_parts(EncoderDecoder(DIM, DIM, layers=1, heads=2, recompute=True))).cuda(),
@@ -275,7 +291,7 @@ def test_what_waits_is_not_captured() -> None:
         with decoding(model) as decoder:
             assert decoder.graphs is None
             assert not decoder.fixed
-            assert searched(decoder, sources(3, 4).cuda(), 2)
+            assert search(decoder, sources(3, 4).cuda(), 2)
 
 
 def _parts(encoder: EncoderDecoder) -> tuple[Any, ...]:

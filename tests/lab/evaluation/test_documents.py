@@ -1,4 +1,4 @@
-"""Where documents begin: at headings, or after empty lines."""
+"""Documents begin at headings, or after empty lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = {".": 0, "a": 1, "=": 2}
 
 
 def boundaries(text: str) -> list[int]:
-    """`a` and `=` are words, `.` is an end of line."""
+    """Return the document boundaries of a text where `a` and `=` are words and `.` is an end of line."""
     ids = np.array([IDS[letter] for letter in text], dtype=np.int32)
     split = Split("test", ids, words=text.count("a"), lines=text.count("."), bytes=len(text), unknown=0)
     return [int(boundary) for boundary in document_boundaries(split, WORDS)]
@@ -50,23 +50,23 @@ def test_documents_begin_after_empty_lines(text: str, expected: list[int]) -> No
     ],
 )
 def test_articles_begin_at_their_headings(text: str, expected: list[int]) -> None:
-    """A section's heading has two marks on either side; a text without an article's is parted by empty lines."""
+    """Section headings have two marks on each side; a text without article headings is split at empty lines."""
     assert boundaries(text) == expected
 
 
-def test_a_heading_in_pieces_is_one_too() -> None:
-    """A mark that is a word of its own is another piece than one within a word."""
+def test_heading_in_sub_words_is_recognised() -> None:
+    """A mark that is a word is another sub-word than a mark inside a word."""
     settings = VocabularySettings(bpe=BPESettings(merges=2))
     words = Vocabulary.from_counts({"=": 4, "aa": 5, "a=a": 2, "<eos>": 9}, settings)
     assert words.eos is not None
     lines = [["=", "aa", "="], [], ["aa", "a=a"], [], ["=", "a=a", "aa", "="], ["aa"]]
-    ids = np.array([each for line in lines for each in [*words.encode(line), words.eos]], dtype=np.int32)
+    ids = np.array([index for line in lines for index in [*words.encode(line), words.eos]], dtype=np.int32)
     split = Split("test", ids, words=10, lines=len(lines), bytes=len(ids), unknown=0)
     before = sum(len(words.encode(line)) + 1 for line in lines[:4])
     assert document_boundaries(split, words).tolist() == [0, before, len(ids)]
 
 
-def test_line_ends_must_be_tokens() -> None:
+def test_documents_need_eos() -> None:
     split = Split("test", np.array([0], dtype=np.int32), words=1, lines=1, bytes=2, unknown=0)
     with pytest.raises(DataError, match="compare by blocks"):
         document_boundaries(split, Vocabulary(("a",), (1,)))

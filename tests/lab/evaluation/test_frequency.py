@@ -1,4 +1,4 @@
-"""Loss by frequency: bands that hold every token once and add up to the whole."""
+"""Loss by frequency: bands hold every token once and add up to the total."""
 
 from __future__ import annotations
 
@@ -25,97 +25,97 @@ from reefknot.nn.models.language_model import LanguageModel
 
 
 @pytest.mark.parametrize("end_of_line", [True, False])
-def test_bands_add_up_to_the_whole(
+def test_bands_add_up_to_the_total_loss(
     opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel], end_of_line: bool
 ) -> None:
     dataset = opened(end_of_line=end_of_line)
-    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
-    by_frequency = loss_by_frequency(found, dataset.splits["test"], dataset.vocabulary)
+    scored = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+    by_frequency = loss_by_frequency(scored, dataset.splits["test"], dataset.vocabulary)
     for bands in (by_frequency.target, by_frequency.previous):
-        assert sum(band.tokens for band in bands) == len(found.nll)
+        assert sum(band.tokens for band in bands) == len(scored.nll)
         total = sum(band.tokens * band.nll for band in bands)
-        assert total == pytest.approx(float(found.nll.sum(dtype=np.float64)))
+        assert total == pytest.approx(float(scored.nll.sum(dtype=np.float64)))
         assert [band.low for band in bands] == sorted(band.low for band in bands)
 
 
-def test_bands_by_hand() -> None:
+def test_bands_match_values_computed_by_hand() -> None:
     vocabulary = Vocabulary(("<eos>", "often", "some", "rare", "<unk>"), (20_000, 1_000, 10, 9, 0))
     ids = np.array([1, 3, 4, 2, 0], dtype=np.int32)
     losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0], dtype=np.float32)
     split = Split("test", ids, words=4, lines=1, bytes=20, unknown=1)
-    found = loss_by_frequency(Score(losses, 5, 20, ScoredText(split="test"), "float32"), split, vocabulary)
-    assert found.record()["target"] == [
+    losses_by_band = loss_by_frequency(Score(losses, 5, 20, ScoredText(split="test"), "float32"), split, vocabulary)
+    assert losses_by_band.record()["target"] == [
         {"low": 0, "high": 9, "tokens": 2, "types": 2, "nll": 3.0},
         {"low": 10, "high": 99, "tokens": 1, "types": 1, "nll": 8.0},
         {"low": 1_000, "high": 9_999, "tokens": 1, "types": 1, "nll": 1.0},
         {"low": 10_000, "high": None, "tokens": 1, "types": 1, "nll": 16.0},
     ]
-    # <eos> stands before the first word; then every word before the next.
-    previous = {band.low: (band.tokens, band.nll) for band in found.previous}
+    # <eos> precedes the first word.
+    previous = {band.low: (band.tokens, band.nll) for band in losses_by_band.previous}
     assert previous == {0: (2, 6.0), 10: (1, 16.0), 1_000: (1, 2.0), 10_000: (1, 1.0)}
 
 
-def test_without_line_ends_the_first_token_is_only_a_previous_one() -> None:
+def test_without_eos_the_first_token_is_only_context() -> None:
     vocabulary = Vocabulary(("a", "b"), (500, 5))
     split = Split("test", np.array([1, 0, 0], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
     losses = np.array([1.0, 3.0], dtype=np.float32)
-    found = loss_by_frequency(Score(losses, 2, 6, ScoredText(split="test"), "float32"), split, vocabulary)
-    assert [(band.low, band.tokens, band.nll) for band in found.target] == [(100, 2, 2.0)]
-    assert [(band.low, band.nll) for band in found.previous] == [(0, 1.0), (100, 3.0)]
+    losses_by_band = loss_by_frequency(Score(losses, 2, 6, ScoredText(split="test"), "float32"), split, vocabulary)
+    assert [(band.low, band.tokens, band.nll) for band in losses_by_band.target] == [(100, 2, 2.0)]
+    assert [(band.low, band.nll) for band in losses_by_band.previous] == [(0, 1.0), (100, 3.0)]
 
 
-def test_edges_rise_from_zero() -> None:
+def test_band_edges_increase_from_zero() -> None:
     for edges in (EDGES, FIGURE_3):
         assert edges[0] == 0
         assert list(edges) == sorted(set(edges))
 
 
-def pair_of(a: Sequence[float], b: Sequence[float]) -> Pair:
-    """One run of each, every token a unit."""
+def make_pair(a: Sequence[float], b: Sequence[float]) -> Pair:
+    """Return a pair of systems with one run each, where every token is a unit."""
     return Pair([np.array(a)], [np.array(b)], np.arange(len(a) + 1))
 
 
-def test_an_interval_is_that_of_the_tokens_alone() -> None:
-    """As though the text had no others; runs of a system count as training it again."""
+def test_interval_of_a_band_uses_only_its_tokens() -> None:
+    """The interval equals a comparison of a text that has only these tokens."""
     random = np.random.default_rng(0)
     runs = [random.normal(4.0, 1.0, 600) for _ in range(4)]
     inside_N = random.random(600) < 0.3
     pair = Pair(runs[:2], runs[2:], blocks(600, 20))
-    found = pair.on(inside_N)
-    kept = [run[inside_N] for run in runs]
+    comparison = pair.on(inside_N)
+    inside_runs = [run[inside_N] for run in runs]
     ends = np.cumsum([0, *(int(part.sum()) for part in np.split(inside_N, 30))])
-    expected = compare(kept[:2], kept[2:], ends)
-    assert (found.tokens, found.interval) == (inside_N.sum(), expected.interval)
-    assert found.difference == pytest.approx(expected.difference)
+    expected = compare(inside_runs[:2], inside_runs[2:], ends)
+    assert (comparison.tokens, comparison.interval) == (inside_N.sum(), expected.interval)
+    assert comparison.difference == pytest.approx(expected.difference)
     one_block = np.arange(600) < 20
     assert pair.on(one_block).interval is None
 
 
-def test_two_systems_by_hand() -> None:
+def test_comparison_by_frequency_matches_values_by_hand() -> None:
     words = ("<eos>", "the", "often", "some", "rare", "<unk>")
     vocabulary = Vocabulary(words, (6_000, 5_000, 99, 50, 49, 0))
     ids = np.array([4, 2, 4, 3, 1, 5, 0], dtype=np.int32)
     split = Split("test", ids, words=6, lines=1, bytes=20, unknown=1)
     a = np.array([2.0, 1.0, 6.0, 4.0, 1.0, 3.0, 1.0])
     b = np.array([1.0, 1.0, 3.0, 6.0, 3.0, 3.0, 2.0])
-    pair = pair_of(a, b)
-    found = compare_by_target(pair, split, vocabulary)
-    assert [(band.low, band.high, band.tokens, band.types) for band in found] == [
+    pair = make_pair(a, b)
+    bands = compare_by_target(pair, split, vocabulary)
+    assert [(band.low, band.high, band.tokens, band.types) for band in bands] == [
         (0, 0, 1, 1),
         (1, 49, 2, 1),
         (50, 99, 2, 2),
         (5_000, None, 2, 2),
     ]
-    assert [(band.nll_a, band.nll_b) for band in found] == [(3.0, 3.0), (4.0, 2.0), (2.5, 3.5), (1.0, 2.5)]
-    # rare: 8 -> 4 in all; often 1 -> 1 and some 4 -> 6; the 1 -> 3 and <eos> 1 -> 2: a mean over types, not tokens, and
-    # in parts of what B has.
-    assert [band.relative for band in found] == pytest.approx([0.0, -100.0, 100 / 6, (200 / 3 + 50) / 2])
-    # Before each token: <eos>, rare, often, rare, some, the, <unk>.
+    assert [(band.nll_a, band.nll_b) for band in bands] == [(3.0, 3.0), (4.0, 2.0), (2.5, 3.5), (1.0, 2.5)]
+    # Totals from A to B: rare 8 to 4; often 1 to 1 and some 4 to 6; the 1 to 3 and <eos> 1 to 2.
+    # Relative differences are relative to B and averaged over types, not tokens.
+    assert [band.relative for band in bands] == pytest.approx([0.0, -100.0, 100 / 6, (200 / 3 + 50) / 2])
+    # The previous tokens are <eos>, rare, often, rare, some, the, <unk>.
     before = compare_by_previous(pair, split, vocabulary)
-    assert [band.difference for band in found] == [0.0, -2.0, 1.0, 1.5]
-    assert {band.interval for band in found} == {None}, "seven units are too few to resample"
+    assert [band.difference for band in bands] == [0.0, -2.0, 1.0, 1.5]
+    assert {band.interval for band in bands} == {None}, "seven units are too few to resample"
     symbols = compare_on_symbols(pair, split, vocabulary)
-    assert {name: (each.tokens, each.nll_a, each.nll_b) for name, each in symbols.items()} == {
+    assert {name: (loss.tokens, loss.nll_a, loss.nll_b) for name, loss in symbols.items()} == {
         "<unk>": (1, 3.0, 3.0),
         "<eos>": (1, 1.0, 2.0),
     }
@@ -127,17 +127,19 @@ def test_two_systems_by_hand() -> None:
     ]
 
 
-def test_a_type_without_loss_has_no_relative_difference() -> None:
+def test_type_without_loss_has_no_relative_difference() -> None:
     vocabulary = Vocabulary(("a", "b"), (9, 5))
     split = Split("test", np.array([0, 0, 1], dtype=np.int32), words=3, lines=1, bytes=6, unknown=0)
-    (band,) = compare_by_target(pair_of([1.0, 3.0], [0.0, 2.0]), split, vocabulary)
+    (band,) = compare_by_target(make_pair([1.0, 3.0], [0.0, 2.0]), split, vocabulary)
     assert (band.types, band.relative) == (2, -50.0)
     split = Split("test", np.array([0, 0], dtype=np.int32), words=2, lines=1, bytes=4, unknown=0)
-    (band,) = compare_by_target(pair_of([1.0], [0.0]), split, vocabulary)
+    (band,) = compare_by_target(make_pair([1.0], [0.0]), split, vocabulary)
     assert (band.types, band.relative) == (1, None)
 
 
-def test_systems_add_up_to_the_whole(opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel]) -> None:
+def test_bands_of_two_systems_add_up_to_the_total_loss(
+    opened: Callable[..., Dataset], model_for: Callable[[int], LanguageModel]
+) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     a = score(model_for(len(vocabulary)), split, vocabulary).nll

@@ -1,4 +1,4 @@
-"""Generated text: the best word, the chosen few, the right distribution, the same seed."""
+"""Generated text: greedy choice, top-k and top-p, the right distribution, and reproducible seeds."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def next_probabilities(model: LanguageModel, prompt: list[int]) -> Tensor:
 
 
 def first_words(model: LanguageModel, draws: int, **options: object) -> Tensor:
-    """The first word after a fixed prompt, over many seeds."""
+    """Return the first word after a fixed prompt for each of many seeds."""
     return torch.tensor([next(generate(model, [2, 5], 1, seed=seed, **options)) for seed in range(draws)])  # type: ignore[arg-type]
 
 
 def greedy(model: LanguageModel, prompt: list[int], length: int) -> list[int]:
-    """The best word each time, the whole text read again for every word."""
+    """Return the most probable words; the whole text is read again for every word."""
     text = list(prompt)
     for _ in range(length):
         text.append(int(next_probabilities(model, text).argmax()))
@@ -45,86 +45,88 @@ def greedy(model: LanguageModel, prompt: list[int], length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-30}])
-def test_the_best_word_every_time(model_for: Build, options: dict[str, float]) -> None:
+def test_zero_temperature_and_top_one_are_greedy(model_for: Build, options: dict[str, float]) -> None:
     model = model_for(WORDS)
     assert list(generate(model, [2, 5], 12, **options)) == greedy(model, [2, 5], 12)  # type: ignore[arg-type]
 
 
-def test_a_seed_is_a_text(model_for: Build) -> None:
+def test_text_depends_only_on_the_seed(model_for: Build) -> None:
     model = model_for(WORDS)
     texts = [list(generate(model, [2], 30, seed=seed)) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
     assert len(texts[0]) == 30
-    # Nothing else in the process may change it.
+    # The global random state must not matter.
     torch.manual_seed(99)
     assert list(generate(model, [2], 30, seed=0)) == texts[0]
 
 
-def test_dropout_is_off(model_for: Build) -> None:
+def test_generation_switches_dropout_off(model_for: Build) -> None:
     model = model_for(WORDS).train()
     assert list(generate(model, [2], 20, temperature=0.0)) == list(generate(model, [2], 20, temperature=0.0))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_keeps_its_mode_between_the_words(model_for: Build, training: bool) -> None:
+def test_model_mode_is_restored_between_words(model_for: Build, training: bool) -> None:
     model = model_for(WORDS).train(training)
     for _ in generate(model, [2], 3):
         assert model.training is model.encoder.training is training
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
-def test_draws_follow_the_distribution(model_for: Build, temperature: float) -> None:
+def test_samples_follow_the_distribution(model_for: Build, temperature: float) -> None:
     model = model_for(WORDS)
     p_V = next_probabilities(model, [2, 5]).double() ** (1 / temperature)
     p_V /= p_V.sum()
     draws = 1_500
     seen = torch.bincount(first_words(model, draws, temperature=temperature), minlength=WORDS).double()
-    # The chi-square test wants a few draws in every class: the rarest go together.
+    # The chi-square test needs several draws in every class, so the rarest are merged.
     rare = p_V * draws < 5
     seen = torch.cat([seen[~rare], seen[rare].sum()[None]])
     expected = torch.cat([p_V[~rare], p_V[rare].sum()[None]]) * draws
-    kept = expected > 0
-    assert chisquare(seen[kept], expected[kept]).pvalue > 1e-3
+    possible = expected > 0
+    assert chisquare(seen[possible], expected[possible]).pvalue > 1e-3
 
 
-def test_top_k_keeps_the_k_best(model_for: Build) -> None:
+def test_top_k_draws_from_the_k_best_words(model_for: Build) -> None:
     model = model_for(WORDS)
     best = set(next_probabilities(model, [2, 5]).topk(3).indices.tolist())
     assert set(first_words(model, 300, top_k=3, temperature=3.0).tolist()) == best
     assert set(first_words(model, 50, top_k=10**6).tolist()) <= set(range(WORDS))
 
 
-def test_top_p_keeps_the_fewest_that_reach_p(model_for: Build) -> None:
+def test_top_p_draws_from_the_fewest_words_that_reach_p(model_for: Build) -> None:
     model = model_for(WORDS)
     p_V, ids = next_probabilities(model, [2, 5]).sort(descending=True)
-    wanted = 0.5 * float(p_V[0]) + 0.5 * float(p_V[:2].sum())  # more than the best has, less than the two best
-    assert set(first_words(model, 300, top_p=wanted).tolist()) == set(ids[:2].tolist())
-    just = float(p_V[0]) * 0.999
-    assert set(first_words(model, 50, top_p=just).tolist()) == {int(ids[0])}
+    threshold = 0.5 * float(p_V[0]) + 0.5 * float(
+        p_V[:2].sum()
+    )  # between the probability of the best word and of the two best
+    assert set(first_words(model, 300, top_p=threshold).tolist()) == set(ids[:2].tolist())
+    below_best = float(p_V[0]) * 0.999
+    assert set(first_words(model, 50, top_p=below_best).tolist()) == {int(ids[0])}
 
 
-def test_top_p_is_taken_of_what_top_k_leaves(model_for: Build) -> None:
+def test_top_p_applies_after_top_k(model_for: Build) -> None:
     model = model_for(WORDS)
     best = next_probabilities(model, [2, 5]).topk(2).indices.tolist()
     assert set(first_words(model, 300, top_k=2, top_p=1.0, temperature=3.0).tolist()) == set(best)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.4}])
-def test_never_is_never(model_for: Build, options: dict[str, float]) -> None:
+def test_never_words_are_not_generated(model_for: Build, options: dict[str, float]) -> None:
     model = model_for(WORDS)
     best = int(next_probabilities(model, [2, 5]).argmax())
-    found = list(generate(model, [2, 5], 60, never=(best, 0), **options))  # type: ignore[arg-type]
-    assert not {best, 0} & set(found)
+    words = list(generate(model, [2, 5], 60, never=(best, 0), **options))  # type: ignore[arg-type]
+    assert not {best, 0} & set(words)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf"), 1e300])
-def test_an_impossible_temperature_is_a_sentence(model_for: Build, temperature: float) -> None:
+def test_invalid_temperature_is_rejected(model_for: Build, temperature: float) -> None:
     with pytest.raises(SettingsError, match=r"temperature .*: must be a number from 0"):
         next(generate(model_for(WORDS), [2], 1, temperature=temperature))
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"top_k": 0}, "top_k = 0: must be at least 1, or left out"),
         ({"top_p": 0.0}, "top_p = 0.0: must be above 0 and at most 1"),
@@ -132,20 +134,20 @@ def test_an_impossible_temperature_is_a_sentence(model_for: Build, temperature: 
         ({"never": tuple(range(WORDS))}, "all 9 words are excluded"),
     ],
 )
-def test_what_leaves_no_word_to_choose_is_a_sentence(
-    model_for: Build, options: dict[str, object], sentence: str
+def test_options_that_exclude_every_word_are_rejected(
+    model_for: Build, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(SettingsError, match=message):
         next(generate(model_for(WORDS), [2], 1, **options))  # type: ignore[arg-type]
 
 
-def test_words_come_one_by_one(model_for: Build) -> None:
+def test_words_are_generated_lazily(model_for: Build) -> None:
     words = generate(model_for(WORDS), [2], 10**9)
     assert len([next(words) for _ in range(5)]) == 5
 
 
-def test_an_adaptive_output_opens_what_it_draws_from_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At temperature 1 the output end draws itself; a word that is never to come is drawn again among the others."""
+def test_adaptive_softmax_samples_without_a_full_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1 the output end samples; an excluded word is drawn again among the others."""
     torch.manual_seed(0)
     bands = BandedTable(WORDS, 8, sizes=[3, 3], factor=2)
     projections = BandProjections(bands, 8)
@@ -163,15 +165,15 @@ def test_an_adaptive_output_opens_what_it_draws_from_only(monkeypatch: pytest.Mo
     allowed_V = p_V.clone()
     allowed_V[[1, 7]] = 0.0
     seen = torch.bincount(first_words(model, draws, never=(1, 7)), minlength=WORDS)
-    kept = allowed_V > 0
+    possible = allowed_V > 0
     assert searched
-    assert not seen[~kept].any()
-    assert chisquare(seen[kept], allowed_V[kept] / allowed_V.sum() * draws).pvalue > 1e-4
+    assert not seen[~possible].any()
+    assert chisquare(seen[possible], allowed_V[possible] / allowed_V.sum() * draws).pvalue > 1e-4
 
 
 @pytest.fixture
-def attentive() -> LanguageModel:
-    """A transformer between adaptive ends, whose texts do not soon repeat a word for ever."""
+def transformer_model() -> LanguageModel:
+    """Return a transformer between adaptive ends, whose texts do not soon repeat one word forever."""
     torch.manual_seed(0)
     bands = BandedTable(WORDS, 8, sizes=[3, 3], factor=2)
     projections = BandProjections(bands, 8)
@@ -184,8 +186,10 @@ def attentive() -> LanguageModel:
 
 
 @torch.no_grad()
-def reading_all(model: LanguageModel, prompt: list[int], length: int, seed: int | None, window: int) -> list[int]:
-    """The same texts the plain way: for every word, all that the memory would hold is read again."""
+def generate_without_cache(
+    model: LanguageModel, prompt: list[int], length: int, seed: int | None, window: int
+) -> list[int]:
+    """Generate by reading again, for every word, all tokens that the KV cache would hold."""
     model.eval()
     generator = torch.Generator().manual_seed(seed or 0)
     text, begin = list(prompt), 0
@@ -200,21 +204,21 @@ def reading_all(model: LanguageModel, prompt: list[int], length: int, seed: int 
 
 @pytest.mark.parametrize("prompt", [[2, 5, 1], [1, 8, 7, 6, 5, 4, 3, 2, 1, 0, 3, 3]])
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_a_memory_writes_what_reading_all_again_does(
-    attentive: LanguageModel, prompt: list[int], seed: int | None
+def test_kv_cache_generates_the_same_text_as_reading_again(
+    transformer_model: LanguageModel, prompt: list[int], seed: int | None
 ) -> None:
-    """The best word or a drawn one, without a window and across full ones."""
+    """Greedy or sampled, without a window and with windows that fill up."""
     options = {"temperature": 0.0} if seed is None else {"seed": seed}
     texts = set()
     for window in (None, 1, 2, 7, 10):
-        plain = reading_all(attentive, prompt, 20, seed, window or 10**6)
-        found = list(generate(attentive.train(), prompt, 20, window=window, **options))  # type: ignore[arg-type]
-        assert found == plain
-        texts.add(tuple(found))
-    assert len(texts) > 2  # what is forgotten shows
+        plain = generate_without_cache(transformer_model, prompt, 20, seed, window or 10**6)
+        words = list(generate(transformer_model.train(), prompt, 20, window=window, **options))  # type: ignore[arg-type]
+        assert words == plain
+        texts.add(tuple(words))
+    assert len(texts) > 2  # shorter windows change the text
 
 
-def test_a_memory_holds_a_window_at_most(attentive: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_cache_holds_at_most_one_window(transformer_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[int, int]] = []
     forward = Transformer.forward
 
@@ -223,33 +227,33 @@ def test_a_memory_holds_a_window_at_most(attentive: LanguageModel, monkeypatch: 
         return forward(self, x_BTD, state)
 
     monkeypatch.setattr(Transformer, "forward", counted)
-    assert len(list(generate(attentive, [2, 5], 9, window=6))) == 9
+    assert len(list(generate(transformer_model, [2, 5], 9, window=6))) == 9
     assert read == [(2, 0), (1, 2), (1, 3), (1, 4), (1, 5), (3, 0), (1, 3), (1, 4), (1, 5)]
 
 
-def test_a_carried_state_needs_no_window(model_for: Build) -> None:
+def test_window_has_no_effect_on_a_carried_state(model_for: Build) -> None:
     model = model_for(WORDS)
     assert list(generate(model, [2, 5], 30, window=3)) == list(generate(model, [2, 5], 30))
 
 
-def test_a_window_without_tokens_is_a_sentence(attentive: LanguageModel) -> None:
+def test_window_of_zero_tokens_is_rejected(transformer_model: LanguageModel) -> None:
     with pytest.raises(SettingsError, match="window = 0: must be at least 1 token, or left out"):
-        next(generate(attentive, [2], 1, window=0))
+        next(generate(transformer_model, [2], 1, window=0))
 
 
 @pytest.mark.parametrize(("training", "computed"), [(False, 1), (True, 6)])
-def test_a_label_network_runs_once_where_the_model_stays_as_it_is(
+def test_class_vectors_are_computed_once_in_eval_mode(
     training: bool, computed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model in training may change between the words."""
+    """A model in training mode may change between the words."""
     table = WordTable(WORDS, 8)
     model = LanguageModel(Lookup(table), LSTM(8, 8), Softmax(Drill(table, depth=1))).train(training)
     calls: list[int] = []
     encode = Drill.encode
-    monkeypatch.setattr(Drill, "encode", lambda *given: calls.append(1) or encode(*given))
+    monkeypatch.setattr(Drill, "encode", lambda *arguments: calls.append(1) or encode(*arguments))
     assert len(list(generate(model, [2], 6))) == 6
     assert len(calls) == computed
     assert model.training is training
     with torch.no_grad():
         model.target_log_probs(torch.tensor([[1]]), torch.tensor([[2]]))
-    assert len(calls) == computed + 1  # nothing is held any longer
+    assert len(calls) == computed + 1  # class vectors are no longer cached

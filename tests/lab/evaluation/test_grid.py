@@ -1,5 +1,4 @@
-"""Settings tried in every combination, and beyond an edge at which the best lies: it is found, told, and doubted where
-it lies at one still."""
+"""Grid search tries every combination, extends the grid at its edges, and reports a best value at an edge."""
 
 from __future__ import annotations
 
@@ -22,41 +21,42 @@ SPLIT = Split("valid", np.zeros(1234, dtype=np.int32), words=1, lines=1, bytes=1
 
 
 def bowl(point: Point, progress: Progress) -> float:
+    """A loss with its minimum at a = 2, b = 0.25."""
     progress("", 0.5)
     return math.inf if point["a"] > 3 else (point["a"] - 2) ** 2 + (point["b"] - 0.25) ** 2
 
 
 def tried(grid: Grid, name: str) -> list[float]:
-    """The values of one setting, one by one as they were tried."""
+    """Return the values of one setting in the order in which they were tried."""
     return list(dict.fromkeys(point[name] for point, _ in grid.points))
 
 
-def test_every_combination_once() -> None:
-    told: list[tuple[str, float]] = []
+def test_search_tries_every_combination_once() -> None:
+    calls: list[tuple[str, float]] = []
     axes = {"a": [1, 2, 3, 4], "b": [0.5, 0.25, 0.125]}
-    grid = search(axes, bowl, SPLIT, lambda what, done: told.append((what, done)))
+    grid = search(axes, bowl, SPLIT, lambda what, done: calls.append((what, done)))
     assert grid.best == {"a": 2, "b": 0.25}
     assert grid.axes == {"a": [1, 2, 3, 4], "b": [0.125, 0.25, 0.5]}
     assert len(grid.points) == 12
     assert grid.edges == []
-    # Every point is told twice, among all that there may be; in the end there are no more.
-    assert [done for _, done in told] == [*(step / 40 for step in range(1, 25)), 12 / 16, 1.0]
-    assert {what for what, _ in told} == {"trying 12 settings or more on the valid text"}
+    # Each point reports progress twice, relative to the largest possible number of points.
+    assert [done for _, done in calls] == [*(step / 40 for step in range(1, 25)), 12 / 16, 1.0]
+    assert {what for what, _ in calls} == {"trying 12 settings or more on the valid text"}
     record = grid.summary().record()
     assert record["points"][0] == {"a": 1, "b": 0.5, "nll": 1.0625}
     assert record["points"][-1] == {"a": 4, "b": 0.125, "nll": None}
 
 
-def test_a_search_goes_on_until_the_best_is_inside() -> None:
-    """One setting after the other, the rest held at their best; what is fixed stays."""
-    told: list[float] = []
+def test_search_extends_until_the_best_is_inside_the_grid() -> None:
+    """One setting is extended at a time, with the others at their best; fixed settings stay."""
+    calls: list[float] = []
 
     def measure(point: Point, progress: Progress) -> float:
         progress("", 0.5)
         return abs(math.log2(point["up"]) - 4) + abs(math.log2(point["down"]) + 4) + point["fixed"]
 
     axes = {"up": [1.0, 2.0], "fixed": [3.0], "down": [4.0, 1.0]}
-    grid = search(axes, measure, SPLIT, lambda _, done: told.append(done))
+    grid = search(axes, measure, SPLIT, lambda _, done: calls.append(done))
     assert [(point["up"], point["down"]) for point, _ in grid.points[4:]] == [
         *((up, 1.0) for up in (4.0, 8.0, 16.0, 32.0)),
         *((16.0, down) for down in (0.25, 0.0625, 0.01562)),
@@ -64,30 +64,30 @@ def test_a_search_goes_on_until_the_best_is_inside() -> None:
     assert grid.best == {"up": 16.0, "fixed": 3.0, "down": 0.0625}
     assert grid.edges == []
     assert len(grid.summary().record()["points"]) == 11
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-    assert told[-2] < 1.0
+    assert calls == sorted(calls)
+    assert calls[-1] == 1.0
+    assert calls[-2] < 1.0
 
 
-def test_a_search_ends_where_there_is_no_end() -> None:
+def test_search_stops_after_four_extensions() -> None:
     grid = search({"a": [1, 2]}, lambda point, progress: 1 / point["a"], SPLIT)
     assert EXTENSIONS == 4
     assert tried(grid, "a") == [1, 2, 4, 8, 16, 32]
     assert grid.edges == ["a"]
-    # Where nothing changes, the first that was tried is as good as any.
+    # If all values are equal, the first one tried is the best.
     flat = search({"a": [1.0, 2.0]}, lambda point, progress: 0.0, SPLIT)
     assert (tried(flat, "a"), flat.best, flat.edges) == ([1.0, 2.0, 0.5], {"a": 1.0}, [])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_diverges_ends_a_search(bad: float) -> None:
-    grid = search({"a": [1, 2]}, lambda point, progress: bad if point["a"] > 6 else -point["a"], SPLIT)
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_divergence_ends_the_extension(loss: float) -> None:
+    grid = search({"a": [1, 2]}, lambda point, progress: loss if point["a"] > 6 else -point["a"], SPLIT)
     assert tried(grid, "a") == [1, 2, 4, 8]
     assert grid.best == {"a": 4}
     assert grid.summary().record()["points"][-1] == {"a": 8, "nll": None}
 
 
-def test_a_search_stays_within_what_has_a_meaning() -> None:
+def test_extension_stays_within_the_bounds() -> None:
     grid = search({"a": [0.2, 0.3]}, lambda point, progress: -point["a"], SPLIT, between={"a": (0, 1)})
     assert tried(grid, "a") == [0.2, 0.3, 0.45, 0.675]
     assert grid.edges == ["a"]
@@ -107,15 +107,15 @@ def test_a_search_stays_within_what_has_a_meaning() -> None:
         ([1e100, 1e300], 1e300, None, []),
     ],
 )
-def test_values_beyond_an_end(
+def test_further_values_beyond_an_edge(
     values: list[float], end: float, between: tuple[float, float] | None, expected: list[float]
 ) -> None:
-    found = further(values, end, between)
-    assert found == expected
-    assert [type(each) for each in found] == [type(each) for each in expected]
+    values_beyond = further(values, end, between)
+    assert values_beyond == expected
+    assert [type(value) for value in values_beyond] == [type(value) for value in expected]
 
 
-def test_table() -> None:
+def test_table_marks_the_best_value() -> None:
     grid = search({"a": [1, 2, 3], "b": [0.125, 0.25, 0.5]}, bowl, SPLIT)
     assert grid.table().splitlines() == [
         "perplexity of the valid text, 1,234 tokens (* the best)",
@@ -126,8 +126,8 @@ def test_table() -> None:
     ]
 
 
-def test_table_of_a_search_that_went_on() -> None:
-    """Rows and columns are in order, and hold what was tried; whole numbers are written out."""
+def test_table_shows_extended_rows_and_columns_in_order() -> None:
+    """Points that were not tried are shown as a dash."""
     points = search(
         {"a": [20_000, 10_000], "b": [0.25, 0.5]},
         lambda point, progress: abs(math.log2(point["a"] / 5_000)) - math.log2(point["b"]) / 16,
@@ -148,24 +148,24 @@ def test_table_of_a_search_that_went_on() -> None:
     assert "note" not in Grid("", points).summary().record()
 
 
-def test_a_perplexity_without_end_is_short() -> None:
+def test_huge_perplexity_is_abbreviated() -> None:
     grid = search({"a": [1, 2, 3]}, lambda point, progress: 1e3 * abs(point["a"] - 2), SPLIT)
     assert grid.table().splitlines()[2] == ">1e304   1.00*  >1e304"
 
 
-def test_one_axis_fits_a_table_too() -> None:
+def test_table_of_one_axis() -> None:
     grid = search({"a": [2]}, lambda point, progress: 0.0, SPLIT)
     assert grid.table().splitlines()[1:] == ["  a 2", "1.00*"]
     assert grid.edges == []
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nothing_but_bad_points(bad: float) -> None:
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_search_without_a_finite_loss_is_rejected(loss: float) -> None:
     with pytest.raises(NonFiniteError, match="none of 2 settings gives the valid text a loss that is a number"):
-        search({"a": [1, 2]}, lambda point, progress: bad, SPLIT)
+        search({"a": [1, 2]}, lambda point, progress: loss, SPLIT)
 
 
-def test_the_beginning_of_a_text(opened: Open, model_for: Build) -> None:
+def test_beginning_scores_like_the_start_of_the_text(opened: Open, model_for: Build) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     half = beginning(split, split.tokens // 2, vocabulary)
@@ -180,7 +180,7 @@ def test_the_beginning_of_a_text(opened: Open, model_for: Build) -> None:
         beginning(split, 0, vocabulary)
 
 
-def test_spellings_are_cut_too(opened: Open) -> None:
+def test_beginning_cuts_spellings_too(opened: Open) -> None:
     dataset = opened(keep_spellings=True)
     split = dataset.splits["test"]
     cut = beginning(split, 7, dataset.vocabulary)

@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout: probabilities averaged, masks seeded, and everything else left alone."""
+"""Monte-Carlo dropout averages probabilities, seeds its masks, and restores model and generator."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def set_rate(model: LanguageModel, rate: float) -> LanguageModel:
     return model
 
 
-def test_without_dropout_it_is_plain_scoring(opened: Open, model_for: Build) -> None:
+def test_without_dropout_equals_plain_scoring(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = set_rate(model_for(len(dataset.vocabulary)), 0.0)
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     plain = score(model, split, vocabulary, window=7)
-    found = monte_carlo_score(model, split, vocabulary, passes=3, window=7)
-    np.testing.assert_array_equal(found.nll, plain.nll)
-    assert found.summary().perplexity == plain.summary().perplexity
-    assert len(found.passes) == 1
-    assert "this model drops nothing, so one pass was made" in found.definition
-    assert found.definition.endswith(f"without dropout: perplexity {math.exp(plain.mean):,.2f}")
+    score_mc = monte_carlo_score(model, split, vocabulary, passes=3, window=7)
+    np.testing.assert_array_equal(score_mc.nll, plain.nll)
+    assert score_mc.summary().perplexity == plain.summary().perplexity
+    assert len(score_mc.passes) == 1
+    assert "this model drops nothing, so one pass was made" in score_mc.definition
+    assert score_mc.definition.endswith(f"without dropout: perplexity {math.exp(plain.mean):,.2f}")
 
 
 @pytest.mark.parametrize("end_of_line", [True, False])
-def test_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, end_of_line: bool) -> None:
+def test_score_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, end_of_line: bool) -> None:
     dataset = opened(end_of_line=end_of_line)
     model = model_for(len(dataset.vocabulary))
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    found = monte_carlo_score(model, split, vocabulary, passes=4, window=6, seed=5)
+    score_mc = monte_carlo_score(model, split, vocabulary, passes=4, window=6, seed=5)
     ids = torch.from_numpy(split.ids.astype(np.int64))
     x, y = (torch.cat([torch.tensor([vocabulary.eos]), ids[:-1]]), ids) if end_of_line else (ids[:-1], ids[1:])
     torch.manual_seed(5)
@@ -58,27 +58,29 @@ def test_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, end_of
         state, logp = None, []
         for start in range(0, len(x), 6):
             with torch.no_grad():
-                each, state = model.target_log_probs(x[None, start : start + 6], y[None, start : start + 6], state)
-            logp.append(each[0].double())
+                window_logp, state = model.target_log_probs(
+                    x[None, start : start + 6], y[None, start : start + 6], state
+                )
+            logp.append(window_logp[0].double())
         passes.append(torch.cat(logp).numpy())
     expected = math.log(4) - logsumexp(np.stack(passes), axis=0)
-    np.testing.assert_allclose(found.nll, expected, rtol=1e-6)
-    assert len(found.nll) == split.tokens - (0 if end_of_line else 1)
-    alone = [math.exp(-each.mean()) for each in passes]
-    assert list(found.passes) == pytest.approx(alone)
-    assert found.deviation == pytest.approx(np.std(alone, ddof=1))
-    told = found.summary()
-    assert told.passes == found.passes
-    assert told.passes_deviation == found.deviation
-    assert found.deviation > 0
-    assert "independent" not in found.definition
-    assert "mean probability of 4 passes, masks drawn for every 6 tokens (seed 5)" in found.definition
-    assert f"a pass alone: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in found.definition
+    np.testing.assert_allclose(score_mc.nll, expected, rtol=1e-6)
+    assert len(score_mc.nll) == split.tokens - (0 if end_of_line else 1)
+    alone = [math.exp(-pass_logp.mean()) for pass_logp in passes]
+    assert list(score_mc.passes) == pytest.approx(alone)
+    assert score_mc.deviation == pytest.approx(np.std(alone, ddof=1))
+    summary = score_mc.summary()
+    assert summary.passes == score_mc.passes
+    assert summary.passes_deviation == score_mc.deviation
+    assert score_mc.deviation > 0
+    assert "independent" not in score_mc.definition
+    assert "mean probability of 4 passes, masks drawn for every 6 tokens (seed 5)" in score_mc.definition
+    assert f"a pass alone: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in score_mc.definition
     # The mean of the probabilities is never worse than the mean of their logarithms.
-    assert found.mean <= np.mean([-each.mean() for each in passes]) + 1e-6
+    assert score_mc.mean <= np.mean([-pass_logp.mean() for pass_logp in passes]) + 1e-6
 
 
-def test_seeds_and_generators(opened: Open, model_for: Build) -> None:
+def test_score_depends_only_on_the_seed(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).eval()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
@@ -93,7 +95,7 @@ def test_seeds_and_generators(opened: Open, model_for: Build) -> None:
     assert monte_carlo_score(model, split, vocabulary, passes=1, window=9).deviation is None
 
 
-def test_all_is_put_back_after_an_error(opened: Open, model_for: Build) -> None:
+def test_mode_and_generator_are_restored_after_an_exception(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).eval()
     before = torch.get_rng_state()
@@ -108,18 +110,18 @@ def test_all_is_put_back_after_an_error(opened: Open, model_for: Build) -> None:
 
 
 @pytest.mark.parametrize("output", ["softmax", "mixture", "augmented", "sampled"])
-def test_dropout_of_the_labels_is_on_too(output: str) -> None:
+def test_label_dropout_is_active(output: str) -> None:
     model = Case("lookup", "lstm", output, "drill", True).build()
-    for each in model.modules():
-        if isinstance(each, LabelDropout):
-            each.rate = 0.5
+    for module in model.modules():
+        if isinstance(module, LabelDropout):
+            module.rate = 0.5
     ids = np.random.default_rng(0).integers(0, len(WORDS), 30).astype(np.int32)
     split = Split("made", ids, words=30, lines=1, bytes=30, unknown=0)
-    found = monte_carlo_score(model, split, WORDS, passes=2, window=10)
-    assert found.passes[0] != found.passes[1]
+    score_mc = monte_carlo_score(model, split, WORDS, passes=2, window=10)
+    assert score_mc.passes[0] != score_mc.passes[1]
 
 
-def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
+def test_zero_passes_and_nan_models_are_rejected(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     with pytest.raises(SettingsError, match="passes = 0"):
@@ -130,11 +132,11 @@ def test_a_model_that_knows_nothing(opened: Open, model_for: Build) -> None:
         monte_carlo_score(model, dataset.splits["test"], dataset.vocabulary, passes=2, window=9)
 
 
-def test_windows_have_masks_of_their_own(opened: Open, transformer_for: Build) -> None:
+def test_every_window_has_its_own_masks(opened: Open, transformer_for: Build) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     model, windows = transformer_for(len(vocabulary)), Complete(12)
-    found = monte_carlo_score(model, split, vocabulary, passes=3, window=windows, seed=5)
+    score_mc = monte_carlo_score(model, split, vocabulary, passes=3, window=windows, seed=5)
     x_1T, y_1T = one_stream(split, vocabulary)
     torch.manual_seed(5)
     model.train()
@@ -142,7 +144,7 @@ def test_windows_have_masks_of_their_own(opened: Open, transformer_for: Build) -
         spans = windows.cut(y_1T[0], vocabulary.eos)
         passes = [window_log_probs(model, x_1T[0], y_1T[0], spans).numpy() for _ in range(3)]
     assert not np.allclose(passes[0], passes[1])
-    np.testing.assert_allclose(found.nll, math.log(3) - logsumexp(np.stack(passes), axis=0), rtol=1e-5)
-    assert "3 passes, masks drawn for every window (seed 5)" in found.definition
-    assert "blocks of whole lines of at most 12 tokens" in found.definition
-    assert found.summary().windows == "complete-12"
+    np.testing.assert_allclose(score_mc.nll, math.log(3) - logsumexp(np.stack(passes), axis=0), rtol=1e-5)
+    assert "3 passes, masks drawn for every window (seed 5)" in score_mc.definition
+    assert "blocks of whole lines of at most 12 tokens" in score_mc.definition
+    assert score_mc.summary().windows == "complete-12"

@@ -1,4 +1,4 @@
-"""Pairs scored together, as each is alone: every target token once, in the text's order."""
+"""Pairs scored in batches score as they do alone: every target token once, in text order."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ HELD_OUT = [*LINES[2:], ("a cat saw a zebra in zürich", "eine katze sah ein zeb
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., PairDataset]:
-    """Small pairs with unknown words; keywords are settings of the vocabulary."""
+    """Return a function that opens small pairs with unknown words; keywords are vocabulary settings."""
 
-    def open_them(**settings: object) -> PairDataset:
+    def open_text(**settings: object) -> PairDataset:
         for name, lines in (("train", LINES * 4), ("valid", HELD_OUT), ("test", HELD_OUT)):
             for language, side in zip(("en", "de"), zip(*lines, strict=True), strict=True):
                 (tmp_path / f"{name}.{language}").write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
         corpus = CorpusSettings(name=str(tmp_path), pairs=PairsSettings(source="en", target="de"))
         return open_pairs(corpus, VocabularySettings.model_validate(settings), cache=tmp_path / "cache")
 
-    return open_them
+    return open_text
 
 
 def translator(dataset: PairDataset, encoder: str = "encoder_decoder", output: str = "softmax") -> Translator:
@@ -69,13 +69,13 @@ def translator(dataset: PairDataset, encoder: str = "encoder_decoder", output: s
 
 @pytest.mark.parametrize("encoder", ["attention_gru", "encoder_decoder"])
 @pytest.mark.parametrize("output", ["softmax", "mixture"])
-def test_every_token_once_and_as_if_its_pair_were_alone(
+def test_batched_pairs_score_as_they_do_alone(
     opened: Callable[..., PairDataset], encoder: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = opened(sides="separate")
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     model = translator(dataset, encoder, output)
-    found = score_pairs(model, split, vocabulary)
+    scores = score_pairs(model, split, vocabulary)
     assert model.training
     model.eval()
     alone = []
@@ -83,13 +83,13 @@ def test_every_token_once_and_as_if_its_pair_were_alone(
         x_1U = torch.tensor([[*source, vocabulary.eos, *target[:-1]]])
         with torch.no_grad():
             alone.append(-model.target_log_probs(x_1U, torch.tensor(target[None], dtype=torch.long))[0][0].numpy())
-    np.testing.assert_allclose(found.nll, np.concatenate(alone), rtol=1e-6)
-    for room in (1, 20, 60):
-        monkeypatch.setattr(pairs, "ROWS_AT_ONCE", room)
-        np.testing.assert_allclose(score_pairs(model, split, vocabulary).nll, found.nll, rtol=1e-6)
+    np.testing.assert_allclose(scores.nll, np.concatenate(alone), rtol=1e-6)
+    for capacity in (1, 20, 60):
+        monkeypatch.setattr(pairs, "ROWS_AT_ONCE", capacity)
+        np.testing.assert_allclose(score_pairs(model, split, vocabulary).nll, scores.nll, rtol=1e-6)
 
 
-def test_few_batches_and_all_rows_of_one_of_like_length(opened: Callable[..., PairDataset]) -> None:
+def test_batches_fill_their_capacity_and_group_by_length(opened: Callable[..., PairDataset]) -> None:
     split = opened().splits["test"]
     random = np.random.default_rng(0)
     sides = (Lines.of([0] * n for n in random.integers(1, 50, 400)) for _ in range(2))
@@ -97,43 +97,43 @@ def test_few_batches_and_all_rows_of_one_of_like_length(opened: Callable[..., Pa
     batches = list(pairs._batches(many, rows_per_token=4))
     assert sorted(np.concatenate(batches).tolist()) == list(range(400))
     longer = np.maximum(many.source.lengths, many.target.lengths)
-    room = pairs.ROWS_AT_ONCE // 4
-    assert all(len(batch) * longer[batch].max() <= room for batch in batches)
-    assert len(batches) < 1.3 * longer.sum() / room + 1
+    capacity = pairs.ROWS_AT_ONCE // 4
+    assert all(len(batch) * longer[batch].max() <= capacity for batch in batches)
+    assert len(batches) < 1.3 * longer.sum() / capacity + 1
     longest = [longer[batch].max() for batch in batches]
     assert longest == sorted(longest, reverse=True)
 
 
-def test_what_was_counted(opened: Callable[..., PairDataset]) -> None:
+def test_counts_and_definition_of_scored_pairs(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(sides="separate")
     split = dataset.splits["test"]
-    found = score_pairs(translator(dataset).float(), split, dataset.vocabulary)
+    scores = score_pairs(translator(dataset).float(), split, dataset.vocabulary)
     targets = [target for _, target in HELD_OUT]
     words = sum(len(target.split()) + 1 for target in targets)
-    assert found.words == words == len(found.nll) == split.tokens
-    assert found.bytes == sum(len(target.encode()) + 1 for target in targets)
-    summary = found.summary()
-    assert summary.perplexity == summary.word_perplexity == pytest.approx(float(np.exp(found.nll.mean())))
-    assert f"tokens: {words} scored once each, of {words} in the test text" in found.definition
+    assert scores.words == words == len(scores.nll) == split.tokens
+    assert scores.bytes == sum(len(target.encode()) + 1 for target in targets)
+    summary = scores.summary()
+    assert summary.perplexity == summary.word_perplexity == pytest.approx(float(np.exp(scores.nll.mean())))
+    assert f"tokens: {words} scored once each, of {words} in the test text" in scores.definition
     assert (
-        "6 pairs, each computed afresh: a target's tokens after its whole source and those before" in found.definition
+        "6 pairs, each computed afresh: a target's tokens after its whole source and those before" in scores.definition
     )
-    assert "every line ends with the token <eos>, which is scored" in found.definition
-    assert "unknown words: 3 here, scored as the token <unk>" in found.definition
-    assert "computed in float32; independent of which pairs are computed together" in found.definition
+    assert "every line ends with the token <eos>, which is scored" in scores.definition
+    assert "unknown words: 3 here, scored as the token <unk>" in scores.definition
+    assert "computed in float32; independent of which pairs are computed together" in scores.definition
 
 
-def test_words_in_pieces(opened: Callable[..., PairDataset]) -> None:
+def test_word_perplexity_of_sub_words(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(bpe={"merges": 10})
-    found = score_pairs(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
-    assert found.words == sum(len(target.split()) + 1 for _, target in HELD_OUT)
-    assert len(found.nll) > found.words
-    assert f"in {len(found.nll):,} pieces" in found.definition
-    assert "computed in bfloat16" in found.definition
-    assert found.summary().word_perplexity > found.summary().perplexity
+    scores = score_pairs(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
+    assert scores.words == sum(len(target.split()) + 1 for _, target in HELD_OUT)
+    assert len(scores.nll) > scores.words
+    assert f"in {len(scores.nll):,} pieces" in scores.definition
+    assert "computed in bfloat16" in scores.definition
+    assert scores.summary().word_perplexity > scores.summary().perplexity
 
 
-def test_what_is_refused(opened: Callable[..., PairDataset]) -> None:
+def test_unscorable_pairs_are_rejected(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
     split, model = dataset.splits["test"], translator(dataset)
     with pytest.raises(DataError, match="the test text has no pairs"):

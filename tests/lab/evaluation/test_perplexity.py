@@ -1,4 +1,4 @@
-"""Perplexity: the same however the text is cut, equal to brute force, and true to its own definition."""
+"""Perplexity does not depend on how the text is cut, equals brute force, and matches its stated definition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Build = Callable[[int], LanguageModel]
 
 @torch.no_grad()
 def brute_force(model: LanguageModel, ids: list[int], first: int | None) -> list[float]:
-    """One token at a time, all log-probabilities written out."""
+    """Return the losses of one token at a time, from all log-probabilities."""
     model.eval()
     state = None
     losses = []
@@ -39,29 +39,31 @@ def brute_force(model: LanguageModel, ids: list[int], first: int | None) -> list
 
 
 @pytest.mark.parametrize("end_of_line", [True, False])
-def test_equals_brute_force(opened: Open, model_for: Build, end_of_line: bool) -> None:
+def test_losses_equal_brute_force(opened: Open, model_for: Build, end_of_line: bool) -> None:
     dataset = opened(end_of_line=end_of_line)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model = model_for(len(vocabulary))
-    found = score(model, split, vocabulary)
-    np.testing.assert_allclose(found.nll, brute_force(model, split.ids.tolist(), vocabulary.eos), atol=1e-5)
-    assert len(found.nll) == split.tokens - (0 if end_of_line else 1)
+    result = score(model, split, vocabulary)
+    np.testing.assert_allclose(result.nll, brute_force(model, split.ids.tolist(), vocabulary.eos), atol=1e-5)
+    assert len(result.nll) == split.tokens - (0 if end_of_line else 1)
 
 
 @pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("window", [1, 7, 32, 1000])
-def test_windows_change_nothing(opened: Open, model_for: Build, streams: int, window: int) -> None:
+def test_perplexity_is_independent_of_window_length(opened: Open, model_for: Build, streams: int, window: int) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     split = dataset.splits["test"]
     reference = score(model, split, dataset.vocabulary, streams=streams)
-    found = score(model, split, dataset.vocabulary, streams=streams, window=window)
-    assert abs(found.mean - reference.mean) < 1e-6
-    np.testing.assert_allclose(found.nll, reference.nll, atol=1e-5)
-    assert found.definition == reference.definition
+    result = score(model, split, dataset.vocabulary, streams=streams, window=window)
+    assert abs(result.mean - reference.mean) < 1e-6
+    np.testing.assert_allclose(result.nll, reference.nll, atol=1e-5)
+    assert result.definition == reference.definition
 
 
-def test_memory_bound_changes_nothing(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perplexity_is_independent_of_the_memory_bound(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     reference = score(model, dataset.splits["test"], dataset.vocabulary)
@@ -69,17 +71,17 @@ def test_memory_bound_changes_nothing(opened: Open, model_for: Build, monkeypatc
     assert abs(score(model, dataset.splits["test"], dataset.vocabulary).mean - reference.mean) < 1e-6
 
 
-def test_batching_a_stream_with_others_changes_nothing(opened: Open, model_for: Build) -> None:
-    """Stream 3 of 5 scores as it would alone: from an empty state and the token before it."""
+def test_stream_scores_as_it_does_alone(opened: Open, model_for: Build) -> None:
+    """The third of five streams starts from an empty state and the token before it."""
     dataset = opened()
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model = model_for(len(vocabulary))
-    found = score(model, split, vocabulary, streams=5).nll
+    result = score(model, split, vocabulary, streams=5).nll
     lengths = [len(part) for part in np.array_split(np.arange(split.tokens), 5)]
     start = sum(lengths[:2])
     stop = start + lengths[2]
     ids = split.ids.tolist()
-    np.testing.assert_allclose(found[start:stop], brute_force(model, ids[start - 1 : stop], None), atol=1e-5)
+    np.testing.assert_allclose(result[start:stop], brute_force(model, ids[start - 1 : stop], None), atol=1e-5)
 
 
 @pytest.mark.parametrize("end_of_line", [True, False])
@@ -92,39 +94,39 @@ def test_streams_score_every_token_once(opened: Open, model_for: Build, streams:
     assert many.nll.shape == one.nll.shape
     assert many.mean == pytest.approx(one.mean, rel=0.1)
     assert many.mean != one.mean
-    # The first stream has all the context it had.
+    # The first stream has the same context as before.
     length = len(one.nll) // streams
     np.testing.assert_allclose(many.nll[:length], one.nll[:length], atol=1e-5)
 
 
-def test_more_streams_than_tokens(opened: Open, model_for: Build) -> None:
+def test_number_of_streams_is_limited_by_the_tokens(opened: Open, model_for: Build) -> None:
     dataset = opened(test="the cat\n")
-    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, streams=1000)
-    assert len(found.nll) == 3
-    assert "3 contiguous streams" in found.definition
+    result = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, streams=1000)
+    assert len(result.nll) == 3
+    assert "3 contiguous streams" in result.definition
 
 
-def test_figures_by_hand(opened: Open, model_for: Build) -> None:
+def test_perplexities_match_values_computed_by_hand(opened: Open, model_for: Build) -> None:
     dataset = opened()
     split = dataset.splits["test"]
-    found = score(model_for(len(dataset.vocabulary)), split, dataset.vocabulary)
-    total = float(found.nll.sum(dtype=np.float64))
-    figures = found.summary()
+    result = score(model_for(len(dataset.vocabulary)), split, dataset.vocabulary)
+    total = float(result.nll.sum(dtype=np.float64))
+    summary = result.summary()
     # 14 words, 5 line ends and 58 + 1 bytes (ü has two) per repetition of the text.
-    assert (figures.tokens, figures.words, figures.bytes) == (12 * 19, 12 * 19, 12 * 59)
-    assert figures.perplexity == pytest.approx(math.exp(total / (12 * 19)))
-    assert figures.word_perplexity == pytest.approx(math.exp(total / (12 * 19)))
-    assert figures.bits_per_byte == pytest.approx(total / math.log(2) / (12 * 59))
-    assert figures.nll == pytest.approx(total / (12 * 19))
+    assert (summary.tokens, summary.words, summary.bytes) == (12 * 19, 12 * 19, 12 * 59)
+    assert summary.perplexity == pytest.approx(math.exp(total / (12 * 19)))
+    assert summary.word_perplexity == pytest.approx(math.exp(total / (12 * 19)))
+    assert summary.bits_per_byte == pytest.approx(total / math.log(2) / (12 * 59))
+    assert summary.nll == pytest.approx(total / (12 * 19))
 
 
-def test_figures_without_line_ends(opened: Open, model_for: Build) -> None:
+def test_counts_without_line_ends(opened: Open, model_for: Build) -> None:
     dataset = opened(end_of_line=False)
-    found = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
-    assert found.summary().tokens == found.summary().words == 12 * 14 - 1
+    result = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
+    assert result.summary().tokens == result.summary().words == 12 * 14 - 1
 
 
-def test_definition_says_what_was_measured(opened: Open, model_for: Build) -> None:
+def test_definition_states_tokens_context_and_unknown_words(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     text = score(model, dataset.splits["test"], dataset.vocabulary).definition
@@ -139,7 +141,7 @@ def test_definition_says_what_was_measured(opened: Open, model_for: Build) -> No
     )
 
 
-def test_definition_without_line_ends(opened: Open, model_for: Build) -> None:
+def test_definition_of_a_text_without_line_ends(opened: Open, model_for: Build) -> None:
     dataset = opened(end_of_line=False, test="the cat sat\n")
     text = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary).definition
     assert "tokens: 2 scored once each, of 3 in the test text" in text
@@ -148,13 +150,13 @@ def test_definition_without_line_ends(opened: Open, model_for: Build) -> None:
     assert "over 2 words; bits" in text
 
 
-def test_one_token_with_nothing_before_it_is_refused(opened: Open, model_for: Build) -> None:
+def test_single_token_without_context_is_rejected(opened: Open, model_for: Build) -> None:
     dataset = opened(end_of_line=False, test="cat\n")
     with pytest.raises(DataError, match="test text has one token"):
         score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary)
 
 
-def test_scoring_leaves_the_mode_of_the_model_alone(opened: Open, model_for: Build) -> None:
+def test_scoring_restores_training_mode_and_is_deterministic(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).train()
     first, second = (score(model, dataset.splits["test"], dataset.vocabulary).mean for _ in range(2))
@@ -162,7 +164,7 @@ def test_scoring_leaves_the_mode_of_the_model_alone(opened: Open, model_for: Bui
     assert first == second
 
 
-def test_bfloat16_is_close_and_says_so(opened: Open, model_for: Build) -> None:
+def test_bfloat16_is_close_and_stated_in_the_definition(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     exact = score(model, dataset.splits["test"], dataset.vocabulary)
@@ -172,7 +174,7 @@ def test_bfloat16_is_close_and_says_so(opened: Open, model_for: Build) -> None:
     assert "computed in float32" in exact.definition
 
 
-def test_a_broken_model_is_named(opened: Open, model_for: Build) -> None:
+def test_nan_model_is_rejected(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     with torch.no_grad():
@@ -187,43 +189,43 @@ def test_perplexity_never_overflows() -> None:
     assert math.isfinite(perplexity(1e6))
 
 
-def test_losses_of_words_by_hand() -> None:
+def test_word_losses_sum_their_sub_words() -> None:
     settings = VocabularySettings.model_validate({"bpe": {"merges": 3}})
     vocabulary = Vocabulary.from_counts({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, settings)
     ids = np.array(vocabulary.encode(["lowest", "<unk>", "<eos>", "low", "<eos>"]), dtype=np.int32)
     losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], dtype=np.float32)  # lo w est</w>  ...  lo w</w>
     split = Split("test", ids, words=3, lines=2, bytes=20, unknown=1)
     assert word_losses(losses, split, vocabulary).tolist() == [7.0, 8.0, 16.0, 96.0, 128.0]
-    # Where nothing stands before the first token, its word has the loss of its other pieces.
+    # A first token without context is not scored, so its word has the loss of its other sub-words.
     assert word_losses(losses[1:], split, vocabulary).tolist() == [6.0, 8.0, 16.0, 96.0, 128.0]
 
 
 @pytest.mark.parametrize("end_of_line", [True, False])
 @pytest.mark.parametrize("merges", [1, 8])
-def test_words_of_a_sub_word_model(opened: Open, model_for: Build, merges: int, end_of_line: bool) -> None:
+def test_word_perplexity_of_a_sub_word_model(opened: Open, model_for: Build, merges: int, end_of_line: bool) -> None:
     dataset = opened(end_of_line=end_of_line, bpe={"merges": merges})
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
-    found = score(model_for(len(vocabulary)), split, vocabulary)
-    words = word_losses(found.nll, split, vocabulary)
-    figures = found.summary()
-    # Without <eos> the first token is not scored: all of "the" after 8 merges, its first piece after one.
-    of_text = 12 * 19 if end_of_line else 12 * 14 - (merges == 8)
-    assert len(words) == figures.words == of_text
-    assert figures.tokens == split.tokens - (not end_of_line) > figures.words
-    total = float(found.nll.sum(dtype=np.float64))
+    result = score(model_for(len(vocabulary)), split, vocabulary)
+    words = word_losses(result.nll, split, vocabulary)
+    summary = result.summary()
+    # Without <eos> the first token is not scored: all of "the" after 8 merges, its first sub-word after one.
+    expected_words = 12 * 19 if end_of_line else 12 * 14 - (merges == 8)
+    assert len(words) == summary.words == expected_words
+    assert summary.tokens == split.tokens - (not end_of_line) > summary.words
+    total = float(result.nll.sum(dtype=np.float64))
     assert words.sum() == pytest.approx(total)
-    assert figures.word_perplexity == pytest.approx(math.exp(total / len(words)))
-    assert figures.bits_per_byte == pytest.approx(total / math.log(2) / split.bytes)
-    assert f"in {len(found.nll):,} pieces, where a word's probability is the product over" in found.definition
-    assert f"over {len(words):,} words" in found.definition
+    assert summary.word_perplexity == pytest.approx(math.exp(total / len(words)))
+    assert summary.bits_per_byte == pytest.approx(total / math.log(2) / split.bytes)
+    assert f"in {len(result.nll):,} pieces, where a word's probability is the product over" in result.definition
+    assert f"over {len(words):,} words" in result.definition
 
 
-def test_words_that_are_one_piece_each_score_as_words(opened: Open, model_for: Build) -> None:
+def test_words_of_one_sub_word_score_like_whole_words(opened: Open, model_for: Build) -> None:
     plain, pieces = opened(), opened(bpe={"merges": 1_000})
     model, same = model_for(len(plain.vocabulary)), model_for(len(pieces.vocabulary))
     names = [token.removesuffix("</w>") for token in pieces.vocabulary.words]
     with torch.no_grad():
-        # The word model under the other ids; classes that are no word have no probability.
+        # Copy the word model to the other ids; classes that are not words get no probability.
         for name, parameter in same.named_parameters():
             values = dict(model.named_parameters())[name]
             if parameter.shape != values.shape:
@@ -233,49 +235,49 @@ def test_words_that_are_one_piece_each_score_as_words(opened: Open, model_for: B
                         parameter[index] = values[plain.vocabulary.id_of(word)]
             else:
                 parameter.copy_(values)
-    expected, found = (
-        score(each, text.splits["test"], text.vocabulary) for each, text in ((model, plain), (same, pieces))
+    expected, result = (
+        score(scorer, text.splits["test"], text.vocabulary) for scorer, text in ((model, plain), (same, pieces))
     )
-    np.testing.assert_allclose(found.nll, expected.nll, atol=1e-5)
-    np.testing.assert_array_equal(word_losses(found.nll, pieces.splits["test"], pieces.vocabulary), found.nll)
-    for figure in ("perplexity", "word_perplexity", "tokens", "words"):
-        assert getattr(found.summary(), figure) == pytest.approx(getattr(expected.summary(), figure), rel=1e-6)
+    np.testing.assert_allclose(result.nll, expected.nll, atol=1e-5)
+    np.testing.assert_array_equal(word_losses(result.nll, pieces.splits["test"], pieces.vocabulary), result.nll)
+    for field in ("perplexity", "word_perplexity", "tokens", "words"):
+        assert getattr(result.summary(), field) == pytest.approx(getattr(expected.summary(), field), rel=1e-6)
 
 
-def test_words_outside_the_vocabulary_are_read_as_spelled_and_scored_as_unknown(opened: Open, model_for: Build) -> None:
+def test_spelled_words_are_read_as_spelled_and_scored_as_unk(opened: Open, model_for: Build) -> None:
     dataset = opened(keep_spellings=True)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     assert vocabulary.spelled == ("zebra", "z\u00fcrich")
     model = model_for(len(vocabulary) + 2)  # the classes beyond the vocabulary are never targets
-    found = score(model, split, vocabulary)
+    result = score(model, split, vocabulary)
     assert split.unknown == 24
     assert vocabulary.eos is not None
     context = [vocabulary.eos, *split.inputs[:-1].tolist()]
     with torch.no_grad():
         logp_TV = model.eval().output.log_probs(model(torch.tensor([context])).output[0])
-    np.testing.assert_allclose(found.nll, -logp_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
+    np.testing.assert_allclose(result.nll, -logp_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
     as_unknown = score(model, opened().splits["test"], vocabulary)
-    assert abs(found.mean - as_unknown.mean) > 1e-3
+    assert abs(result.mean - as_unknown.mean) > 1e-3
 
 
 @pytest.mark.parametrize(("rows", "longest"), [(1, 20), (5, 4)])
-def test_a_window_is_reckoned_by_rows_of_scores(
+def test_window_length_accounts_for_rows_per_token(
     opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch, rows: int, longest: int
 ) -> None:
-    """A token of a mixture takes a row per expert, so its windows are shorter."""
+    """A token of a mixture takes one row of scores per expert, so windows are shorter."""
     dataset = opened()
     model = model_for(len(dataset.vocabulary))
     model.output.rows_per_token = rows
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 20)
     widths: list[int] = []
-    own = model.target_log_probs
-    monkeypatch.setattr(model, "target_log_probs", lambda x, *rest: widths.append(x.shape[1]) or own(x, *rest))
+    original = model.target_log_probs
+    monkeypatch.setattr(model, "target_log_probs", lambda x, *others: widths.append(x.shape[1]) or original(x, *others))
     score(model, dataset.splits["test"], dataset.vocabulary)
     assert max(widths) == longest
 
 
 @pytest.mark.parametrize("end_of_line", [True, False])
-def test_one_stream(opened: Open, end_of_line: bool) -> None:
+def test_one_stream_shifts_inputs_by_one_token(opened: Open, end_of_line: bool) -> None:
     dataset = opened(end_of_line=end_of_line)
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     x_1T, y_1T = one_stream(split, vocabulary)
@@ -287,36 +289,36 @@ def test_one_stream(opened: Open, end_of_line: bool) -> None:
             one_stream(beginning(split, 1, vocabulary), vocabulary)
 
 
-def test_another_way_to_score_says_so_and_warns(opened: Open, model_for: Build) -> None:
+def test_definition_states_the_mode_and_warns_if_it_is_worse(opened: Open, model_for: Build) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     plain = score(model_for(len(vocabulary)), split, vocabulary)
     *lines, last = plain.definition.splitlines()
     for shift, warning in ((-0.1, ""), (0.1, ", which is better")):
         mode = Cache(kind="cache", weight=0.1, theta=1.0, window=500, fill="partial", plain=math.exp(plain.mean))
-        found = replace(plain, nll=plain.nll + np.float32(shift), mode=mode)
-        assert found.definition.splitlines()[:-1] == [*lines, last]
-        assert found.definition.splitlines()[-1] == (
+        result = replace(plain, nll=plain.nll + np.float32(shift), mode=mode)
+        assert result.definition.splitlines()[:-1] == [*lines, last]
+        assert result.definition.splitlines()[-1] == (
             "continuous cache: weight 0.1, theta 1, over the last 500 positions, used from the start; "
             f"without it: perplexity {math.exp(plain.mean):,.2f}{warning}"
         )
-        assert found.mean == pytest.approx(plain.mean + shift)
+        assert result.mean == pytest.approx(plain.mean + shift)
     assert "independent" in last
 
 
-def test_a_score_says_which_words_are_unknown() -> None:
+def test_scored_text_identifies_unknown_words_and_vocabulary() -> None:
     def text(*ids: int) -> Split:
         return Split("test", np.array(ids, np.int32), words=len(ids), lines=1, bytes=9, unknown=ids.count(0))
 
     vocabulary = Vocabulary(("<unk>", "a", "b"), (3, 2, 1))
-    first, again, other = (scored_text(each, each.ids, vocabulary) for each in (text(1, 0), text(2, 0), text(0, 1)))
+    first, again, other = (scored_text(split, split.ids, vocabulary) for split in (text(1, 0), text(2, 0), text(0, 1)))
     assert first.unknown == again.unknown == other.unknown == 1
     assert first.unknown_sha256 == again.unknown_sha256 != other.unknown_sha256
     spelled = scored_text(text(1, 0), text(1, 0).ids, replace(vocabulary, counts=(9, 9, 9), spelled=("c",)))
-    assert spelled.vocabulary_sha256 == first.vocabulary_sha256, "the same tokens"
+    assert spelled.vocabulary_sha256 == first.vocabulary_sha256, "the tokens are the same"
     renamed = scored_text(text(1, 0), text(1, 0).ids, replace(vocabulary, words=("<unk>", "b", "a")))
     assert renamed.vocabulary_sha256 != first.vocabulary_sha256
 
 
-def test_perplexities_are_short() -> None:
-    assert [shown(each) for each in (58.7, 12_345.678, perplexity(1e9))] == ["58.70", "12,345.68", ">1e304"]
+def test_shown_perplexities_are_short() -> None:
+    assert [shown(value) for value in (58.7, 12_345.678, perplexity(1e9))] == ["58.70", "12,345.68", ">1e304"]

@@ -1,4 +1,4 @@
-"""Protocols of papers: their programs' loops written out, and the arithmetic by hand."""
+"""Protocols of papers against the loops of their programs, and their arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -26,51 +26,51 @@ def text_of(tokens: int, name: str = "test") -> Split:
 
 @torch.no_grad()
 def windows_of(model: LanguageModel, ids: np.ndarray, streams: int, steps: int) -> list[torch.Tensor]:
-    """Losses (streams, steps) of each window, the last as short as it comes; the state goes from one to the next."""
+    """Return the losses (streams, steps) of each window; the state is carried, and the last window may be short."""
     model.eval()
     length = len(ids) // streams
     data = torch.from_numpy(ids[: streams * length].astype(np.int64)).view(streams, length)
-    state, found = None, []
+    state, windows = None, []
     for start in range(0, length - 1, steps):
         stop = min(start + steps, length - 1)
         encoded = model(data[:, start:stop], state)
         state = encoded.state
         logp = model.output.log_probs(encoded.output.flatten(0, 1)).view(streams, stop - start, -1)
-        found.append(-logp.gather(2, data[:, start + 1 : stop + 1, None])[..., 0].double())
-    return found
+        windows.append(-logp.gather(2, data[:, start + 1 : stop + 1, None])[..., 0].double())
+    return windows
 
 
-def test_zaremba_counts_whole_windows(opened: Open, model_for: Build) -> None:
+def test_zaremba_scores_only_full_windows(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model, splits = model_for(len(dataset.vocabulary)), dataset.splits
     countings = protocol("zaremba", batch=4, steps=9)
     assert countings is not None
-    found = score_by_protocol("paper", model, splits, countings)
+    scores = score_by_protocol("paper", model, splits, countings)
     whole = [window for window in windows_of(model, splits["valid"].ids, 4, 9) if window.shape[1] == 9]
     total = sum(float(window.sum()) / 4 for window in whole)
-    assert found.valid.nll == pytest.approx(total / (9 * len(whole)), rel=1e-6)
+    assert scores.valid.nll == pytest.approx(total / (9 * len(whole)), rel=1e-6)
     # 228 tokens: 57 in each of 4 streams, of which 54 of 56 targets fill six windows.
-    assert found.valid.tokens == 4 * 54
+    assert scores.valid.tokens == 4 * 54
     steps = windows_of(model, splits["test"].ids, 1, 1)
-    assert len(steps) == found.test.tokens == 227
-    assert found.test.perplexity == pytest.approx(math.exp(sum(map(float, steps)) / 227), rel=1e-6)
+    assert len(steps) == scores.test.tokens == 227
+    assert scores.test.perplexity == pytest.approx(math.exp(sum(map(float, steps)) / 227), rel=1e-6)
 
 
-def test_awd_divides_by_rows_that_are_no_targets(opened: Open, model_for: Build) -> None:
+def test_awd_divides_by_rows_including_one_without_target(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model, splits = model_for(len(dataset.vocabulary)), dataset.splits
     countings = protocol("awd", batch=4, steps=9)
     assert countings is not None
-    found = score_by_protocol("paper", model, splits, countings)
+    scores = score_by_protocol("paper", model, splits, countings)
     for name, streams, rows in (("valid", 10, 22), ("test", 1, 228)):
         total = sum(
             len(window[0]) * float(window.mean()) for window in windows_of(model, splits[name].ids, streams, 70)
         )
-        assert getattr(found, name).nll == pytest.approx(total / rows, rel=1e-6)
-        assert getattr(found, name).tokens == streams * (rows - 1)
+        assert getattr(scores, name).nll == pytest.approx(total / rows, rel=1e-6)
+        assert getattr(scores, name).tokens == streams * (rows - 1)
 
 
-def test_means_by_hand() -> None:
+def test_means_match_values_computed_by_hand() -> None:
     nll_BT = np.array([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]], dtype=np.float32)
     assert Counting(2).mean(nll_BT) == 4.0
     assert Counting(2, rows_without_target=1).mean(nll_BT) == 3.0
@@ -83,14 +83,14 @@ def test_means_by_hand() -> None:
     assert 60.0 - math.exp(low) == pytest.approx(0.033, abs=1e-3)
 
 
-def test_targets_are_counted_by_hand() -> None:
-    # 103 tokens in 10 streams are 10 each, 3 left out; 9 targets each are two windows of 4 and one token.
+def test_target_counts_match_values_computed_by_hand() -> None:
+    # 103 tokens are 10 streams of 10 tokens, with 3 left over. 9 targets are two windows of 4 and one token.
     assert Counting(10, window=4).targets(text_of(103)) == 8
     assert Counting(10).targets(text_of(103)) == 9
     assert Counting(1).targets(text_of(2)) == 1
 
 
-def test_the_definition_says_what_was_counted() -> None:
+def test_definition_states_what_was_counted() -> None:
     text = Counting(10, window=4).describe(text_of(103, "valid"))
     assert text.startswith("valid text: 10 contiguous streams of 10 tokens, each from an empty state that is carried")
     assert "the last 3 tokens of the text are dropped" in text
@@ -102,12 +102,12 @@ def test_the_definition_says_what_was_counted() -> None:
     assert one.endswith("49 of 50 tokens are scored and the total is divided by 50")
 
 
-def test_our_definition_needs_no_protocol() -> None:
+def test_default_definition_has_no_protocol() -> None:
     assert protocol("definition", batch=4, steps=9) is None
 
 
 @pytest.mark.parametrize(("counting", "tokens"), [(Counting(10), 19), (Counting(4, window=9), 39), (Counting(1), 1)])
-def test_a_text_that_is_too_short_is_refused(counting: Counting, tokens: int) -> None:
+def test_too_short_text_is_rejected(counting: Counting, tokens: int) -> None:
     with pytest.raises(DataError, match=rf"test text has {tokens} tokens, but .* need {tokens + 1}"):
         counting.targets(text_of(tokens))
     assert counting.targets(text_of(tokens + 1)) == counting.window
@@ -117,7 +117,9 @@ def cut_losses(model: LanguageModel, split: Split, counting: Counting) -> np.nda
     return losses(model, *counting.cut(split))
 
 
-def test_windows_change_nothing(opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_independent_of_the_memory_bound(
+    opened: Open, model_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).train()
     reference = cut_losses(model, dataset.splits["test"], Counting(4))
@@ -127,14 +129,14 @@ def test_windows_change_nothing(opened: Open, model_for: Build, monkeypatch: pyt
     assert model.training
 
 
-def test_inputs_may_have_ids_of_their_own(opened: Open, model_for: Build) -> None:
+def test_spelled_inputs_are_read(opened: Open, model_for: Build) -> None:
     dataset = opened(keep_spellings=True)
     model = model_for(len(dataset.vocabulary) + 2)
     spelled = cut_losses(model, dataset.splits["test"], Counting(1))
     assert abs(spelled.mean() - cut_losses(model, opened().splits["test"], Counting(1)).mean()) > 1e-3
 
 
-def test_an_encoder_without_a_state_is_refused(opened: Open, transformer_for: Build) -> None:
+def test_encoder_without_state_is_rejected(opened: Open, transformer_for: Build) -> None:
     dataset = opened()
     countings = protocol("awd", batch=4, steps=9)
     assert countings is not None

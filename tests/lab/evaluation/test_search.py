@@ -1,4 +1,4 @@
-"""How much of an adaptive softmax an exact search opens: of the hidden states that the run is scored with."""
+"""The share of an adaptive softmax that an exact search opens, measured on the hidden states of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dataset(tmp_path: Path) -> Dataset:
     return open_dataset(CorpusSettings(name=str(folder)), VocabularySettings(), cache=tmp_path / "cache")
 
 
-def model(words: int) -> rk.LanguageModel:
+def make_model(words: int) -> rk.LanguageModel:
     torch.manual_seed(0)
     bands = rk.BandedTable(words, dim=8, sizes=[3, 4], factor=2)
     matrices = rk.BandProjections(bands, 8)
@@ -33,23 +33,23 @@ def model(words: int) -> rk.LanguageModel:
     return rk.LanguageModel(rk.AdaptiveLookup(bands, matrices), body, rk.AdaptiveSoftmax(bands, matrices, 8))
 
 
-def test_windows_are_those_of_the_run(dataset: Dataset) -> None:
-    made, test = model(len(dataset.vocabulary)), dataset.splits["test"]
-    read: list[int] = []
-    made.encoder.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
-    found = tails_opened(made, test, dataset.vocabulary, Sliding(context=4, stride=6), k=3, tokens=40)
-    assert found is not None
-    assert (found.k, found.tokens) == (3, 40)
-    assert 0.0 < found.share <= 1.0
-    assert max(read) == 10
+def test_hidden_states_come_from_the_windows_of_the_run(dataset: Dataset) -> None:
+    model, test = make_model(len(dataset.vocabulary)), dataset.splits["test"]
+    lengths: list[int] = []
+    model.encoder.register_forward_pre_hook(lambda _, arguments: lengths.append(arguments[0].shape[1]))
+    opened = tails_opened(model, test, dataset.vocabulary, Sliding(context=4, stride=6), k=3, tokens=40)
+    assert opened is not None
+    assert (opened.k, opened.tokens) == (3, 40)
+    assert 0.0 < opened.share <= 1.0
+    assert max(lengths) == 10
 
 
-def test_a_text_of_one_token_has_nothing_to_search_after(dataset: Dataset) -> None:
-    made, test = model(len(dataset.vocabulary)), dataset.splits["test"]
-    assert tails_opened(made, test, dataset.vocabulary, Sliding(context=4, stride=6), tokens=0) is None
+def test_text_without_context_has_no_result(dataset: Dataset) -> None:
+    model, test = make_model(len(dataset.vocabulary)), dataset.splits["test"]
+    assert tails_opened(model, test, dataset.vocabulary, Sliding(context=4, stride=6), tokens=0) is None
 
 
-def test_an_end_without_tails_has_none(dataset: Dataset) -> None:
+def test_output_end_without_tails_has_no_result(dataset: Dataset) -> None:
     table = rk.WordTable(len(dataset.vocabulary), 8)
     plain = rk.LanguageModel(rk.Lookup(table), rk.LSTM(8, 8), rk.Softmax(rk.Plain(table)))
     assert tails_opened(plain, dataset.splits["test"], dataset.vocabulary) is None

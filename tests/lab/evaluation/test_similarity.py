@@ -1,4 +1,4 @@
-"""Benchmarks: files as they are published, and figures against scipy and gensim."""
+"""Word-similarity benchmarks: published files, and correlations against scipy and gensim."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def vectors(seed: int = 0, words: tuple[str, ...] = WORDS, dim: int = 7) -> Word
 
 
 def made_pairs(count: int, seed: int = 0, words: tuple[str, ...] = WORDS) -> tuple[tuple[str, str, float], ...]:
-    """Scores in half points, so that there are ties."""
+    """Return random pairs with scores in steps of 0.5, so that there are ties."""
     rng = np.random.default_rng(seed)
     return tuple(
         (words[rng.integers(len(words))], words[rng.integers(len(words))], int(rng.integers(21)) / 2)
@@ -38,53 +38,53 @@ def made_pairs(count: int, seed: int = 0, words: tuple[str, ...] = WORDS) -> tup
     )
 
 
-def write(path: Path, pairs: tuple[tuple[str, str, float], ...], end: str = "\n") -> Path:
+def write_pairs(path: Path, pairs: tuple[tuple[str, str, float], ...], end: str = "\n") -> Path:
     path.write_bytes("".join(f"{one}\t{other}\t{score}{end}" for one, other, score in pairs).encode())
     return path
 
 
-def test_the_first_five_are_those_of_the_paper() -> None:
+def test_first_five_benchmarks_are_those_of_the_paper() -> None:
     assert list(BENCHMARKS)[:5] == ["SimLex-999", "Verb-143", "MEN", "Rare-Word", "MTurk-771"]
-    assert len(BENCHMARKS) == len({each.file for each in BENCHMARKS.values()}) == 13
+    assert len(BENCHMARKS) == len({benchmark.file for benchmark in BENCHMARKS.values()}) == 13
 
 
-def test_it_is_scipys_correlation_of_cosines() -> None:
+def test_rho_equals_scipy() -> None:
     table, pairs = vectors(), made_pairs(300)
-    found = judge(table, Benchmark("made", pairs))
+    judgement = judge(table, Benchmark("made", pairs))
     v = {word: table.vectors_VD[row].astype(np.float64) for row, word in enumerate(WORDS)}
     cosines = [v[a] @ v[b] / np.linalg.norm(v[a]) / np.linalg.norm(v[b]) for a, b, _ in pairs]
     expected = spearmanr(np.round(cosines, 12), [score for *_, score in pairs]).statistic
-    assert found.rho == pytest.approx(expected, abs=1e-12)
-    assert (found.name, found.pairs, found.of) == ("made", 300, 300)
-    assert found.low is not None
-    assert found.high is not None
-    assert -0.25 < found.low < expected < found.high < 0.25
+    assert judgement.rho == pytest.approx(expected, abs=1e-12)
+    assert (judgement.name, judgement.pairs, judgement.of) == ("made", 300, 300)
+    assert judgement.low is not None
+    assert judgement.high is not None
+    assert -0.25 < judgement.low < expected < judgement.high < 0.25
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_is_gensims(tmp_path: Path, seed: int) -> None:
-    """The same question: all words lower-cased in the vocabulary, none restricted, unknown pairs left out."""
+def test_rho_equals_gensim(tmp_path: Path, seed: int) -> None:
+    """Both use a lower-cased vocabulary without limit and skip pairs with unknown words."""
     keyed_vectors = pytest.importorskip("gensim.models.keyedvectors")
     table = vectors(seed)
     keyed: Any = keyed_vectors.KeyedVectors(table.dim)
     keyed.add_vectors(list(WORDS), table.vectors_VD)
-    # A word beside itself only once: gensim's cosine of such a pair is 1 but for the rounding, which would break ties.
+    # Only one pair of equal words: gensim rounds their cosine to slightly different values, which breaks ties.
     others = [(one, other, score) for one, other, score in made_pairs(250, seed) if one != other]
     pairs = (*others, ("Ba", "CE", 3.0), ("ba", "ba", 9.5), ("ba", "zebra", 9.0), ("zebra", "quagga", 1.0))
-    path = write(tmp_path / "made.tsv", pairs)
+    path = write_pairs(tmp_path / "made.tsv", pairs)
     _, spearman, unknown = keyed.evaluate_word_pairs(str(path), restrict_vocab=None, dummy4unknown=False)
-    found = judge(table, read_benchmark(path))
-    assert found.rho == pytest.approx(spearman.statistic, abs=1e-12)
-    assert 100 * (found.of - found.pairs) / found.of == pytest.approx(unknown)
-    assert found.of - found.pairs == 2
+    judgement = judge(table, read_benchmark(path))
+    assert judgement.rho == pytest.approx(spearman.statistic, abs=1e-12)
+    assert 100 * (judgement.of - judgement.pairs) / judgement.of == pytest.approx(unknown)
+    assert judgement.of - judgement.pairs == 2
 
 
-def test_words_are_looked_up_as_written_then_lower_cased() -> None:
+def test_words_match_exactly_then_in_lower_case() -> None:
     table = WordVectors(("Turkey", "turkey", "ankara"), np.array([[1, 0], [0, 1], [1, 1]], np.float32))
-    found = judge(
+    judgement = judge(
         table, Benchmark("b", (("Turkey", "Ankara", 1.0), ("turkey", "ANKARA", 2.0), ("Turkey", "turkey", 0.0)))
     )
-    assert found.pairs == 3
+    assert judgement.pairs == 3
 
 
 UNDEFINED = {
@@ -102,39 +102,39 @@ UNDEFINED = {
 
 
 @pytest.mark.parametrize("case", UNDEFINED)
-def test_an_undefined_figure_is_none(case: str) -> None:
+def test_undefined_correlation_is_none(case: str) -> None:
     table, pairs = UNDEFINED[case]
     used = 0 if case in ("no pairs", "unknown words") else len(pairs)
     assert judge(table, Benchmark("b", pairs)) == Judgement(name="b", pairs=used, of=len(pairs))
 
 
-def test_equal_seeds_equal_intervals() -> None:
+def test_equal_seeds_give_equal_intervals() -> None:
     benchmark = Benchmark("b", made_pairs(60))
     assert judge(vectors(), benchmark, seed=1) == judge(vectors(), benchmark, seed=1)
     assert judge(vectors(), benchmark, seed=1) != judge(vectors(), benchmark, seed=2)
 
 
-def test_cosines_of_pairs_in_either_order_are_equal_and_many_fit() -> None:
+def test_pair_cosines_are_symmetric_and_do_not_overflow() -> None:
     table = vectors(dim=300).vectors_VD * np.float32(1e18)
     one, other = np.repeat(np.arange(50), 50), np.tile(np.arange(50), 50)
-    found = pair_cosines(table, one, other)
-    assert (found == pair_cosines(table, other, one)).all()
-    assert (found[one == other] == 1.0).all()
+    cosines = pair_cosines(table, one, other)
+    assert (cosines == pair_cosines(table, other, one)).all()
+    assert (cosines[one == other] == 1.0).all()
 
 
-# The files, which have quirks: carriage returns, no last line end, doubled pairs.
+# Published files have carriage returns, no final newline and duplicate pairs.
 
 
-def test_quirks_of_the_published_files(tmp_path: Path) -> None:
+def test_benchmark_file_may_have_bom_comments_and_crlf(tmp_path: Path) -> None:
     path = tmp_path / "set.txt"
     path.write_bytes(b"\xef\xbb\xbf# a remark\nold\tnew\t1.58\r\n\nnew\told\t2\r\ncaf\xc3\xa9\tbar\t4.5")
-    found = read_benchmark(path)
-    assert found == Benchmark("set", (("old", "new", 1.58), ("new", "old", 2.0), ("café", "bar", 4.5)))
+    benchmark = read_benchmark(path)
+    assert benchmark == Benchmark("set", (("old", "new", 1.58), ("new", "old", 2.0), ("café", "bar", 4.5)))
     assert read_benchmark(path, "Name").name == "Name"
 
 
 @pytest.mark.parametrize("line", ["old new 1.5", "old,new,1.5", "old \t new\t 1.5 ", "old  new\t1.5"])
-def test_separators(tmp_path: Path, line: str) -> None:
+def test_columns_are_separated_by_tab_space_or_comma(tmp_path: Path, line: str) -> None:
     path = tmp_path / "set"
     path.write_text(line)
     if line.count("\t") == 1:
@@ -145,7 +145,7 @@ def test_separators(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
         (b"", "holds no pairs of words"),
         (b"# only this\n\n", "holds no pairs of words"),
@@ -160,22 +160,22 @@ def test_separators(tmp_path: Path, line: str) -> None:
         (b"x" * 100_000, "line 1: .*is not a word, a word and a score"),
     ],
 )
-def test_what_is_no_benchmark_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_invalid_benchmark_file_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "set.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=sentence) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_benchmark(path)
     assert "set.txt" in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_rejected(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataError, match="cannot be read"):
             read_benchmark(path)
 
 
-def test_benchmarks_are_found_where_corpora_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmarks_are_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     with pytest.raises(CorpusNotFound, match=r"benchmarks not found: expected DIR/.* Pass --data DIR or set REEFK"):
         find_benchmarks(None)
@@ -183,16 +183,16 @@ def test_benchmarks_are_found_where_corpora_are(tmp_path: Path, monkeypatch: pyt
         find_benchmarks(tmp_path)
     folder = tmp_path / "word-similarity"
     folder.mkdir()
-    write(folder / "EN-MC-30.txt", made_pairs(30))
-    write(folder / "EN-RG-65.txt", made_pairs(65), end="\r\n")
+    write_pairs(folder / "EN-MC-30.txt", made_pairs(30))
+    write_pairs(folder / "EN-RG-65.txt", made_pairs(65), end="\r\n")
     monkeypatch.setenv("REEFKNOT_DATA", str(tmp_path))
-    found = find_benchmarks(None)
-    assert {name: len(each.pairs) for name, each in found.items()} == {"RG-65": 65, "MC-30": 30}
-    assert found == find_benchmarks(tmp_path) == find_benchmarks(folder)
-    assert all(name == each.name for name, each in found.items())
+    benchmarks = find_benchmarks(None)
+    assert {name: len(benchmark.pairs) for name, benchmark in benchmarks.items()} == {"RG-65": 65, "MC-30": 30}
+    assert benchmarks == find_benchmarks(tmp_path) == find_benchmarks(folder)
+    assert all(name == benchmark.name for name, benchmark in benchmarks.items())
 
 
-def test_a_published_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "EN-MC-30.txt", made_pairs(29))
+def test_truncated_published_file_is_rejected(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "EN-MC-30.txt", made_pairs(29))
     with pytest.raises(DataError, match="not the published MC-30: 30 pairs expected, 29 found"):
         find_benchmarks(tmp_path)

@@ -1,4 +1,4 @@
-"""Spearman's correlation against scipy's, and resamples against pairs that are written out."""
+"""Spearman's correlation against scipy, and resampling against repeated pairs."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ PAIRS = st.lists(st.tuples(st.integers(0, 6), st.floats(-1e6, 1e6)), min_size=3,
 
 @settings(max_examples=200)
 @given(PAIRS)
-def test_it_is_scipys_with_ties(pairs: list[tuple[int, float]]) -> None:
+def test_spearman_equals_scipy_with_ties(pairs: list[tuple[int, float]]) -> None:
     x, y = (np.array(side, dtype=np.float64) for side in zip(*pairs, strict=True))
-    found = spearman(x, y)
+    rho = spearman(x, y)
     if len(set(x)) == 1 or len(set(y)) == 1:
-        assert found is None
+        assert rho is None
     else:
-        assert found == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
+        assert rho == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2])
-def test_fewer_than_three_pairs_have_none(pairs: int) -> None:
+def test_fewer_than_three_pairs_have_no_correlation(pairs: int) -> None:
     x = np.arange(pairs, dtype=np.float64)
     assert spearman(x, x) is None
     assert spearman_interval(x, x, resamples=10, seed=0) is None
 
 
-def test_a_constant_side_has_none() -> None:
+def test_constant_side_has_no_correlation() -> None:
     x = np.arange(9.0)
     assert spearman(x, np.ones(9)) is None
     assert spearman_interval(x, np.ones(9), resamples=10, seed=0) is None
 
 
-def test_only_the_order_counts() -> None:
+def test_spearman_depends_only_on_the_order() -> None:
     x = np.random.default_rng(0).standard_normal(50)
     assert spearman(x, np.exp(x)) == pytest.approx(1.0, abs=1e-15)
     assert spearman(x, -(x**3)) == pytest.approx(-1.0, abs=1e-15)
 
 
-def test_a_weight_is_a_pair_written_so_many_times() -> None:
+def test_weights_equal_repeated_pairs() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.integers(0, 8, 30).astype(float), rng.standard_normal(30)
     times = np.concatenate(list(draw(30, 20, rng)))
-    found = _correlations(times, _Ranking.of(x), _Ranking.of(y))
+    correlations = _correlations(times, _Ranking.of(x), _Ranking.of(y))
     expected = [spearmanr(*(np.repeat(side, row.astype(int)) for side in (x, y))).statistic for row in times]
-    assert found == pytest.approx(expected, abs=1e-12)
+    assert correlations == pytest.approx(expected, abs=1e-12)
 
 
-def test_an_interval_follows_its_seed_and_the_number_of_pairs() -> None:
+def test_interval_depends_on_the_seed_and_has_the_expected_width() -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal(400)
     y = x + rng.standard_normal(400)
@@ -78,15 +78,15 @@ def test_few_pairs_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_perfect_order_has_no_interval(sign: int) -> None:
+def test_perfect_correlation_has_no_interval(sign: int) -> None:
     x = np.random.default_rng(0).standard_normal(50)
     assert spearman(x, sign * x) == pytest.approx(sign)
     assert spearman_interval(x, sign * x, resamples=200, seed=0) is None
 
 
-def test_a_resample_without_a_correlation_is_no_nan() -> None:
+def test_resamples_without_correlation_do_not_give_nan() -> None:
     x = np.arange(float(FEWEST_RESAMPLED))
-    y = (x == 4).astype(np.float64)  # a third of the resamples have not the one that differs
+    y = (x == 4).astype(np.float64)  # a third of the resamples miss the value that differs
     interval = spearman_interval(x, y, resamples=200, seed=0)
     assert interval is not None
     assert -1.0 <= interval[0] < interval[1] <= 1.0

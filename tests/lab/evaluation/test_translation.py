@@ -1,4 +1,4 @@
-"""Lines in, translations out: order, batches, empty and odd lines, and figures equal to sacrebleu's command."""
+"""Translation of lines: order, batches, empty and unusual lines, and scores equal to the sacrebleu command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 from reefknot.storage.lines import read_text
 
-from .test_bleu import command
+from .test_bleu import run_sacrebleu
 
 PAIRS = [
     ("the cat sat on the mat", "die katze saß auf der matte"),
@@ -52,13 +52,13 @@ SEARCH = SearchSettings(beam=3, beyond=4)
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., PairDataset]:
-    """Pairs of which the held-out ones have an empty line and words that training has not seen."""
+    """Return a function that opens pairs; held-out ones include an empty line and unseen words."""
 
     def open_text(**settings: object) -> PairDataset:
         held_out = [*PAIRS[:3], ("", ""), ("the zürich cat ran ran ran ran ran ran ran ran", "die zürcher katze")]
         for name, pairs in (("train", PAIRS * 5), ("valid", held_out), ("test", held_out[::-1])):
-            for place, language in enumerate(("en", "de")):
-                text = "".join(f"{pair[place]}\n" for pair in pairs)
+            for side, language in enumerate(("en", "de")):
+                text = "".join(f"{pair[side]}\n" for pair in pairs)
                 (tmp_path / f"{name}.{language}").write_text(text, encoding="utf-8")
         corpus = CorpusSettings(name=str(tmp_path), pairs=PairsSettings(source="en", target="de"))
         return open_pairs(corpus, VocabularySettings.model_validate(settings), cache=tmp_path / "cache")
@@ -73,7 +73,7 @@ ENCODERS: dict[str, Callable[[], SourceEncoder]] = {
 
 
 def model_for(dataset: PairDataset, encoder: str = "encoder_decoder") -> Translator:
-    """In float64, with predictions that are far from flat, and dropout that translating must switch off."""
+    """Return a float64 model with dropout, whose predictions are far from uniform."""
     torch.manual_seed(0)
     source, target = (WordTable(len(words), 8) for words in dataset.words.vocabularies)
     model = Translator(Lookup(source), Lookup(target), ENCODERS[encoder](), Softmax(Plain(target)))
@@ -88,27 +88,32 @@ def encoder(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_lines_come_back_in_their_order(opened: Callable[..., PairDataset], encoder: str) -> None:
+def test_translations_are_in_the_order_of_the_lines(opened: Callable[..., PairDataset], encoder: str) -> None:
     dataset = opened()
     model = model_for(dataset, encoder)
     lines = [source for source, _ in PAIRS] * 2 + ["", "the", "  \t "]
-    found = translate(model, lines, dataset.words, SEARCH, n_best=2)
+    batched = translate(model, lines, dataset.words, SEARCH, n_best=2)
     assert model.training
     alone = [translate(model, [line], dataset.words, SEARCH, n_best=2)[0] for line in lines]
-    assert [[each.text for each in some] for some in found] == [[each.text for each in some] for some in alone]
-    scores, others = ([each.score for some in all_ for each in some] for all_ in (found, alone))
+    assert [[best.text for best in line] for line in batched] == [[best.text for best in line] for line in alone]
+    scores, others = ([t.score for line in result for t in line] for result in (batched, alone))
     assert scores == pytest.approx(others, rel=1e-9)
-    assert len({some[0].text for some in found}) > 2
-    for some in found[:10]:
-        assert len(some) == 2
-        assert all(each.score == SEARCH.score(each.logp, each.length) for each in some)
-        assert all(each.length == len(each.text.split(" ")) + each.finished for each in some)
-        assert some[0].score >= some[1].score
-        assert "<unk>" not in some[0].text
-    assert found[10] == found[12] == [Translation("", 0.0, 0.0, True, 1)]
+    assert len({line[0].text for line in batched}) > 2
+    for line_translations in batched[:10]:
+        assert len(line_translations) == 2
+        assert all(
+            translation.score == SEARCH.score(translation.logp, translation.length) for translation in line_translations
+        )
+        assert all(
+            translation.length == len(translation.text.split(" ")) + translation.finished
+            for translation in line_translations
+        )
+        assert line_translations[0].score >= line_translations[1].score
+        assert "<unk>" not in line_translations[0].text
+    assert batched[10] == batched[12] == [Translation("", 0.0, 0.0, True, 1)]
 
 
-def test_how_many_lines_are_decoded_at_once_changes_nothing(opened: Callable[..., PairDataset]) -> None:
+def test_translations_are_independent_of_batch_tokens(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
     model = model_for(dataset)
     lines = list(read_text("".join(f"{source}\n" for source, _ in PAIRS), "here"))
@@ -127,7 +132,7 @@ def test_how_many_lines_are_decoded_at_once_changes_nothing(opened: Callable[...
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_batches_by_length() -> None:
+def test_batches_by_length_hold_every_nonempty_line_once() -> None:
     lengths = [3, 0, 9, 4, 4, 1, 30, 0, 2]
     batches = list(batches_by_length(lengths, 12))
     assert sorted(index for batch in batches for index in batch) == [0, 2, 3, 4, 5, 6, 8]
@@ -136,32 +141,32 @@ def test_batches_by_length() -> None:
     assert list(batches_by_length([0, 0], 5)) == []
 
 
-def test_what_cannot_be_read_is_said(opened: Callable[..., PairDataset]) -> None:
+def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(bpe={"merges": 20})
     model = model_for(dataset)
-    said: list[str] = []
+    messages: list[str] = []
     decode = searching(dataset.words, SEARCH)
-    translator = LineTranslator(model, dataset.words, decode, longest=8, say=said.append)
+    translator = LineTranslator(model, dataset.words, decode, longest=8, say=messages.append)
     text = "a dog ☃\r\nthe cat ran\n\nthe dog saw a cat and ran\n☃☃ cat"
-    found = translator.translate(list(read_text(text, "here")))
-    assert len(found) == 5
-    assert found[2][0].text == ""
-    assert all(best.text for best, *_ in (found[0], found[1], found[3], found[4]))
-    (sentence,) = said
-    assert sentence.startswith("line 4: ")
-    assert "training had 8 at most" in sentence
+    translations = translator.translate(list(read_text(text, "here")))
+    assert len(translations) == 5
+    assert translations[2][0].text == ""
+    assert all(best.text for best, *_ in (translations[0], translations[1], translations[3], translations[4]))
+    (message,) = messages
+    assert message.startswith("line 4: ")
+    assert "training had 8 at most" in message
     translator.tell_unknown()
-    assert said[1:] == ["2 words of the source with characters not in the vocabulary, these read as <unk>"]
-    for place, line in enumerate(("a dog ☃", "the cat ran")):
-        assert found[place][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
+    assert messages[1:] == ["2 words of the source with characters not in the vocabulary, these read as <unk>"]
+    for index, line in enumerate(("a dog ☃", "the cat ran")):
+        assert translations[index][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
     plain = opened()
-    translator = LineTranslator(model_for(plain), plain.words, searching(plain.words, SEARCH), say=said.append)
+    translator = LineTranslator(model_for(plain), plain.words, searching(plain.words, SEARCH), say=messages.append)
     translator.translate(list(read_text("a zebra ran\n", "here")))
     translator.tell_unknown()
-    assert said[2:] == ["1 word of the source not in the vocabulary, read as <unk>"]
+    assert messages[2:] == ["1 word of the source not in the vocabulary, read as <unk>"]
 
 
-def test_lines_that_are_none(opened: Callable[..., PairDataset]) -> None:
+def test_invalid_lines_are_rejected(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
     model = model_for(dataset)
     assert translate(model, [], dataset.words, SEARCH) == []
@@ -172,11 +177,11 @@ def test_lines_that_are_none(opened: Callable[..., PairDataset]) -> None:
 
 
 @pytest.mark.parametrize("sides", ["joint", "joint_bpe", "separate"])
-def test_figures_are_those_of_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Path, sides: str) -> None:
+def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Path, sides: str) -> None:
     dataset = opened(sides=sides, bpe={"merges": 10})
     model = model_for(dataset)
-    heard: list[tuple[str, float]] = []
-    said: list[str] = []
+    progress_calls: list[tuple[str, float]] = []
+    messages: list[str] = []
     settings = BleuSettings(tokenize="none")
     evaluated = evaluate_translations(
         model,
@@ -184,54 +189,54 @@ def test_figures_are_those_of_sacrebleu(opened: Callable[..., PairDataset], tmp_
         "test",
         SEARCH,
         settings,
-        say=said.append,
-        progress=lambda what, done: heard.append((what, done)),
+        say=messages.append,
+        progress=lambda what, done: progress_calls.append((what, done)),
     )
     references = dataset.splits["test"].text("target")
-    printed = command(tmp_path, evaluated.lines, references, "--tokenize", "none")
+    printed = run_sacrebleu(tmp_path, evaluated.lines, references, "--tokenize", "none")
     figures = evaluated.figures
     assert figures.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
     assert figures.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
     assert figures.bleu_signature == printed["BLEU"]["signature"]
     assert figures.pairs == len(evaluated.lines) == 5
     assert evaluated.lines[1] == ""
-    found = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
-    assert evaluated.lines == [best.text for best, *_ in found]
-    assert figures.unfinished == sum(not best.finished for best, *_ in found)
+    translations = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
+    assert evaluated.lines == [best.text for best, *_ in translations]
+    assert figures.unfinished == sum(not best.finished for best, *_ in translations)
     assert figures.search == SEARCH.model_dump()
     assert sum(band.pairs for band in figures.by_length) == 5
     assert len(figures.by_length) > 1
-    assert heard[-1] == ("translating the test text", 1.0)
-    assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
+    assert progress_calls[-1] == ("translating the test text", 1.0)
+    assert messages == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
 
 
-def test_the_beginning_of_a_text(opened: Callable[..., PairDataset]) -> None:
+def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
     model = model_for(dataset)
     assert beginning(dataset, "valid", None) is beginning(dataset, "valid", 5) is dataset
     shortened = beginning(dataset, "valid", 2)
     assert shortened.splits["valid"].text("source") == [source for source, _ in PAIRS[:2]]
     assert shortened.splits["test"] is dataset.splits["test"]
-    whole, part = (score_pairs(model, each.splits["valid"], dataset.vocabulary).nll for each in (dataset, shortened))
+    whole, part = (score_pairs(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened))
     assert part == pytest.approx(whole[: len(part)], rel=1e-5)
     figures = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).figures
     assert figures.pairs == 2
 
 
-def test_words_and_bytes_of_a_beginning_are_counted(tmp_path: Path) -> None:
-    """Spaces and carriage returns are bytes but no words; a pair that training leaves out is not counted."""
+def test_beginning_counts_words_and_bytes(tmp_path: Path) -> None:
+    """Spaces and carriage returns count as bytes, not as words; a pair that training drops is not counted."""
     lines = ["ein  Hund\r\n", "Öl\u00a0und Äther\n", "\n", "ja\n", "ein sehr langer Satz ohne Ende\n"]
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.de").write_bytes("".join(lines).encode())
         (tmp_path / f"{name}.en").write_text("a dog\noil\nno\nyes\nlong\n")
     corpus = CorpusSettings(name=str(tmp_path), pairs=PairsSettings(source="en", target="de"))
     dataset = open_pairs(corpus, VocabularySettings(), cache=tmp_path / "cache")
-    for split, there in (("valid", lines), ("train", [line for line in lines if line.strip()])):
-        for number in range(1, len(there)):
+    for split, kept_lines in (("valid", lines), ("train", [line for line in lines if line.strip()])):
+        for number in range(1, len(kept_lines)):
             first = beginning(dataset, split, number).splits[split]
-            counted = sum(len(line.encode().split()) for line in there[:number])
+            counted = sum(len(line.encode().split()) for line in kept_lines[:number])
             assert (first.pairs, first.words) == (number, counted)
-            assert first.bytes == sum(len(line.encode()) for line in there[:number])
+            assert first.bytes == sum(len(line.encode()) for line in kept_lines[:number])
 
 
 RANKED = [  # by log p / length: -0.5, -0.75, -0.8
@@ -241,42 +246,51 @@ RANKED = [  # by log p / length: -0.5, -0.75, -0.8
 ]
 
 
-def test_rescored_translations_are_ranked_by_both_log_probs_over_the_length() -> None:
+def test_rerank_adds_language_model_scores_per_length() -> None:
     ranked = rerank(RANKED, [-10.0, -1.0, -2.0], 0.5, SearchSettings())
-    assert [each.text for each in ranked] == ["a", "a b c", "a b c d"]  # what is not finished comes last
-    assert [each.score for each in ranked] == pytest.approx([-2.0 / 2, -7.0 / 4, -5.0 / 5])
-    assert {each.text: each.logp for each in ranked} == {each.text: each.logp for each in RANKED}
+    assert [translation.text for translation in ranked] == [
+        "a",
+        "a b c",
+        "a b c d",
+    ]  # unfinished translations come last
+    assert [translation.score for translation in ranked] == pytest.approx([-2.0 / 2, -7.0 / 4, -5.0 / 5])
+    assert {translation.text: translation.logp for translation in ranked} == {
+        translation.text: translation.logp for translation in RANKED
+    }
     (best, *_) = rerank(RANKED, [-10.0, -1.0, -2.0], 0.5, SearchSettings(length_penalty=0))
     assert (best.text, best.score) == ("a", -2.0)
     assert rerank(RANKED, [-9.0, -3.0, -1.0], 0.0, SearchSettings()) == RANKED
 
 
-def test_a_language_model_without_weight_leaves_what_the_search_returned() -> None:
-    """Finished ones come first there, whatever the scores of the others."""
-    found = [Translation("a", -3.0, -1.5, True, 2), Translation("a b c", -1.0, -0.25, False, 4)]
-    assert rerank(found, [-9.0, -1.0], 0.0, SearchSettings()) == found
+def test_rerank_with_weight_zero_keeps_the_order() -> None:
+    """The search returns finished translations first, whatever their scores."""
+    translations = [Translation("a", -3.0, -1.5, True, 2), Translation("a b c", -1.0, -0.25, False, 4)]
+    assert rerank(translations, [-9.0, -1.0], 0.0, SearchSettings()) == translations
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0, 100.0])
-def test_a_language_model_that_agrees_leaves_the_ranking(weight: float) -> None:
-    """Token by token with the translator, whatever the length penalty, or with all of them alike."""
+def test_rerank_with_an_agreeing_language_model_keeps_the_order(weight: float) -> None:
+    """The language model agrees token by token with the translator, or scores all tokens alike."""
     for penalty in (0.0, 0.6, 1.0):
         search = SearchSettings(length_penalty=penalty)
-        before = sorted(RANKED, key=lambda each: -search.score(each.logp, each.length))
-        assert [one.text for one in rerank(RANKED, [each.logp for each in RANKED], weight, search)] == [
-            each.text for each in before
-        ]
-    alike = rerank(RANKED, [-3.0 * each.length for each in RANKED], weight, SearchSettings())
-    assert [each.text for each in alike] == [each.text for each in RANKED]
-    assert [each.score for each in alike] == pytest.approx([each.score - 3.0 * weight for each in RANKED])
+        before = sorted(RANKED, key=lambda translation: -search.score(translation.logp, translation.length))
+        assert [
+            translation.text
+            for translation in rerank(RANKED, [translation.logp for translation in RANKED], weight, search)
+        ] == [translation.text for translation in before]
+    alike = rerank(RANKED, [-3.0 * translation.length for translation in RANKED], weight, SearchSettings())
+    assert [translation.text for translation in alike] == [translation.text for translation in RANKED]
+    assert [translation.score for translation in alike] == pytest.approx(
+        [translation.score - 3.0 * weight for translation in RANKED]
+    )
 
 
-def test_examples_show_where_each_word_looked(opened: Callable[..., PairDataset], encoder: str) -> None:
+def test_examples_hold_attention_over_source_tokens(opened: Callable[..., PairDataset], encoder: str) -> None:
     dataset = opened(bpe={"merges": 10}, sides="separate")
     model = model_for(dataset, encoder)
-    found = examples(model, dataset, "test", 3, SEARCH)
-    assert len(found) == 3
-    for example in found:
+    chosen = examples(model, dataset, "test", 3, SEARCH)
+    assert len(chosen) == 3
+    for example in chosen:
         assert (example.source, example.reference) in zip(
             dataset.splits["test"].text("source"), dataset.splits["test"].text("target"), strict=True
         )
@@ -289,20 +303,18 @@ def test_examples_show_where_each_word_looked(opened: Callable[..., PairDataset]
     assert len(examples(model, dataset, "test", 50, SEARCH)) == 4
 
 
-def test_a_text_without_spaces(opened: Callable[..., PairDataset]) -> None:
+def test_line_without_spaces_is_translated(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(bpe={"merges": 30})
     source, _ = PAIRS[4]
-    pieces = dataset.words.vocabularies[0].encode([source])
-    assert len(pieces) > 1
-    assert dataset.vocabulary.unk not in pieces
-    found = translate(model_for(dataset), [source], dataset.words, SEARCH)
-    assert found[0][0].text
+    ids = dataset.words.vocabularies[0].encode([source])
+    assert len(ids) > 1
+    assert dataset.vocabulary.unk not in ids
+    translations = translate(model_for(dataset), [source], dataset.words, SEARCH)
+    assert translations[0][0].text
 
 
 @pytest.mark.parametrize("sides", ["joint", "joint_bpe", "separate"])
-def test_of_a_line_without_spaces_a_new_character_alone_is_unknown(
-    opened: Callable[..., PairDataset], sides: str
-) -> None:
+def test_only_the_unseen_character_of_a_long_word_is_unknown(opened: Callable[..., PairDataset], sides: str) -> None:
     dataset = opened(bpe={"merges": 30}, sides=sides)
     read: list[list[int]] = []
 
@@ -310,10 +322,10 @@ def test_of_a_line_without_spaces_a_new_character_alone_is_unknown(
         read.extend(source_BS.tolist())
         return [[Hypothesis((), 0.0, 0.0, True)] for _ in source_BS]
 
-    said: list[str] = []
-    translator = LineTranslator(model_for(dataset), dataset.words, decode, say=said.append)
+    messages: list[str] = []
+    translator = LineTranslator(model_for(dataset), dataset.words, decode, say=messages.append)
     translator.translate(list(read_text("日本語の詩は空白なしで書く\n", "here")))
     translator.tell_unknown()
     source, _ = dataset.words.vocabularies
     assert [source.decode(ids) for ids in read] == [["日本語の", "<unk>", "は空白なしで書く", "<eos>"]]
-    assert said == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
+    assert messages == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]

@@ -1,4 +1,4 @@
-"""Windows: every token scored once, from exactly the context that the window gives it, however windows are batched."""
+"""Windows: every token is scored once, with exactly the context of its window, for any batching."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from reefknot.nn.tables import WordTable
 
 Open = Callable[..., Dataset]
 ENCODERS = {"transformer": lambda: Transformer(8, 2, 2, 16, dropout=0.5), "lstm": lambda: LSTM(8, 8, dropout=0.5)}
-ALL = [
+ALL_WINDOWS = [
     Sliding(0, 7),
     Sliding(5, 1),
     Sliding(13, 4),
@@ -42,8 +42,8 @@ ALL = [
 ]
 
 
-def model_of(words: int, encoder: Encoder | None = None) -> LanguageModel:
-    """In float64, far from flat, with dropout that evaluation must switch off."""
+def make_model(words: int, encoder: Encoder | None = None) -> LanguageModel:
+    """Return a float64 model with dropout, whose predictions are far from uniform."""
     torch.manual_seed(0)
     table = WordTable(words, 8)
     model = LanguageModel(Lookup(table), encoder or ENCODERS["transformer"](), Softmax(Plain(table)))
@@ -54,65 +54,65 @@ def model_of(words: int, encoder: Encoder | None = None) -> LanguageModel:
 
 
 def spans_of(windows: Windows, y: list[int], eos: int | None = 0) -> list[tuple[int, int, int]]:
-    found = windows.cut(torch.tensor(y), eos)
-    return list(zip(*(each.tolist() for each in found), strict=True))
+    spans = windows.cut(torch.tensor(y), eos)
+    return list(zip(*(column.tolist() for column in spans), strict=True))
 
 
 @torch.no_grad()
 def one_token_at_a_time(model: LanguageModel, dataset: Dataset, windows: Windows) -> list[float]:
-    """Each token's whole distribution from nothing but its window, cut off before it."""
+    """Return the loss of each token from its full distribution after the part of its window before it."""
     x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
     model.eval()
     losses = {}
     for start, scored, stop in spans_of(windows, y_1T[0].tolist(), dataset.vocabulary.eos):
-        for place in range(scored, stop):
-            h_1TD = model(x_1T[:, start : place + 1]).output
-            losses[place] = -model.output.log_probs(h_1TD[:, -1])[0, y_1T[0, place]].item()
-    return [losses[place] for place in range(len(losses))]
+        for position in range(scored, stop):
+            h_1TD = model(x_1T[:, start : position + 1]).output
+            losses[position] = -model.output.log_probs(h_1TD[:, -1])[0, y_1T[0, position]].item()
+    return [losses[position] for position in range(len(losses))]
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("windows", ALL, ids=lambda each: each.name)
-def test_equals_one_token_at_a_time(opened: Open, windows: Windows, encoder: str) -> None:
+@pytest.mark.parametrize("windows", ALL_WINDOWS, ids=lambda windows: windows.name)
+def test_losses_equal_one_token_at_a_time(opened: Open, windows: Windows, encoder: str) -> None:
     dataset = opened(test="the cat saw a zebra\n\na dog sat on the zürich mat\nand ran\n\n" * 2)
-    model = model_of(len(dataset.vocabulary), ENCODERS[encoder]())
-    found = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
-    assert len(found.nll) == dataset.splits["test"].tokens
-    np.testing.assert_allclose(found.nll, one_token_at_a_time(model, dataset, windows), rtol=1e-6)
+    model = make_model(len(dataset.vocabulary), ENCODERS[encoder]())
+    result = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
+    assert len(result.nll) == dataset.splits["test"].tokens
+    np.testing.assert_allclose(result.nll, one_token_at_a_time(model, dataset, windows), rtol=1e-6)
 
 
-def test_sliding_by_hand() -> None:
+def test_sliding_spans_match_values_by_hand() -> None:
     text = [1] * 10
     assert spans_of(Sliding(0, 4), text) == [(0, 0, 4), (4, 4, 8), (8, 8, 10)]
-    # The first windows have less context, the last fewer tokens to score.
+    # The first windows have less context, and the last one has fewer tokens to score.
     assert spans_of(Sliding(6, 4), text) == [(0, 0, 4), (0, 4, 8), (2, 8, 10)]
     assert spans_of(Sliding(2, 1), text[:4]) == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 3, 4)]
     assert spans_of(Sliding(50, 50), text) == [(0, 0, 10)]
     assert spans_of(Sliding(3, 4), text, None) == [(0, 0, 4), (1, 4, 8), (5, 8, 10)]
 
 
-def test_complete_by_hand() -> None:
+def test_complete_spans_match_values_by_hand() -> None:
     text = [1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0]  # lines of 3, 2, 1, 8 and 2 tokens
 
     def blocks(length: int) -> list[int]:
-        """Where the blocks end."""
+        """Return the ends of the blocks."""
         spans = spans_of(Complete(length), text)
         assert all(start == scored for start, scored, _ in spans)
         return [stop for _, _, stop in spans]
 
     assert blocks(1) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
     assert blocks(3) == [3, 6, 9, 12, 14, 16]
-    # The line of 8 is alone: what is left of it, 3 tokens, makes no room for the next line.
+    # The line of 8 tokens is alone: its last block of 3 tokens is not filled with the next line.
     assert blocks(5) == [5, 6, 11, 14, 16]
     assert blocks(6) == [6, 12, 14, 16]
     assert blocks(8) == [6, 14, 16]
     assert blocks(10) == [6, 16]
     assert blocks(14) == [14, 16]
     assert blocks(100) == [16]
-    assert spans_of(Complete(4), [1, 0, 1, 1]) == [(0, 0, 4)]  # a text may end inside a line
+    assert spans_of(Complete(4), [1, 0, 1, 1]) == [(0, 0, 4)]  # the text may end inside a line
 
 
-def test_lines_by_hand() -> None:
+def test_line_spans_match_values_by_hand() -> None:
     assert spans_of(Lines(), [1, 0, 0, 1, 1, 0]) == [(0, 0, 2), (2, 2, 3), (3, 3, 6)]
     assert spans_of(Lines(), [1, 0, 1]) == [(0, 0, 2), (2, 2, 3)]
     assert spans_of(Lines(), [1]) == [(0, 0, 1)]
@@ -123,8 +123,8 @@ def test_every_token_is_scored_once(seed: int) -> None:
     random = np.random.default_rng(seed)
     tokens = int(random.integers(1, 200))
     y_T = torch.from_numpy(random.integers(0, int(random.integers(2, 12)), tokens))
-    x_T = torch.arange(1, tokens + 1)  # each input says where it stands; 0 fills up
-    context, stride, length, budget = (int(each) for each in random.integers(1, 60, 4))
+    x_T = torch.arange(1, tokens + 1)  # inputs are positions, starting at 1; 0 is padding
+    context, stride, length, budget = (int(number) for number in random.integers(1, 60, 4))
     for windows in (Sliding(context - 1, stride), Complete(length), Lines()):
         spans = windows.cut(y_T, 0)
         seen = []
@@ -132,46 +132,46 @@ def test_every_token_is_scored_once(seed: int) -> None:
             assert len(batch.x) == 1 or batch.x.numel() <= budget
             assert torch.equal(
                 batch.x.flatten()[batch.rows] - 1, batch.place
-            )  # each row reads the token before its own
+            )  # each scored row reads the token before its target
             seen += batch.place.tolist()
             for row in batch.x.tolist():
-                inside = [each for each in row if each]
-                assert row == inside + [0] * (len(row) - len(inside))  # filled up at the right alone
+                inside = [token for token in row if token]
+                assert row == inside + [0] * (len(row) - len(inside))  # padding is only on the right
                 assert inside == list(range(inside[0], inside[0] + len(inside)))
         assert sorted(seen) == list(range(tokens))
         assert (spans.start <= spans.scored).all()
 
 
-@pytest.mark.parametrize("windows", ALL, ids=lambda each: each.name)
-def test_batches_change_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch, windows: Windows) -> None:
+@pytest.mark.parametrize("windows", ALL_WINDOWS, ids=lambda windows: windows.name)
+def test_losses_are_independent_of_batching(opened: Open, monkeypatch: pytest.MonkeyPatch, windows: Windows) -> None:
     dataset = opened()
-    model = model_of(len(dataset.vocabulary))
+    model = make_model(len(dataset.vocabulary))
     reference = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
     for tokens, rows in ((1, 1), (40, 3), (10**6, 10**6)):
         monkeypatch.setattr(reading, "TOKENS_AT_ONCE", tokens)
         monkeypatch.setattr(scoring, "ROWS_AT_ONCE", rows)
-        found = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
-        np.testing.assert_allclose(found.nll, reference.nll, rtol=1e-6)
-        assert found.definition == reference.definition
+        result = score(model, dataset.splits["test"], dataset.vocabulary, windows=windows)
+        np.testing.assert_allclose(result.nll, reference.nll, rtol=1e-6)
+        assert result.definition == reference.definition
 
 
-def test_a_window_that_covers_the_text_scores_like_a_stream(opened: Open) -> None:
+def test_window_that_covers_the_text_scores_like_a_stream(opened: Open) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    model = model_of(len(vocabulary), ENCODERS["lstm"]())
+    model = make_model(len(vocabulary), ENCODERS["lstm"]())
     stream = score(model, split, vocabulary)
     for windows in (Sliding(0, split.tokens), Sliding(7, 10**6), Complete(split.tokens), Sliding(split.tokens, 50)):
-        found = score(model, split, vocabulary, windows=windows)
-        np.testing.assert_allclose(found.nll, stream.nll, rtol=1e-6)
-        assert (len(found.nll), found.words, found.bytes) == (len(stream.nll), stream.words, stream.bytes)
+        result = score(model, split, vocabulary, windows=windows)
+        np.testing.assert_allclose(result.nll, stream.nll, rtol=1e-6)
+        assert (len(result.nll), result.words, result.bytes) == (len(stream.nll), stream.words, stream.bytes)
 
 
-def test_more_context_is_more_context(opened: Open) -> None:
-    """Each token sees as far back as it is meant to: a change that far back, and no farther, reaches its loss."""
+def test_context_reaches_exactly_as_far_as_stated(opened: Open) -> None:
+    """A changed token affects exactly the losses whose windows include it."""
     dataset = opened()
-    model = model_of(len(dataset.vocabulary))
+    model = make_model(len(dataset.vocabulary))
     x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
-    spans = Sliding(6, 3).cut(y_1T[0], None)  # the third window scores 6, 7 and 8 and begins with 0, the fourth with 3
+    spans = Sliding(6, 3).cut(y_1T[0], None)  # the third window scores 6 to 8 and begins at 0, the fourth begins at 3
     before = scoring.window_losses(model, x_1T[0], y_1T[0], spans)
     x_1T[0, 2] = (x_1T[0, 2] + 1) % len(dataset.vocabulary)
     changed = np.flatnonzero(scoring.window_losses(model, x_1T[0], y_1T[0], spans) != before)
@@ -179,9 +179,9 @@ def test_more_context_is_more_context(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_autocast_is_close_and_says_so(opened: Open, precision: str) -> None:
+def test_autocast_is_close_and_stated_in_the_definition(opened: Open, precision: str) -> None:
     dataset = opened()
-    model = model_of(len(dataset.vocabulary)).float()
+    model = make_model(len(dataset.vocabulary)).float()
     exact = score(model, dataset.splits["test"], dataset.vocabulary, windows=Sliding(8, 8))
     rounded = score(model, dataset.splits["test"], dataset.vocabulary, windows=Sliding(8, 8), precision=precision)
     assert rounded.mean == pytest.approx(exact.mean, rel=0.02)
@@ -189,16 +189,16 @@ def test_autocast_is_close_and_says_so(opened: Open, precision: str) -> None:
     assert f"computed in {precision}; independent of how windows are computed together" in rounded.definition
 
 
-def test_sub_words_and_frequencies(opened: Open) -> None:
+def test_windows_score_sub_words_and_frequencies(opened: Open) -> None:
     dataset = opened(bpe={"merges": 3})
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    found = score(model_of(len(vocabulary)), split, vocabulary, windows=Complete(20))
-    assert (found.words, len(found.nll)) == (12 * 19, split.tokens)
-    assert found.summary().bits_per_byte == pytest.approx(found.nll.sum() / np.log(2) / split.bytes)
-    assert sum(band.tokens for band in loss_by_frequency(found, split, vocabulary).previous) == split.tokens
+    result = score(make_model(len(vocabulary)), split, vocabulary, windows=Complete(20))
+    assert (result.words, len(result.nll)) == (12 * 19, split.tokens)
+    assert result.summary().bits_per_byte == pytest.approx(result.nll.sum() / np.log(2) / split.bytes)
+    assert sum(band.tokens for band in loss_by_frequency(result, split, vocabulary).previous) == split.tokens
 
 
-def test_the_output_end_sees_scored_rows_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_end_computes_only_scored_rows(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = opened()
     rows = []
     plain = Softmax.target_log_probs
@@ -208,7 +208,7 @@ def test_the_output_end_sees_scored_rows_alone(opened: Open, monkeypatch: pytest
         return plain(output, h_ND, y_N)
 
     monkeypatch.setattr(Softmax, "target_log_probs", counted)
-    score(model_of(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=Sliding(30, 5))
+    score(make_model(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=Sliding(30, 5))
     assert sum(rows) == dataset.splits["test"].tokens
 
 
@@ -229,28 +229,28 @@ def test_the_output_end_sees_scored_rows_alone(opened: Open, monkeypatch: pytest
         (Lines(), "context: single lines, each computed afresh; <eos> stands before the first token"),
     ],
 )
-def test_definition_says_what_was_done(opened: Open, windows: Windows, line: str) -> None:
+def test_definition_describes_the_windows(opened: Open, windows: Windows, line: str) -> None:
     dataset = opened()
-    found = score(model_of(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=windows)
-    assert f"\n{line}" in found.definition
-    assert found.definition.endswith("computed in float32; independent of how windows are computed together")
-    assert found.summary().windows == windows.name
+    result = score(make_model(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=windows)
+    assert f"\n{line}" in result.definition
+    assert result.definition.endswith("computed in float32; independent of how windows are computed together")
+    assert result.summary().windows == windows.name
 
 
-def test_a_text_without_line_ends(opened: Open) -> None:
+def test_windows_of_lines_need_eos(opened: Open) -> None:
     dataset = opened(end_of_line=False)
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    model = model_of(len(vocabulary))
-    found = score(model, split, vocabulary, windows=Sliding(4, 4))
-    assert len(found.nll) == split.tokens - 1
+    model = make_model(len(vocabulary))
+    result = score(model, split, vocabulary, windows=Sliding(4, 4))
+    assert len(result.nll) == split.tokens - 1
     for windows in (Complete(10), Lines()):
         with pytest.raises(SettingsError, match="no line ends to cut it at"):
             score(model, split, vocabulary, windows=windows)
 
 
-def test_a_text_cannot_be_read_through_without_a_state(opened: Open) -> None:
+def test_streams_need_an_encoder_that_carries_state(opened: Open) -> None:
     dataset = opened()
-    model = model_of(len(dataset.vocabulary))
+    model = make_model(len(dataset.vocabulary))
     with pytest.raises(SettingsError, match="Transformer carries no state"):
         score(model, dataset.splits["test"], dataset.vocabulary)
     with pytest.raises(SettingsError, match="streams = 4: windows are computed independently"):
@@ -258,7 +258,7 @@ def test_a_text_cannot_be_read_through_without_a_state(opened: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
         (lambda: Sliding(-1, 4), "context = -1, stride = 4: context must be at least 0"),
         (lambda: Sliding(4, 0), "context = 4, stride = 0"),
@@ -268,31 +268,33 @@ def test_a_text_cannot_be_read_through_without_a_state(opened: Open) -> None:
         (lambda: Complete(LONGEST + 1), "length = 1000000001: .* at most 1,000,000,000"),
     ],
 )
-def test_impossible_windows_are_refused(build: Callable[[], Windows], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
+def test_invalid_windows_are_rejected(build: Callable[[], Windows], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         build()
 
 
-def test_any_block_of_training_can_be_a_window() -> None:
+def test_longest_training_block_equals_the_longest_window() -> None:
     TypeAdapter(Count).validate_python(LONGEST)
     with pytest.raises(ValidationError):
         TypeAdapter(Count).validate_python(LONGEST + 1)
 
 
 @pytest.mark.parametrize(
-    "windows", [*ALL, Sliding(LONGEST, LONGEST), Complete(LONGEST), Complete(LONGEST - 1)], ids=lambda each: each.name
+    "windows",
+    [*ALL_WINDOWS, Sliding(LONGEST, LONGEST), Complete(LONGEST), Complete(LONGEST - 1)],
+    ids=lambda windows: windows.name,
 )
-def test_a_name_gives_the_windows_back(windows: Windows) -> None:
-    found = named(windows.name)
-    assert type(found) is type(windows)
-    assert vars(found) == vars(windows)
+def test_windows_can_be_restored_from_their_name(windows: Windows) -> None:
+    restored = named(windows.name)
+    assert type(restored) is type(windows)
+    assert vars(restored) == vars(windows)
 
 
 @pytest.mark.parametrize("name", ["", "sliding", "context-5", "complete-0", "Lines", "context-5-stride-05"])
-def test_other_names_are_refused(name: str) -> None:
+def test_unknown_window_name_is_rejected(name: str) -> None:
     with pytest.raises(SettingsError, match=r"unknown windows .*: use context-C-stride-S, complete-L or lines"):
         named(name)
 
 
-def test_the_registry_knows_every_kind() -> None:
+def test_registry_lists_every_kind_of_window() -> None:
     assert [WINDOWS.load(kind) for kind in WINDOWS] == [Sliding, Complete, Lines]

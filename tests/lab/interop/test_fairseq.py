@@ -22,10 +22,11 @@ from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Vocabulary
 
-IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # the first and last id of every band are among them
+IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # includes the first and last id of every band
 
 
-def imported(model: FairseqModel, folder: Path, **contents: Any) -> Path:
+def import_model(model: FairseqModel, folder: Path, **contents: Any) -> Path:
+    """Save a model in fairseq's layout, import it, and return the run folder."""
     import_checkpoint(*model.save(folder / "files", **contents), folder / "run")
     return folder / "run"
 
@@ -33,11 +34,11 @@ def imported(model: FairseqModel, folder: Path, **contents: Any) -> Path:
 @pytest.mark.parametrize("final_norm", [False, True])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("tied", "tied_projections"), [(True, True), (True, False), (False, False)])
-def test_log_probabilities_are_fairseqs(
+def test_log_probabilities_equal_fairseq(
     tied: bool, tied_projections: bool, joined: bool, final_norm: bool, tmp_path: Path
 ) -> None:
     theirs = FairseqModel(tied, tied_projections, joined, final_norm)
-    model = open_run(imported(theirs, tmp_path)).model
+    model = open_run(import_model(theirs, tmp_path)).model
     assert model.tied == tied
     for kind, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         model.to(kind)
@@ -50,13 +51,13 @@ def test_shared_parameters_are_stored_and_counted_once(tied_projections: bool, t
     theirs = FairseqModel(tied_projections=tied_projections)
     buffers = ("version", "_float_tensor")
     sizes = {t.data_ptr(): t.numel() for name, t in theirs.tensors.items() if not name.endswith(buffers)}
-    model = open_run(imported(theirs, tmp_path)).model
+    model = open_run(import_model(theirs, tmp_path)).model
     assert sum(model.parameter_counts().values()) == sum(sizes.values())
 
 
 def test_every_word_keeps_its_vector(tmp_path: Path) -> None:
     theirs = FairseqModel()
-    trained = open_run(imported(theirs, tmp_path))
+    trained = open_run(import_model(theirs, tmp_path))
     words = trained.vocabulary
     assert words.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>")
     assert [words.id_of(word) for word in WORDS] == list(range(4, CUTOFFS[-1]))
@@ -70,7 +71,7 @@ def test_every_word_keeps_its_vector(tmp_path: Path) -> None:
 
 
 def test_options_become_settings(tmp_path: Path) -> None:
-    settings = open_run(imported(FairseqModel(), tmp_path)).experiment.model_dump()
+    settings = open_run(import_model(FairseqModel(), tmp_path)).experiment.model_dump()
     encoder, output = settings["encoder"], settings["output"]
     assert (encoder["layers"], encoder["heads"]) == (LAYERS, 4)
     assert (encoder["dropout"], encoder["dropout_attention"], encoder["dropout_relu"]) == (0.3, 0.1, 0.2)
@@ -81,16 +82,16 @@ def test_options_become_settings(tmp_path: Path) -> None:
 
 def test_missing_options_have_fairseqs_defaults(tmp_path: Path) -> None:
     bare = Namespace(decoder_attention_heads=4)
-    settings = open_run(imported(FairseqModel(), tmp_path, args=bare)).experiment.model_dump()
+    settings = open_run(import_model(FairseqModel(), tmp_path, args=bare)).experiment.model_dump()
     assert settings["training"]["steps"] == 1024
     assert settings["encoder"]["dropout"] == 0.1
     assert settings["output"]["tail_dropout"] == 0.0
 
 
-def test_a_model_trained_on_sentences_is_scored_by_lines(tmp_path: Path) -> None:
+def test_model_trained_on_sentences_is_scored_by_lines(tmp_path: Path) -> None:
     model = FairseqModel()
     arguments = Namespace(**model.arguments | {"sample_break_mode": "eos", "no_scale_embedding": True})
-    settings = open_run(imported(model, tmp_path, args=arguments)).experiment.model_dump()
+    settings = open_run(import_model(model, tmp_path, args=arguments)).experiment.model_dump()
     assert settings["evaluation"]["windows"] == {"kind": "lines"}
     assert settings["input"]["scale"] == 1.0
 
@@ -101,7 +102,7 @@ def test_options_in_newer_files_are_read(section: Any, tmp_path: Path) -> None:
     options = {**model.arguments, "activation_dropout": 0.25}
     length = options.pop("tokens_per_sample")
     config = {"model": section(**options), "task": {"tokens_per_sample": length}, "common": {"seed": 1}}
-    settings = open_run(imported(model, tmp_path, args=None, cfg=config)).experiment.model_dump()
+    settings = open_run(import_model(model, tmp_path, args=None, cfg=config)).experiment.model_dump()
     assert settings["encoder"]["dropout_relu"] == 0.25
     assert settings["training"]["steps"] == 6
 
@@ -119,7 +120,7 @@ def test_old_and_half_precision_files_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs.log_probs(IDS), rtol=1e-10, atol=1e-10)
 
 
-def test_meters_of_the_training_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_meters_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Early checkpoints contain them as objects of fairseq's classes."""
     module = ModuleType("fairseq.meters")
     module.AverageMeter = type("AverageMeter", (), {"__module__": "fairseq.meters"})  # type: ignore[attr-defined]
@@ -133,7 +134,7 @@ def test_meters_of_the_training_are_ignored(tmp_path: Path, monkeypatch: pytest.
     assert import_checkpoint(*files, tmp_path / "run").imported
 
 
-def test_repeating_an_import_changes_nothing_and_another_model_is_rejected(tmp_path: Path) -> None:
+def test_import_is_idempotent_and_another_model_is_rejected(tmp_path: Path) -> None:
     files = FairseqModel().save(tmp_path / "one")
     import_checkpoint(*files, tmp_path / "run")
     before = (tmp_path / "run" / "best" / "MANIFEST.json").read_bytes()
@@ -143,16 +144,16 @@ def test_repeating_an_import_changes_nothing_and_another_model_is_rejected(tmp_p
         import_checkpoint(*FairseqModel(seed=1).save(tmp_path / "other"), tmp_path / "run")
 
 
-def texts(folder: Path) -> Path:
+def write_texts(folder: Path) -> Path:
     folder.mkdir()
     for name in ("train", "valid", "test"):
         (folder / f"{name}.txt").write_text("w3 w0 strange w26\n\nw1\n", encoding="utf-8")
     return folder
 
 
-def test_a_text_is_encoded_with_the_dictionary(tmp_path: Path) -> None:
+def test_text_is_encoded_with_the_dictionary(tmp_path: Path) -> None:
     files = FairseqModel().save(tmp_path / "files")
-    corpus = CorpusSettings(name=str(texts(tmp_path / "text")))
+    corpus = CorpusSettings(name=str(write_texts(tmp_path / "text")))
     run = import_checkpoint(*files, tmp_path / "run", corpus=corpus)
     dataset = open_texts(run, None)
     assert dataset.splits["test"].ids.tolist() == [7, 4, 3, 30, 2, 2, 5, 2]
@@ -162,8 +163,8 @@ def test_a_text_is_encoded_with_the_dictionary(tmp_path: Path) -> None:
         open_texts(run, None)
 
 
-def test_a_model_imported_without_a_text_has_none_to_score(tmp_path: Path) -> None:
-    run = RunFolder.open(imported(FairseqModel(), tmp_path))
+def test_model_imported_without_a_text_cannot_be_scored(tmp_path: Path) -> None:
+    run = RunFolder.open(import_model(FairseqModel(), tmp_path))
     with pytest.raises(DataError, match=r"imported without a text; import it again with --corpus NAME"):
         open_texts(run, None)
 
@@ -185,7 +186,7 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     model = FairseqModel()
     with pytest.raises(DataError, match=r"model\.pt contains (posix|os)\.system, .* only tensors"):
-        imported(model, tmp_path, args=Namespace(**model.arguments), extra_state=Malicious(mark))
+        import_model(model, tmp_path, args=Namespace(**model.arguments), extra_state=Malicious(mark))
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Malicious(mark)))
     with pytest.raises(DataError, match=r"plain\.pkl"):
         import_checkpoint(tmp_path / "plain.pkl", tmp_path / "files" / "dict.txt", tmp_path / "run")
@@ -194,14 +195,14 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 torn", bytes(range(256)), b"\x80\x02}."])
-def test_a_file_that_is_not_a_checkpoint_is_rejected(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_checkpoint_is_rejected(content: bytes, tmp_path: Path) -> None:
     _, dictionary = FairseqModel().save(tmp_path)
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(DataError, match=r"model\.pt: not a checkpoint of (torch|fairseq)"):
         import_checkpoint(tmp_path / "model.pt", dictionary, tmp_path / "run")
 
 
-def test_a_truncated_or_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
+def test_truncated_or_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
     whole = checkpoint.read_bytes()
     for size in (100, len(whole) // 2, len(whole) - 10):
@@ -234,7 +235,8 @@ def test_unsupported_contents_are_rejected(contents: dict[str, Any], message: st
         import_checkpoint(checkpoint, dictionary, tmp_path / "run")
 
 
-def changed(**tensors: torch.Tensor | None) -> FairseqModel:
+def model_with(**tensors: torch.Tensor | None) -> FairseqModel:
+    """Return a model with these tensors replaced, or removed if None."""
     model = FairseqModel()
     for name, tensor in tensors.items():
         model.tensors.pop(name, None)
@@ -262,11 +264,11 @@ def changed(**tensors: torch.Tensor | None) -> FairseqModel:
         ({"decoder.embed_tokens.embeddings.1.0.weight": torch.zeros(8, 7)}, r"dimensions of the bands, \(16, 7, 1\)"),
     ],
 )
-def test_an_unsupported_architecture_is_rejected(
+def test_unsupported_architecture_is_rejected(
     tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=message):
-        imported(changed(**tensors), tmp_path)
+        import_model(model_with(**tensors), tmp_path)
     assert not (tmp_path / "run").exists()
 
 
@@ -283,7 +285,7 @@ def test_an_unsupported_architecture_is_rejected(
         (None, "is missing"),
     ],
 )
-def test_an_unusable_dictionary_is_rejected(text: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_dictionary_is_rejected(text: bytes | None, message: str, tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
     dictionary.unlink()
     if text is not None:

@@ -1,4 +1,4 @@
-"""Seconds of an epoch and times of plain torch, from records of steps: of a recipe's own settings and known code."""
+"""Seconds per epoch and speed relative to plain torch, from step records with the recipe's settings and known code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from reefknot.lab.reports.rows import Steps, TableRow, join, times_first
 from reefknot.lab.reports.table import to_markdown
 from reefknot.lab.runs.changes import Change
 
-OWN: frozenset[Change] = frozenset()
-"""No setting but the recipe's own."""
+NO_CHANGES: frozenset[Change] = frozenset()
+"""The settings are those of the recipe."""
 
 
-def write(
+def write_record(
     folder: Path, name: str = "gpu", seconds: tuple[float | None, ...] = (40.0, 12.0, 8.0), **changes: Any
 ) -> None:
     modes = ("plain loop", "eager", "captured")
@@ -32,34 +32,34 @@ def write(
         "recipe": "pappas2019/table3",
         "overrides": [],
         "rows": [
-            {"row": "tied", "mode": mode, "epoch_seconds": each} for mode, each in zip(modes, seconds, strict=True)
+            {"row": "tied", "mode": mode, "epoch_seconds": value} for mode, value in zip(modes, seconds, strict=True)
         ],
     }
     (folder / f"{name}.json").write_text(json.dumps(record | changes))
 
 
-def test_the_fastest_step_counts(tmp_path: Path) -> None:
+def test_fastest_step_counts(tmp_path: Path) -> None:
     assert measured_steps(tmp_path) == {}
-    write(tmp_path)
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", OWN)): Steps(8.0, 5.0)}
-    write(tmp_path, seconds=(40.0, 50.0, None))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", OWN)): Steps(50.0, 0.8)}, (
-        "what is slower says so"
+    write_record(tmp_path)
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(8.0, 5.0)}
+    write_record(tmp_path, seconds=(40.0, 50.0, None))
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(50.0, 0.8)}, (
+        "a factor below 1 is shown too"
     )
 
 
-def test_of_several_records_the_least_is_taken(tmp_path: Path) -> None:
+def test_slowest_of_several_records_counts(tmp_path: Path) -> None:
     for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
-        write(tmp_path, name, (40.0, 20.0, captured))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", OWN)): Steps(10.0, 4.0)}
+        write_record(tmp_path, name, (40.0, 20.0, captured))
+    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(10.0, 4.0)}
 
 
-def test_every_device_counts_by_itself(tmp_path: Path) -> None:
-    write(tmp_path)
-    write(tmp_path, "cpu", (900.0, 600.0, None), machine={"device": "Xeon"})
+def test_devices_are_kept_separate(tmp_path: Path) -> None:
+    write_record(tmp_path)
+    write_record(tmp_path, "cpu", (900.0, 600.0, None), machine={"device": "Xeon"})
     assert measured_steps(tmp_path) == {
-        ("pappas2019/table3", "tied", ("H200", OWN)): Steps(8.0, 5.0),
-        ("pappas2019/table3", "tied", ("Xeon", OWN)): Steps(600.0, 1.5),
+        ("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(8.0, 5.0),
+        ("pappas2019/table3", "tied", ("Xeon", NO_CHANGES)): Steps(600.0, 1.5),
     }
 
 
@@ -72,32 +72,38 @@ def test_every_device_counts_by_itself(tmp_path: Path) -> None:
         ((), {"Small": 3.0, "Small + WT": 5.0, "not run": None}),
     ],
 )
-def test_steps_of_another_device_say_nothing_of_runs(
+def test_steps_of_another_device_are_not_used_for_runs(
     tmp_path: Path, devices: tuple[str, ...], expected: dict[str, float | None]
 ) -> None:
-    """Where nothing was trained, the Xeon has measured more rows."""
+    """Without runs, the device with the most measured rows is used: the Xeon."""
     for seed, device in enumerate(devices):
         write_run(tmp_path, "Small", seed, result("Small", seed, training={"device": device}))
     rows = join([TableRow(name) for name in expected], collect([tmp_path]) if devices else [])
-    found = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
-    found |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
-    measured = {("a/b", name, (device, OWN)): Steps(1.0, times) for (name, device), times in found.items()}
-    measured |= {("other", "Small", (device, OWN)): Steps(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
-    shown = with_steps("a/b", rows, measured)
-    assert {row.name: row.steps and row.steps.times_plain for row in shown} == expected
+    times_by_row = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
+    times_by_row |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
+    measured = {
+        ("a/b", name, (device, NO_CHANGES)): Steps(1.0, times) for (name, device), times in times_by_row.items()
+    }
+    measured |= {("other", "Small", (device, NO_CHANGES)): Steps(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
+    rows_with_steps = with_steps("a/b", rows, measured)
+    assert {row.name: row.steps and row.steps.times_plain for row in rows_with_steps} == expected
 
 
 def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
-    """However long these were trained; what nobody has trained has the recipe's settings or those of the other rows."""
+    """The training length may differ. Untrained rows match the recipe's settings or those of trained rows."""
     performance, runs = tmp_path / "performance", tmp_path / "runs"
     performance.mkdir()
-    own, fast = ([{"row": "Small", "epoch_seconds": each} for each in times] for times in ((40.0, 8.0), (44.0, 4.0)))
-    write(performance, recipe="a/b", rows=own)
+    plain, fast = (
+        [{"row": "Small", "epoch_seconds": value} for value in times] for times in ((40.0, 8.0), (44.0, 4.0))
+    )
+    write_record(performance, recipe="a/b", rows=plain)
     precision, fewer = change("training.precision", "float32", "bfloat16"), change("training.epochs", 60, 25)
     overrides = ["training.precision='bfloat16'", "training.epochs=1"]
-    told = {"Small": ['training.precision: "float32" -> "bfloat16"', "training.epochs: 60 -> 1"]}  # as they once were
-    write(performance, "fast", recipe="a/b", rows=fast, overrides=overrides, changed=told)
-    write(performance, "untold", recipe="a/b", rows=fast, overrides=["training.batch=8"])
+    changed_as_text = {
+        "Small": ['training.precision: "float32" -> "bfloat16"', "training.epochs: 60 -> 1"]
+    }  # the older text format
+    write_record(performance, "fast", recipe="a/b", rows=fast, overrides=overrides, changed=changed_as_text)
+    write_record(performance, "untold", recipe="a/b", rows=fast, overrides=["training.batch=8"])
     measured = measured_steps(performance)
     rows = [TableRow("Small"), TableRow("Small + WT")]
     assert [row.steps for row in with_steps("a/b", rows, measured)] == [Steps(8.0, 5.0), None]
@@ -112,10 +118,10 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
         folder = runs / str(seed)
         for name in ("Small", "Small + WT"):
             write_run(folder / name, name, seed, result(name, seed, changed=changed, training={"device": "H200"}))
-        shown = with_steps("a/b", join(rows, collect([folder])), measured)
-        assert [row.steps for row in shown] == [expected, None]
+        trained = with_steps("a/b", join(rows, collect([folder])), measured)
+        assert [row.steps for row in trained] == [expected, None]
         untrained = with_steps("a/b", join(rows, collect([folder / "Small + WT"])), measured)
-        assert [row.steps for row in untrained] == [expected, None], "as the rows that were trained"
+        assert [row.steps for row in untrained] == [expected, None], "like the trained rows"
 
 
 @pytest.mark.parametrize(
@@ -127,31 +133,31 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
         {"seconds": (40.0, None, None)},
     ],
 )
-def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
-    write(tmp_path, **changes)
+def test_unusable_step_records_are_ignored(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_record(tmp_path, **changes)
     assert measured_steps(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not record the commit by which it was made"),
         ({"environment": {"command": "a", "commit": "b", "dirty": True}}, "uncommitted changes; commit and run"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    write(tmp_path, **changes)
-    with pytest.raises(DataError, match=says):
+def test_untraceable_step_record_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_record(tmp_path, **changes)
+    with pytest.raises(DataError, match=message):
         measured_steps(tmp_path)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_benchmark_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(DataError, match="not a record of a benchmark; `reefknot bench WHAT --json"):
         measured_steps(tmp_path)
 
 
-def test_a_table_shows_it_only_where_it_was_measured() -> None:
+def test_step_columns_are_shown_only_if_measured() -> None:
     rows = [TableRow("tied", steps=Steps(8.72, 4.72)), TableRow("untied")]
     text = to_markdown(rows)
     assert "| row | test | s/epoch alone | x plain torch |" in text
@@ -161,16 +167,18 @@ def test_a_table_shows_it_only_where_it_was_measured() -> None:
     assert "x plain torch" not in to_markdown(rows[1:])
 
 
-def test_a_table_of_seconds_is_answered_by_steps_where_nothing_was_trained() -> None:
+def test_table_of_seconds_uses_steps_for_untrained_rows() -> None:
     steps = {"AWD": Steps(8.0, 4.7), "AWD + DRILL": Steps(10.0, 5.0)}
-    rows = [TableRow(name, {"seconds": 47.0}, steps=found) for name, found in steps.items()]
+    rows = [
+        TableRow(name, {"seconds": 47.0}, steps=measured_steps_of_row) for name, measured_steps_of_row in steps.items()
+    ]
     text = to_markdown([*rows, TableRow("AWD + mixture", {"seconds": 139.0})])
     assert "| AWD | 8.00 | 47 | 1.00 | 1.00 | 4.7 |\n| AWD + DRILL | 10.0 | 47 | 1.25 | 1.00 | 5.0 |" in text
     assert "| AWD + mixture | not run | 139 |  | 2.96 |  |" in text
     assert "s/epoch: for a row that was not trained, our fastest training step" in text
 
 
-def test_seconds_of_runs_and_of_steps_are_not_set_against_each_other(tmp_path: Path) -> None:
+def test_seconds_of_runs_and_of_steps_are_not_compared(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs")
     trained = TableRow("Small", {"seconds": 47.0}, results=tuple(collect([runs / "press2017/table6/small"])))
     measured = TableRow("other", {"seconds": 94.0}, steps=Steps(8.0, 4.7))
@@ -178,4 +186,4 @@ def test_seconds_of_runs_and_of_steps_are_not_set_against_each_other(tmp_path: P
     assert times_first([trained, measured], measured) == (None, 2.0)
     assert times_first([trained, measured], trained) == (1.0, 1.0)
     both = replace(trained, steps=Steps(4.0, 4.7))
-    assert times_first([both, measured], measured) == (2.0, 2.0), "steps of both"
+    assert times_first([both, measured], measured) == (2.0, 2.0), "both have steps"

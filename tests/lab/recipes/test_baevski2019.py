@@ -1,4 +1,4 @@
-"""Baevski & Auli's tables as recipes: every row with its figure, and settings that fit together."""
+"""Recipes of Baevski & Auli's tables: every row has its published scores, and the settings are consistent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from reefknot.lab.reports.table import from_recipe
 from reefknot.lab.runs.scores import PERPLEXITY
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
-FIGURES = Path(__file__).parent / "baevski2019.csv"
-"""The figures of the paper's eight tables; a row that a table prints twice, with one figure, is here once."""
+PAPER_SCORES = Path(__file__).parent / "baevski2019.csv"
+"""Scores of the paper's eight tables. A row that a table prints twice is listed once."""
 TABLES = [f"table{number}" for number in range(1, 9)]
 OURS = ["enwiki", "wikitext2"]
 PAPER = {
@@ -62,8 +62,8 @@ PAPER = {
     "training.schedule.least": (1e-5, 1e-5),
     "evaluation.windows": ({"kind": "complete", "length": 512}, {"kind": "lines"}),
 }
-"""Settings of ADP-T on both texts, Tables 3 and 4; its Table 1 has updates twice as large, 64 GPUs for 32."""
-ALIKE = {
+"""Settings of ADP-T on both corpora (Tables 3 and 4). The updates of Table 1 are twice as large."""
+SAME_ROWS = {
     ("table1", "Adaptive inputs"): ("table4", "ADP-T", "training.batch=256", "training.accumulate=8"),
     ("table1", "Char-CNN"): ("table4", "CNN", "training.batch=256", "training.accumulate=8"),
     ("table2", "Adaptive inputs"): (
@@ -79,96 +79,102 @@ ALIKE = {
     ("table7", "Adaptive -> Adaptive (tied emb/proj not head)"): ("table3", "ADP-T"),
     ("table8", "20k/40k/200k"): ("table3", "ADP-T"),
 }
-"""Rows that are rows of another table, but for what a table says of itself."""
+"""Rows equal to a row of another table, except for the listed overrides."""
 
 
 def recipe(name: str) -> Recipe:
     return load_recipe(f"baevski2019/{name}")
 
 
-def figures() -> dict[str, dict[str, dict[str, float]]]:
-    """By table and row."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    with FIGURES.open(encoding="utf-8", newline="") as file:
+def paper_scores() -> dict[str, dict[str, dict[str, float]]]:
+    """Return the published scores by table and row."""
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    with PAPER_SCORES.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             row = {key: float(line[key]) for key in ("valid", "test", "hours") if line[key]}
-            found.setdefault(f"table{line['table']}", {})[line["row"]] = row
-    return found
+            scores.setdefault(f"table{line['table']}", {})[line["row"]] = row
+    return scores
 
 
 def settings(part: Any, *left_out: str) -> dict[str, Any]:
     return {key: value for key, value in part.model_dump().items() if key not in left_out}
 
 
-def test_every_row_of_the_paper_is_there_with_its_figures() -> None:
-    there = {table: {row.name: row.paper for row in recipe(table).rows} for table in TABLES}
-    assert there == figures()
-    assert [list(rows) for rows in there.values()] == [list(rows) for rows in figures().values()]  # in its order
+def test_every_row_of_the_paper_has_its_scores() -> None:
+    actual = {table: {row.name: row.paper for row in recipe(table).rows} for table in TABLES}
+    assert actual == paper_scores()
+    assert [list(rows) for rows in actual.values()] == [
+        list(rows) for rows in paper_scores().values()
+    ]  # rows are in the order of the paper
 
 
 @pytest.mark.parametrize(("text", "table"), [(0, "table3"), (1, "table4")])
-def test_the_paper_s_settings(text: int, table: str) -> None:
-    found = recipe(table).experiments["ADP-T"].model_dump()
-    there = {path: reduce(getitem, path.split("."), found) for path in PAPER}
-    assert there == {path: values[text] for path, values in PAPER.items()}
+def test_settings_are_those_of_the_paper(text: int, table: str) -> None:
+    experiment = recipe(table).experiments["ADP-T"].model_dump()
+    actual = {path: reduce(getitem, path.split("."), experiment) for path in PAPER}
+    assert actual == {path: values[text] for path, values in PAPER.items()}
 
 
-def test_tables_agree_but_for_what_they_say() -> None:
-    """With the next test, all rows of all tables have the settings of Tables 3 and 4 beside their ends."""
-    assert {table for table, _ in ALIKE} == {*TABLES} - {"table3", "table4"}
-    for (table, row), (other, name, *says) in ALIKE.items():
-        expected = load_recipe(f"baevski2019/{other}", says, name).experiments[name]
+def test_tables_agree_except_for_their_stated_differences() -> None:
+    """Together with the next test: all rows have the settings of Tables 3 and 4 except for their ends."""
+    assert {table for table, _ in SAME_ROWS} == {*TABLES} - {"table3", "table4"}
+    for (table, row), (other, name, *overrides) in SAME_ROWS.items():
+        expected = load_recipe(f"baevski2019/{other}", overrides, name).experiments[name]
         assert recipe(table).experiments[row].model_dump() == expected.model_dump(), (table, row)
 
 
 @pytest.mark.parametrize("name", TABLES + OURS)
-def test_rows_differ_in_their_ends_alone(name: str) -> None:
-    """But for what the paper says: sizes of the body (1), blocks (5), drop rates (7), tokens to an update of SM (3)."""
+def test_rows_differ_only_in_their_ends(name: str) -> None:
+    """Exceptions of the paper: encoder sizes (Table 1), blocks (5), dropout (7), tokens per update of SM (3)."""
     experiments = list(recipe(name).experiments.values())
     body = () if name not in ("table1", "table7") else ("layers", "ffn_dim") if name == "table1" else ("dropout",)
-    words = [each.vocabulary for each in experiments if each.vocabulary.bpe is None]
-    assert all(each == words[0] for each in words)
-    for each in experiments[1:]:
-        assert settings(each.encoder, *body) == settings(experiments[0].encoder, *body)
-        assert settings(each.training, "batch", "steps") == settings(experiments[0].training, "batch", "steps")
-        assert (each.corpus, each.init) == (experiments[0].corpus, experiments[0].init)
+    words = [row.vocabulary for row in experiments if row.vocabulary.bpe is None]
+    assert all(vocabulary == words[0] for vocabulary in words)
+    for experiment in experiments[1:]:
+        assert settings(experiment.encoder, *body) == settings(experiments[0].encoder, *body)
+        assert settings(experiment.training, "batch", "steps") == settings(experiments[0].training, "batch", "steps")
+        assert (experiment.corpus, experiment.init) == (experiments[0].corpus, experiments[0].init)
         if name != "table5":
-            assert each.training.steps == experiments[0].training.steps
-            assert each.evaluation == experiments[0].evaluation
+            assert experiment.training.steps == experiments[0].training.steps
+            assert experiment.evaluation == experiments[0].evaluation
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_drop_rates_that_a_row_names(name: str) -> None:
-    """The others are the paper's, of body and tails."""
+def test_dropout_is_the_papers_unless_the_row_names_another(name: str) -> None:
+    """Checks dropout of the encoder and of the tails."""
     usual = PAPER["encoder.dropout"], PAPER["output.tail_dropout"]
     for row, experiment in recipe(name).experiments.items():
         body, tails = (rates[name in ("table1", "table4")] for rates in usual)
-        found = experiment.model_dump()
-        assert found["encoder"]["dropout"] == (0.4 if row.endswith(", dropout 0.4") else body), row
-        if found["output"]["kind"] == "adaptive":
-            assert found["output"]["tail_dropout"] == (0.0 if row.endswith("tail dropout 0.0") else tails), row
-            assert found["output"]["softmax_dropout"] == 0.0, row
+        settings_of_row = experiment.model_dump()
+        assert settings_of_row["encoder"]["dropout"] == (0.4 if row.endswith(", dropout 0.4") else body), row
+        if settings_of_row["output"]["kind"] == "adaptive":
+            assert settings_of_row["output"]["tail_dropout"] == (0.0 if row.endswith("tail dropout 0.0") else tails), (
+                row
+            )
+            assert settings_of_row["output"]["softmax_dropout"] == 0.0, row
 
 
 def tokens(experiment: LanguageModelExperiment) -> int:
     return experiment.training.batch * experiment.training.steps
 
 
-def test_tokens_of_an_update() -> None:
-    found = {table: {row: tokens(each) for row, each in recipe(table).experiments.items()} for table in TABLES}
-    assert set(found["table1"].values()) == {64 * 2_048}
-    assert set(found["table2"].values()) == {24 * 3_072}
-    assert set(found["table4"].values()) == {32 * 2_048}
-    assert set(found["table8"].values()) == {8 * 4_096 * 2}
-    assert list(found["table5"].values()) == [65_536, 65_536, 24 * 3_072]
+def test_tokens_per_update_are_those_of_the_paper() -> None:
+    updates = {
+        table: {row: tokens(experiment) for row, experiment in recipe(table).experiments.items()} for table in TABLES
+    }
+    assert set(updates["table1"].values()) == {64 * 2_048}
+    assert set(updates["table2"].values()) == {24 * 3_072}
+    assert set(updates["table4"].values()) == {32 * 2_048}
+    assert set(updates["table8"].values()) == {8 * 4_096 * 2}
+    assert list(updates["table5"].values()) == [65_536, 65_536, 24 * 3_072]
     for table in ("table3", "table6", "table7"):
-        for row, number in found[table].items():
+        for row, number in updates[table].items():
             plain = recipe(table).experiments[row].output.kind == "softmax"  # type: ignore[attr-defined]
             assert number == (8 * 1_024 * 4 if plain and "BPE" not in row else 65_536), row
 
 
 @pytest.mark.parametrize(("name", "cycles"), [(name, 3 if name in ("table1", "table4") else 4) for name in TABLES])
-def test_training_ends_in_the_valley_of_the_last_cycle(name: str, cycles: int) -> None:
+def test_training_ends_at_the_minimum_of_the_last_cycle(name: str, cycles: int) -> None:
     training = next(iter(recipe(name).experiments.values())).training
     schedule = SCHEDULES.build(training.schedule, {})
     assert training.updates is not None
@@ -179,9 +185,9 @@ def test_training_ends_in_the_valley_of_the_last_cycle(name: str, cycles: int) -
     assert (schedule.factor(1, 0), schedule.factor(1, 16_000)) == (1e-7, 1.0)
 
 
-def test_ours_end_when_the_rate_does() -> None:
+def test_our_rows_end_when_the_learning_rate_reaches_zero() -> None:
     enwiki, wikitext2 = (next(iter(recipe(name).experiments.values())).training for name in OURS)
-    updates = 30 * -(-2_088_628 // (32 * 256))  # of 30 epochs of WikiText-2
+    updates = 30 * -(-2_088_628 // (32 * 256))  # 30 epochs of WikiText-2
     for training, last in ((enwiki, enwiki.updates), (wikitext2, updates)):
         factors = [SCHEDULES.build(training.schedule, {}).factor(1, step) for step in range(last or 0)]
         peak = factors.index(1.0)
@@ -189,30 +195,30 @@ def test_ours_end_when_the_rate_does() -> None:
         assert factors[-1] < 1e-3
 
 
-def test_inputs_are_scaled_by_the_root_of_the_width() -> None:
-    widths = {"enwiki": 512, "wikitext2": 256}
+def test_inputs_are_scaled_by_the_square_root_of_the_dimension() -> None:
+    dims = {"enwiki": 512, "wikitext2": 256}
     for name in TABLES + OURS:
         for row, experiment in recipe(name).experiments.items():
-            width = 1536 if row == "Adaptive inputs (very large)" else widths.get(name, 1024)
-            assert experiment.input.scale == width**0.5, row  # type: ignore[attr-defined]
+            dim = 1536 if row == "Adaptive inputs (very large)" else dims.get(name, 1024)
+            assert experiment.input.scale == dim**0.5, row  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["table5", "enwiki"])
-def test_windows_with_context_are_as_long_as_the_blocks_of_training(name: str) -> None:
-    found = recipe(name)
-    scoring = [row for row in found.rows if row.of]
+def test_context_plus_stride_equals_the_training_block(name: str) -> None:
+    loaded = recipe(name)
+    scoring = [row for row in loaded.rows if row.of]
     assert scoring
     for row in scoring:
         assert row.by is not None
         assert row.of is not None
         _, context, _, stride = row.by.split("-")
         assert row.by == Sliding(int(context), int(stride)).name
-        assert int(context) + int(stride) == found.experiments[row.of].training.steps
+        assert int(context) + int(stride) == loaded.experiments[row.of].training.steps
         assert f"context {context}" in row.name
 
 
-def test_a_row_trains_and_its_context_is_scored(tmp_path: Path) -> None:
-    """The recipe as it is, but for sizes that a test has time for."""
+def test_row_can_be_trained_and_scored_with_context(tmp_path: Path) -> None:
+    """The recipe is used as shipped, with smaller sizes."""
     text, runs = tmp_path / "text", tmp_path / "runs"
     text.mkdir()
     lines = ["the wind is high and the sea is cold .\n", "a ship came in with the wind .\n", "high seas !\n"]
@@ -227,8 +233,8 @@ def test_a_row_trains_and_its_context_is_scored(tmp_path: Path) -> None:
     ):
         assert CliRunner().invoke(app, command).exit_code == 0
     rows = join(from_recipe(recipe("enwiki").rows, "baevski2019/enwiki"), collect([runs]))
-    shown = {row.name: row.figure(PERPLEXITY, "test") for row in rows if row.ran}
-    assert set(shown) == {"ADP-T", "ADP-T, context 480"}
-    # One window holds the text, so this is more context than blocks of twelve tokens have.
-    assert shown["ADP-T"] != shown["ADP-T, context 480"]
+    scores = {row.name: row.figure(PERPLEXITY, "test") for row in rows if row.ran}
+    assert set(scores) == {"ADP-T", "ADP-T, context 480"}
+    # One window holds the whole text, so it has more context than blocks of twelve tokens.
+    assert scores["ADP-T"] != scores["ADP-T, context 480"]
     assert rows[-1].changed

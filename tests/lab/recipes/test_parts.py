@@ -1,4 +1,4 @@
-"""Recipes whose rows are another recipe's: the same settings, the same runs, and clear refusals."""
+"""Recipes that extend another recipe: the same settings, the same runs, and clear errors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PARTS = {
 
 
 @pytest.mark.parametrize(("part", "whole"), PARTS.items())
-def test_a_part_has_the_rows_of_the_whole(part: str, whole: str) -> None:
-    one, other = load_recipe(part), load_recipe(whole)
-    assert (one.asked, one.name, one.paper) == (part, whole, other.paper)
-    assert one.title != other.title
-    for row in one.rows:
-        assert row == other.row(row.name)
-        assert one.experiments[row.name] == other.experiments[row.name]
+def test_part_has_the_rows_of_the_extended_recipe(part: str, whole: str) -> None:
+    loaded_part, loaded_whole = load_recipe(part), load_recipe(whole)
+    assert (loaded_part.asked, loaded_part.name, loaded_part.paper) == (part, whole, loaded_whole.paper)
+    assert loaded_part.title != loaded_whole.title
+    for row in loaded_part.rows:
+        assert row == loaded_whole.row(row.name)
+        assert loaded_part.experiments[row.name] == loaded_whole.experiments[row.name]
 
 
-def test_a_part_is_told_what_it_may_not_say(tmp_path: Path) -> None:
+def test_invalid_part_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "part.toml"
     head = 'title = "Part"\nextends = "{}"\n'
-    for text, said in (
+    for text, message in (
         (head.format("demo") + 'rows = ["zebra"]', 'demo has no row "zebra"; there are: "'),
         (head.format("demo") + "rows = []", "rows: "),
         (head.format("zebra") + 'rows = ["tied"]', "no recipe 'zebra'"),
@@ -43,12 +43,12 @@ def test_a_part_is_told_what_it_may_not_say(tmp_path: Path) -> None:
         (head.format("demo") + 'rows = ["tied"]\n[base.corpus]\nname = "ptb"', "base: "),
     ):
         path.write_text(text)
-        with pytest.raises(SettingsError) as refused:
+        with pytest.raises(SettingsError) as caught:
             load_recipe(str(path))
-        assert said in str(refused.value)
+        assert message in str(caught.value)
 
 
-def test_a_part_takes_overrides_and_chooses_rows() -> None:
+def test_part_accepts_overrides_and_row_patterns() -> None:
     part = load_recipe("inan2017/figure2", ["training.epochs=2"], ["*large"])
     assert [row.name for row in part.rows] == [
         "VD-LSTM large",

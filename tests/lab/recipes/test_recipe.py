@@ -1,4 +1,4 @@
-"""Recipes: how rows differ from the base, how overrides are read, and what is said when something is wrong."""
+"""Recipes: rows and base, overrides, and error messages."""
 
 from __future__ import annotations
 
@@ -53,22 +53,23 @@ schedule = { kind = "decay", hold = 1, factor = 0.5 }
 """
 SETTINGS: dict[str, Any] = tomllib.loads(BASE)["base"]
 ROW = '\n[[rows]]\nname = "only"\n'
-ENCODERS_THERE = ", ".join(ENCODERS)
+ENCODER_NAMES = ", ".join(ENCODERS)
 
 
-def write(folder: Path, text: str) -> str:
+def write_recipe(folder: Path, text: str) -> str:
     path = folder / "made.toml"
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def complaint(folder: Path, text: str, *overrides: str) -> str:
-    with pytest.raises(SettingsError) as found:
-        load_recipe(write(folder, text), overrides)
-    said = str(found.value)
-    assert len(said.splitlines()) <= 10
-    assert found.value.exit_code == 2
-    return said
+def error_message(folder: Path, text: str, *overrides: str) -> str:
+    """Load a recipe that is wrong and return the error message, which has at most ten lines."""
+    with pytest.raises(SettingsError) as caught:
+        load_recipe(write_recipe(folder, text), overrides)
+    message = str(caught.value)
+    assert len(message.splitlines()) <= 10
+    assert caught.value.exit_code == 2
+    return message
 
 
 def test_rows_and_overrides_reach_the_experiment(tmp_path: Path) -> None:
@@ -88,13 +89,13 @@ name = "Longer"
 [rows.set]
 training.epochs = 7
 """
-    recipe = load_recipe(write(tmp_path, BASE + rows), ["training.seed=5", "training.epochs=9"])
+    recipe = load_recipe(write_recipe(tmp_path, BASE + rows), ["training.seed=5", "training.epochs=9"])
     assert recipe.name == "made"
     assert [row.slug for row in recipe.rows] == ["small-pr", "quoted", "longer"]
     assert set(recipe.experiments) == {"Small + PR", "Longer"}
     classifier = recipe.experiments["Small + PR"].output.classifier  # type: ignore[attr-defined]
     assert (classifier.kind, classifier.bias, classifier.penalty) == ("projected", True, 0.15)
-    assert {each.training.seed for each in recipe.experiments.values()} == {5}
+    assert {experiment.training.seed for experiment in recipe.experiments.values()} == {5}
     assert recipe.experiments["Longer"].training.epochs == 9
 
 
@@ -114,40 +115,40 @@ training.epochs = 7
         ("training.keep=7", []),
     ],
 )
-def test_what_counts_as_a_change(tmp_path: Path, override: str, changed: list[Change]) -> None:
-    assert load_recipe(write(tmp_path, BASE + ROW), [override]).changed == {"only": changed}
+def test_changed_lists_settings_that_affect_results(tmp_path: Path, override: str, changed: list[Change]) -> None:
+    assert load_recipe(write_recipe(tmp_path, BASE + ROW), [override]).changed == {"only": changed}
 
 
 @pytest.mark.parametrize("value", ["0", "1979-05-27", "nan", "0x" + "f" * 6000])
-def test_changes_of_a_row_that_is_wrong_without_them(tmp_path: Path, value: str) -> None:
+def test_override_can_correct_an_invalid_value(tmp_path: Path, value: str) -> None:
     text = BASE.replace("epochs = 2", f"epochs = {value}") + ROW
-    (found,) = load_recipe(write(tmp_path, text), ["training.epochs=3", "training.batch=4"]).changed["only"]
-    assert (found.key, found.new) == ("training.epochs", 3)
+    (change,) = load_recipe(write_recipe(tmp_path, text), ["training.epochs=3", "training.batch=4"]).changed["only"]
+    assert (change.key, change.new) == ("training.epochs", 3)
 
 
 @pytest.mark.parametrize(
-    ("override", "kept"),
+    ("override", "unchanged"),
     [
         ("training.epochs=3", True),
         ("init.uniform=0.5", True),
         ("evaluation.streams=3", True),
-        ("encoder.layers=2", True),  # as it was
+        ("encoder.layers=2", True),  # the same value
         ("encoder.layers=3", False),
         ("vocabulary.min_count=2", False),
         ("corpus.tokens=100", False),
         ("output.classifier.bias=true", False),
     ],
 )
-def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: str, kept: bool) -> None:
-    (row,) = load_recipe(write(tmp_path, BASE + ROW + "parameters = 99\n"), [override]).rows
-    assert row.parameters == (99 if kept else None)
+def test_paper_parameter_count_is_dropped_if_the_model_changes(tmp_path: Path, override: str, unchanged: bool) -> None:
+    (row,) = load_recipe(write_recipe(tmp_path, BASE + ROW + "parameters = 99\n"), [override]).rows
+    assert row.parameters == (99 if unchanged else None)
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "expected"),
     [
         ("training.epoch=3", "training.epoch: no such setting; did you mean training.epochs?"),
         ("epochs=3", "epochs: no such setting; did you mean training.epochs?"),
@@ -184,102 +185,104 @@ def test_the_papers_size_holds_while_the_model_does(tmp_path: Path, override: st
         ),
         ("tables.words.sizes=[1]", "tables.words.sizes: no such setting; kinds that have it: banded\n"),
         ("corpus.part=3/2", 'corpus.part: give "k/n" with 1 <= k <= n'),
-        ("encoder=3", f"encoder: must be a table with a kind; there are: {ENCODERS_THERE} (it is 3)"),
+        ("encoder=3", f"encoder: must be a table with a kind; there are: {ENCODER_NAMES} (it is 3)"),
     ],
 )
-def test_a_wrong_setting_is_named_as_one_would_write_it(tmp_path: Path, override: str, sentence: str) -> None:
-    said = complaint(tmp_path, BASE + ROW, override)
-    assert sentence in f"{said}\n"
-    assert 'made.toml, row "only":' in said
+def test_wrong_setting_is_named_with_its_full_key(tmp_path: Path, override: str, expected: str) -> None:
+    message = error_message(tmp_path, BASE + ROW, override)
+    assert expected in f"{message}\n"
+    assert 'made.toml, row "only":' in message
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentence"),
+    ("kind", "expected"),
     [
         ('kind = "lstmm"', "encoder.kind: no encoder is called 'lstmm'; did you mean lstm?"),
-        ('kind = "qqq"', f"encoder.kind: no encoder is called 'qqq'; there are: {ENCODERS_THERE}"),
-        ("kind = 3", f"encoder.kind: must be a name; there are: {ENCODERS_THERE}"),
-        ("", f"encoder.kind: must be set; there are: {ENCODERS_THERE}"),
+        ('kind = "qqq"', f"encoder.kind: no encoder is called 'qqq'; there are: {ENCODER_NAMES}"),
+        ("kind = 3", f"encoder.kind: must be a name; there are: {ENCODER_NAMES}"),
+        ("", f"encoder.kind: must be set; there are: {ENCODER_NAMES}"),
     ],
 )
-def test_a_wrong_kind_is_the_only_complaint(tmp_path: Path, kind: str, sentence: str) -> None:
-    """Whether the other settings are right depends on the kind."""
+def test_wrong_kind_is_reported_alone(tmp_path: Path, kind: str, expected: str) -> None:
+    """The other settings cannot be checked without the kind."""
     text = BASE.replace('kind = "lstm"\nhidden_dim = 4', f"{kind}\nwidth = 4") + ROW
-    assert complaint(tmp_path, text).splitlines()[1:] == [f"  {sentence}"]
+    assert error_message(tmp_path, text).splitlines()[1:] == [f"  {expected}"]
 
 
-def test_what_must_be_set_is_named(tmp_path: Path) -> None:
-    said = complaint(tmp_path, BASE.replace("hidden_dim = 4\n", "").replace("batch = 4\n", "") + ROW)
-    assert "encoder.hidden_dim: must be set" in said
-    assert "training.batch: must be set" in said
+def test_missing_required_settings_are_named(tmp_path: Path) -> None:
+    message = error_message(tmp_path, BASE.replace("hidden_dim = 4\n", "").replace("batch = 4\n", "") + ROW)
+    assert "encoder.hidden_dim: must be set" in message
+    assert "training.batch: must be set" in message
 
 
-def test_all_mistakes_at_once_but_no_more_than_ten_lines(tmp_path: Path) -> None:
-    said = complaint(tmp_path, BASE + ROW, *(f"training.wrong{number}=1" for number in range(40)))
-    assert len(said.splitlines()) == 10
-    assert said.endswith("and 32 more")
-    two = complaint(tmp_path, BASE + ROW, "training.epochs=0", "encoder.layers=0")
+def test_many_mistakes_are_shortened_to_ten_lines(tmp_path: Path) -> None:
+    message = error_message(tmp_path, BASE + ROW, *(f"training.wrong{number}=1" for number in range(40)))
+    assert len(message.splitlines()) == 10
+    assert message.endswith("and 32 more")
+    two = error_message(tmp_path, BASE + ROW, "training.epochs=0", "encoder.layers=0")
     assert "training.epochs" in two
     assert "encoder.layers" in two
 
 
-def test_mistakes_of_all_rows_at_once_and_those_of_the_base_once(tmp_path: Path) -> None:
+def test_mistakes_of_all_rows_are_listed_and_the_bases_once(tmp_path: Path) -> None:
     wrong = {"a": "layers = 0", "b": "layers = -1", "c": "layer = 2"}
     rows = "".join(f'\n[[rows]]\nname = "{name}"\nset.encoder.{setting}\n' for name, setting in wrong.items())
-    said = complaint(tmp_path, BASE.replace("epochs = 2", "epochs = 0") + rows).splitlines()
-    assert said == [
-        said[0],
+    message = error_message(tmp_path, BASE.replace("epochs = 2", "epochs = 0") + rows).splitlines()
+    assert message == [
+        message[0],
         "  encoder.layers: must be greater than or equal to 1 (it is 0)",
         "  training.epochs: must be greater than or equal to 1 (it is 0)",
-        said[3],
+        message[3],
         "  encoder.layers: must be greater than or equal to 1 (it is -1)",
-        said[5],
+        message[5],
         "  encoder.layer: no such setting; did you mean encoder.layers?",
     ]
-    assert [line[-8:] for line in said if not line.startswith(" ")] == ['row "a":', 'row "b":', 'row "c":']
+    assert [line[-8:] for line in message if not line.startswith(" ")] == ['row "a":', 'row "b":', 'row "c":']
 
 
-def test_a_mistake_that_parts_of_two_kinds_share_is_told_once(tmp_path: Path) -> None:
+def test_mistake_shared_by_two_kinds_is_reported_once(tmp_path: Path) -> None:
     rows = ROW + '[[rows]]\nname = "PR"\nset.output.classifier = { kind = "projected", table = "words" }\n'
-    said = complaint(tmp_path, BASE + rows, "output.classifier.biass=true")
-    assert said.count("output.classifier.biass: no such setting; did you mean output.classifier.bias?") == 1
-    assert len(said.splitlines()) == 2
+    message = error_message(tmp_path, BASE + rows, "output.classifier.biass=true")
+    assert message.count("output.classifier.biass: no such setting; did you mean output.classifier.bias?") == 1
+    assert len(message.splitlines()) == 2
 
 
-def test_many_wrong_rows_still_make_ten_lines(tmp_path: Path) -> None:
+def test_many_wrong_rows_are_shortened_to_ten_lines(tmp_path: Path) -> None:
     rows = "".join(f'\n[[rows]]\nname = "row {n}"\nset.encoder.layers = -{n}\n' for n in range(1, 31))
-    said = complaint(tmp_path, BASE + rows).splitlines()
-    assert len(said) == 9
-    assert said[-1] == "  and 26 more"
-    nine = complaint(tmp_path, BASE + ROW, *(f"training.wrong{number}=1" for number in range(9)))
+    message = error_message(tmp_path, BASE + rows).splitlines()
+    assert len(message) == 9
+    assert message[-1] == "  and 26 more"
+    nine = error_message(tmp_path, BASE + ROW, *(f"training.wrong{number}=1" for number in range(9)))
     assert len(nine.splitlines()) == 10
     assert "more" not in nine
 
 
-def test_hostile_values_stay_short_and_printable(tmp_path: Path) -> None:
-    said = complaint(tmp_path, BASE + ROW, "training.epochs=" + "\x1b[31m" + "x" * 10_000)
-    assert len(said) < 400
-    assert "\x1b" not in said
-    assert len(complaint(tmp_path, BASE + ROW, "k" * 10_000 + "=1")) < 400
+def test_malicious_values_are_shortened_and_escaped(tmp_path: Path) -> None:
+    message = error_message(tmp_path, BASE + ROW, "training.epochs=" + "\x1b[31m" + "x" * 10_000)
+    assert len(message) < 400
+    assert "\x1b" not in message
+    assert len(error_message(tmp_path, BASE + ROW, "k" * 10_000 + "=1")) < 400
     digits = "9" * 5_000
-    assert "training.epochs: must be a valid integer" in complaint(tmp_path, BASE + ROW, f"training.epochs={digits}")
-    assert "cannot be read: Exceeds the limit" in complaint(tmp_path, f"title = {digits}")
+    assert "training.epochs: must be a valid integer" in error_message(
+        tmp_path, BASE + ROW, f"training.epochs={digits}"
+    )
+    assert "cannot be read: Exceeds the limit" in error_message(tmp_path, f"title = {digits}")
 
 
-def test_tables_must_be_there_and_be_used(tmp_path: Path) -> None:
-    assert "no table 'wrods' in [tables] (there: words)" in complaint(tmp_path, BASE + ROW, "input.table=wrods")
+def test_unknown_or_unused_table_is_rejected(tmp_path: Path) -> None:
+    assert "no table 'wrods' in [tables] (there: words)" in error_message(tmp_path, BASE + ROW, "input.table=wrods")
     spare = 'tables.spare={ kind = "word", dim = 3 }'
-    assert "no end uses tables.spare; remove it or name it in an end" in complaint(tmp_path, BASE + ROW, spare)
+    assert "no end uses tables.spare; remove it or name it in an end" in error_message(tmp_path, BASE + ROW, spare)
 
 
 @pytest.mark.parametrize("second", ["small wt", "Small - WT!", "SMALL+WT"])
-def test_rows_that_would_share_a_folder(tmp_path: Path, second: str) -> None:
+def test_rows_that_would_share_a_folder_are_rejected(tmp_path: Path, second: str) -> None:
     rows = f'\n[[rows]]\nname = "Small + WT"\n[[rows]]\nname = "{second}"\n'
-    assert f'rows "Small + WT" and "{second}" would share a folder' in complaint(tmp_path, BASE + rows)
+    assert f'rows "Small + WT" and "{second}" would share a folder' in error_message(tmp_path, BASE + rows)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "expected"),
     [
         ("title = ", "not valid TOML"),
         (BASE, "rows: must be set"),
@@ -293,18 +296,18 @@ def test_rows_that_would_share_a_folder(tmp_path: Path, second: str) -> None:
         (BASE + ROW + "paper = { qqq = 1.0 }\n", "rows.0.paper.qqq: no such setting"),
     ],
 )
-def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, sentence: str) -> None:
-    assert sentence in complaint(tmp_path, text)
+def test_invalid_recipe_file_is_rejected(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in error_message(tmp_path, text)
 
 
-def test_files_that_are_not_text(tmp_path: Path) -> None:
+def test_recipe_file_must_be_utf8(tmp_path: Path) -> None:
     path = tmp_path / "made.toml"
     path.write_bytes(b"title = '\xff'")
     with pytest.raises(SettingsError, match=r"not UTF-8 text \(byte 9\)"):
         load_recipe(str(path))
 
 
-def test_unknown_recipes() -> None:
+def test_unknown_recipe_is_rejected_with_suggestions() -> None:
     with pytest.raises(SettingsError, match=r"did you mean press2017/table6\?"):
         find_recipe("press2017/tabel6")
     with pytest.raises(SettingsError, match=r"shipped are: .*press2017/table6"):
@@ -314,7 +317,7 @@ def test_unknown_recipes() -> None:
 # -- rows ----------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_found_by_name_in_any_case_or_by_slug() -> None:
+def test_rows_are_found_by_name_or_slug() -> None:
     recipe = load_recipe("press2017/table6")
     for name in ("Small + WT", "small + wt", "small-wt"):
         assert recipe.row(name).name == "Small + WT"
@@ -346,7 +349,7 @@ def test_rows_are_found_by_name_in_any_case_or_by_slug() -> None:
         (["o"], None),
     ],
 )
-def test_rows_are_chosen_by_patterns_with_what_they_start_from(
+def test_row_patterns_include_the_rows_they_start_from(
     tmp_path: Path, patterns: list[str], names: list[str] | None
 ) -> None:
     rows = """
@@ -364,7 +367,7 @@ quoted = true
 [[rows]]
 name = "other"
 """
-    name = write(tmp_path, BASE + rows)
+    name = write_recipe(tmp_path, BASE + rows)
     if names is None:
         with pytest.raises(SettingsError, match=r'no row to train fits|no row "o"'):
             load_recipe(name, row=patterns)
@@ -373,22 +376,22 @@ name = "other"
     assert [row.name for row in load_recipe(name, ["training.start=default"], ["bb"]).rows] == ["bb"]
 
 
-def test_the_only_row_needs_no_name(tmp_path: Path) -> None:
-    assert load_recipe(write(tmp_path, BASE + ROW)).row(None).name == "only"
+def test_only_row_needs_no_name(tmp_path: Path) -> None:
+    assert load_recipe(write_recipe(tmp_path, BASE + ROW)).row(None).name == "only"
 
 
 @pytest.mark.parametrize(
     ("name", "slug"), [("Small + WT", "small-wt"), ("λ = 0.15", "0-15"), ("日本", "row"), ("../..", "row")]
 )
-def test_slugs_are_harmless_folder_names(name: str, slug: str) -> None:
+def test_slugs_are_safe_folder_names(name: str, slug: str) -> None:
     assert Row(name=name).slug == slug
 
 
-# -- what is shipped -----------------------------------------------------------------------------------------------
+# -- shipped recipes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_every_shipped_recipe_is_sound(name: str) -> None:
+def test_every_shipped_recipe_loads_and_builds(name: str) -> None:
     recipe = load_recipe(name)
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     assert recipe.name == tomllib.loads(text).get("extends", name)
@@ -401,13 +404,13 @@ def test_every_shipped_recipe_is_sound(name: str) -> None:
 
 
 HALVES = {"1/2": 28_693, "2/2": 28_886}
-"""Types of either half of WikiText-2's training text."""
+"""Vocabulary sizes of the two halves of WikiText-2's training text."""
 BILLION_WORD = 793_470
-"""Types of Billion Word that are seen at least three times, as published: 793,471 with <S>."""
+"""Published number of Billion Word types that occur at least three times, without <S>."""
 
 
-def types(experiment: LanguageModelExperiment) -> int | None:
-    """Types of a row's vocabulary, where they are known without its text."""
+def vocabulary_size(experiment: LanguageModelExperiment) -> int | None:
+    """Return the vocabulary size of a row, or None if it is not known without the text."""
     corpus, vocabulary = experiment.corpus, experiment.vocabulary
     if corpus.part is not None:
         return HALVES[corpus.part]
@@ -420,10 +423,10 @@ def types(experiment: LanguageModelExperiment) -> int | None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in shipped() if "/" in name))
-def test_the_size_of_every_row_of_a_papers_table_is_exact(name: str) -> None:
+def test_parameter_counts_of_paper_tables_are_exact(name: str) -> None:
     recipe = load_recipe(name)
     for row in recipe.rows:
-        number = None if not row.trained else types(recipe.experiments[row.name])
+        number = None if not row.trained else vocabulary_size(recipe.experiments[row.name])
         if number is None:
             assert row.parameters is None, row.name
             continue
@@ -433,12 +436,11 @@ def test_the_size_of_every_row_of_a_papers_table_is_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in shipped() if "/" in name))
-def test_every_row_of_a_papers_table_has_its_figures_or_says_why_not(name: str) -> None:
-    """Rows without: a first stage, a row or a table of our own, those of which the paper gives seconds, and those of a
-    figure, which has curves."""
+def test_every_row_of_a_paper_table_has_scores_or_a_reason(name: str) -> None:
+    """First stages, our own rows and tables, tables of seconds, and figures have no scores."""
     recipe = load_recipe(name)
     assert recipe.paper == name.partition("/")[0]
-    first = {each.start for each in recipe.experiments.values() if each.start}
+    first = {row.start for row in recipe.experiments.values() if row.start}
     for row in recipe.rows if not recipe.title.startswith("Ours, after ") else ():
         if not row.paper and not row.paper_similarity:
             excused = name == "pappas2019/table3" or "/figure" in name
@@ -447,19 +449,19 @@ def test_every_row_of_a_papers_table_has_its_figures_or_says_why_not(name: str) 
 
 @pytest.mark.corpus
 @pytest.mark.skipif(not os.environ.get("REEFKNOT_DATA"), reason="REEFKNOT_DATA names no folder of real corpora")
-def test_the_types_of_the_halves() -> None:
+def test_halves_of_wikitext2_have_the_stated_vocabulary_sizes() -> None:
     for part, number in HALVES.items():
         settings = CorpusSettings(name="wikitext-2", part=part)
         assert len(open_dataset(settings, VocabularySettings()).vocabulary) == number
 
 
-def test_a_checked_experiment_survives_its_own_dump() -> None:
+def test_experiment_can_be_dumped_and_checked_again() -> None:
     experiment = check_experiment(SETTINGS, "test")
     assert check_experiment(experiment.model_dump(mode="json"), "test") == experiment
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "expected"),
     [
         (["projections.bands.table=nope"], "no table 'nope' in [tables] (there: words)"),
         (["output.projections=nope"], "no projection 'nope' in [projections] (there: bands)"),
@@ -474,22 +476,24 @@ def test_a_checked_experiment_survives_its_own_dump() -> None:
         (["vocabulary.bpe.merges=default"], "vocabulary.bpe.merges: must be a valid integer"),
     ],
 )
-def test_names_that_lead_nowhere(changes: list[str], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(sentence)):
+def test_unknown_or_unused_names_are_rejected(changes: list[str], expected: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(expected)):
         load_recipe("ends", changes, "adaptive ends, tied")
 
 
-def test_the_order_of_overrides_does_not_matter() -> None:
+def test_order_of_overrides_does_not_matter() -> None:
     changes = ["encoder.hidden_dim=200", "encoder.layers=1", "encoder.kind=gru"]
-    one, other = (load_recipe("ends", each, "tied").experiments["tied"] for each in (changes, changes[::-1]))
-    assert one == other
-    assert one.encoder.layers == 1  # type: ignore[attr-defined]
+    straight, reversed_order = (
+        load_recipe("ends", order, "tied").experiments["tied"] for order in (changes, changes[::-1])
+    )
+    assert straight == reversed_order
+    assert straight.encoder.layers == 1  # type: ignore[attr-defined]
     base = load_recipe("ends", row="tied").experiments["tied"].encoder
-    assert one.encoder.dropout == base.dropout > 0  # type: ignore[attr-defined]
+    assert straight.encoder.dropout == base.dropout > 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("override", "kept"),
+    ("override", "expected"),
     [
         ("encoder.kind=gru", {"hidden_dim": 4, "layers": 3, "dropout": 0.3}),
         ("encoder.kind=awd_lstm", {"hidden_dim": 4, "layers": 3, "weight_drop": 0.0}),
@@ -497,21 +501,23 @@ def test_the_order_of_overrides_does_not_matter() -> None:
         ("encoder.dropout=default", {"layers": 3, "dropout": 0.0}),
     ],
 )
-def test_a_kind_alone_keeps_what_the_new_part_has_too(tmp_path: Path, override: str, kept: dict[str, Any]) -> None:
+def test_overriding_only_the_kind_keeps_shared_settings(
+    tmp_path: Path, override: str, expected: dict[str, Any]
+) -> None:
     text = BASE.replace("hidden_dim = 4", "hidden_dim = 4\nlayers = 3\ndropout = 0.3") + ROW
-    recipe = load_recipe(write(tmp_path, text), [override])
+    recipe = load_recipe(write_recipe(tmp_path, text), [override])
     encoder = recipe.experiments["only"].encoder.model_dump()
-    assert {name: encoder[name] for name in kept} == kept
+    assert {name: encoder[name] for name in expected} == expected
     assert recipe.overrides == (override,)
 
 
-def test_a_row_that_states_a_kind_starts_anew(tmp_path: Path) -> None:
+def test_row_that_sets_a_kind_drops_the_bases_settings(tmp_path: Path) -> None:
     rows = '\n[[rows]]\nname = "only"\nset.encoder = { kind = "gru" }\n'
-    assert "encoder.hidden_dim: must be set" in complaint(tmp_path, BASE + rows)
+    assert "encoder.hidden_dim: must be set" in error_message(tmp_path, BASE + rows)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "expected"),
     [
         (
             ["input.table=words", "training.epochs=0"],
@@ -520,12 +526,12 @@ def test_a_row_that_states_a_kind_starts_anew(tmp_path: Path) -> None:
         (["vocabulary.bpe.merges=10"], "an input of kind char_cnn reads the spelling of whole words"),
     ],
 )
-def test_what_a_spelling_input_cannot_do(changes: list[str], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(sentence)):
+def test_settings_unusable_with_char_cnn_are_rejected(changes: list[str], expected: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(expected)):
         load_recipe("ends", changes, "char-CNN")
 
 
-def test_a_mistake_found_while_building_says_where() -> None:
+def test_error_while_building_names_recipe_row_and_table() -> None:
     recipe = load_recipe("ends", ["tables.words.sizes=[9000, 3000]"], "adaptive ends, tied")
     with pytest.raises(SettingsError, match=r'ends, row "adaptive ends, tied": tables\.words: banded table: the bands'):
         recipe.build(recipe.row(None), 10_000)
@@ -548,14 +554,14 @@ LINES = 'evaluation.windows={kind = "lines"}'
         (["evaluation.windows.kind=complete", "evaluation.windows.length=4"], "complete-4"),
     ],
 )
-def test_the_windows_of_an_experiment(tmp_path: Path, overrides: list[str], name: str | None) -> None:
-    experiment = load_recipe(write(tmp_path, BASE + ROW), overrides).experiments["only"]
+def test_evaluation_windows_of_an_experiment(tmp_path: Path, overrides: list[str], name: str | None) -> None:
+    experiment = load_recipe(write_recipe(tmp_path, BASE + ROW), overrides).experiments["only"]
     windows = experiment.windows
     assert (windows and windows.name) == (name and name.format(steps=experiment.training.steps))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         ([LINES, "evaluation.streams=2"], "streams = 2: windows are computed afresh, side by side; leave streams out"),
         ([TRANSFORMER, "evaluation.streams=2"], "evaluation.streams: an encoder of kind transformer carries no state"),
@@ -566,13 +572,13 @@ def test_the_windows_of_an_experiment(tmp_path: Path, overrides: list[str], name
         (['evaluation.windows={kind = "complete", length = 0}'], "evaluation.windows.length: must be greater than or"),
     ],
 )
-def test_windows_without_a_meaning_are_refused(tmp_path: Path, overrides: list[str], told: str) -> None:
-    assert told in complaint(tmp_path, BASE + ROW, *overrides)
+def test_invalid_evaluation_windows_are_rejected(tmp_path: Path, overrides: list[str], message: str) -> None:
+    assert message in error_message(tmp_path, BASE + ROW, *overrides)
 
 
-def test_a_row_may_score_another_rows_model_in_windows(tmp_path: Path) -> None:
+def test_row_can_score_another_rows_model_in_windows(tmp_path: Path) -> None:
     more = '\n[[rows]]\nname = "more context"\nof = "only"\nby = "context-20-stride-10"\n'
-    row = load_recipe(write(tmp_path, BASE + ROW + more)).rows[-1]
+    row = load_recipe(write_recipe(tmp_path, BASE + ROW + more)).rows[-1]
     assert (row.by, row.trained) == ("context-20-stride-10", False)
-    wrong = complaint(tmp_path, BASE + ROW + more.replace("20-stride", "stride"))
+    wrong = error_message(tmp_path, BASE + ROW + more.replace("20-stride", "stride"))
     assert "by: must be dynamic, cache, mc, context-C-stride-S, complete-L or lines" in wrong

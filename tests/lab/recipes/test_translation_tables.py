@@ -1,4 +1,4 @@
-"""The papers' tables of translation as recipes, and ours after them: figures, sizes, settings that fit together."""
+"""Recipes of translation tables, the papers' and ours: scores, sizes and consistent settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reefknot.lab.reports.table import from_recipe
 from reefknot.lab.runs.scores import BLEU, CHRF
 from reefknot.lab.text.vocabulary import Sides
 
-FIGURES = Path(__file__).parent / "translation.csv"
+PAPER_SCORES = Path(__file__).parent / "translation.csv"
 PAPERS = ["press2017/table8", "pappas2019/table5"]
 OURS = ["press2017/multi30k", "press2017/tatoeba", "pappas2019/multi30k", "pappas2019/tatoeba"]
 ATTENTION_GRU = {
@@ -31,7 +31,7 @@ ATTENTION_GRU = {
     "EN-DE: Decoder WT": (Sides(83_000, 91_000), 119_359_501),
     "EN-DE: TWWT": (Sides(94_000, 94_000), 79_362_501),
 }
-"""Sub-words of the two sides, in thousands as the paper prints them, and the parameters that they make."""
+"""Vocabulary sizes as printed in the paper (in thousands), and the resulting parameter counts."""
 
 
 def size(recipe: Recipe, row: Row | str, words: int | Sides) -> int:
@@ -45,18 +45,18 @@ def settings(part: Any, *left_out: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_row_of_the_paper_is_there_with_its_figures(name: str) -> None:
-    with FIGURES.open(encoding="utf-8", newline="") as file:
+def test_every_row_of_the_paper_has_its_scores(name: str) -> None:
+    with PAPER_SCORES.open(encoding="utf-8", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["recipe"] == name]
     papers = {
         line["row"]: {key: float(line[key]) for key in ("bleu_valid", "bleu_test") if line[key]} for line in lines
     }
-    there = {row.name: row.paper for row in load_recipe(name).rows}
-    assert there == papers
-    assert list(there) == list(papers)  # in its order
+    actual = {row.name: row.paper for row in load_recipe(name).rows}
+    assert actual == papers
+    assert list(actual) == list(papers)  # rows are in the order of the paper
 
 
-def test_sizes_of_attention_models() -> None:
+def test_parameter_counts_of_attention_models() -> None:
     recipe = load_recipe("press2017/table8")
     assert {row.name: size(recipe, row, ATTENTION_GRU[row.name][0]) for row in recipe.rows} == {
         name: number for name, (_, number) in ATTENTION_GRU.items()
@@ -65,11 +65,11 @@ def test_sizes_of_attention_models() -> None:
         assert (recipe.experiments[name].vocabulary.sides == "joint") == words.joint
 
 
-def test_sizes_of_transformers() -> None:
-    """The paper prints 79.4 and 79.9 million, and 240 of big: of how many sub-words, it does not say."""
+def test_parameter_counts_of_transformers() -> None:
+    """The paper prints 79.4, 79.9 and 240 million parameters, but not the number of sub-words."""
     recipe = load_recipe("pappas2019/table5")
     base, drill = (
-        size(recipe, f"Transformer{each}", 34_400) for each in (" (base) (Vaswani et al. 2017)", "-DRILL (base)")
+        size(recipe, f"Transformer{name}", 34_400) for name in (" (base) (Vaswani et al. 2017)", "-DRILL (base)")
     )
     assert f"{base / 1e6:.1f}" == "79.4"
     assert f"{drill / 1e6:.1f}" == "79.9"
@@ -78,17 +78,17 @@ def test_sizes_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "width"), [("Transformer-DRILL (base)", 512), ("Transformer (big) (Vaswani et al. 2017)", 1024)]
+    ("row", "dim"), [("Transformer-DRILL (base)", 512), ("Transformer (big) (Vaswani et al. 2017)", 1024)]
 )
-def test_the_rate_is_twice_that_of_vaswani(row: str, width: int) -> None:
+def test_learning_rate_is_twice_that_of_vaswani(row: str, dim: int) -> None:
     training = load_recipe("pappas2019/table5").experiments[row].training
     schedule = SCHEDULES.build(training.schedule, {})
     for update in (1, 4_000, 8_000, 350_000):
-        theirs = 2 * width**-0.5 * min(update**-0.5, update * 8_000**-1.5)
+        theirs = 2 * dim**-0.5 * min(update**-0.5, update * 8_000**-1.5)
         assert training.optimiser.learning_rate * schedule.factor(1, update) == pytest.approx(theirs)  # type: ignore[attr-defined]
 
 
-def test_the_papers_settings() -> None:
+def test_settings_are_those_of_the_papers() -> None:
     press = load_recipe("press2017/table8").experiments["EN-DE: TWWT"]
     assert settings(press.training.optimiser) == {
         "kind": "adadelta",
@@ -110,47 +110,47 @@ def test_the_papers_settings() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_ours_differ_in_their_ends_alone(name: str) -> None:
+def test_our_rows_differ_only_in_their_ends(name: str) -> None:
     first, *others = load_recipe(name).experiments.values()
-    for each in others:
-        assert settings(each, "tables", "source", "input", "output") == settings(
+    for experiment in others:
+        assert settings(experiment, "tables", "source", "input", "output") == settings(
             first, "tables", "source", "input", "output"
         )
-        assert settings(each.output, "classifier") == settings(first.output, "classifier")
+        assert settings(experiment.output, "classifier") == settings(first.output, "classifier")
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_tie_saves_a_table(name: str) -> None:
+def test_every_tie_saves_one_table(name: str) -> None:
     recipe = load_recipe(name)
     baseline, decoder, all_three = (size(recipe, row, 10_000) for row in ("Baseline", "Decoder WT", "TWWT"))
     assert baseline - decoder == decoder - all_three == 256 * 10_000
 
 
-def test_layers_of_labels_are_all_that_they_add() -> None:
+def test_label_encoders_add_only_their_layers() -> None:
     recipe = load_recipe("pappas2019/multi30k")
     plain = size(recipe, "TWWT", 10_000)
-    more = {row: size(recipe, f"TWWT + {row}", 10_000) - plain for row in ("bilinear", "dual", "DRILL")}
-    assert more == {"bilinear": 256**2, "dual": 2 * (256**2 + 256), "DRILL": 2 * (256**2 + 256)}
+    added = {row: size(recipe, f"TWWT + {row}", 10_000) - plain for row in ("bilinear", "dual", "DRILL")}
+    assert added == {"bilinear": 256**2, "dual": 2 * (256**2 + 256), "DRILL": 2 * (256**2 + 256)}
 
 
 @pytest.mark.parametrize("name", [name for name in PAPERS + OURS if name.startswith("pappas")])
-def test_inputs_are_scaled_by_the_root_of_the_width(name: str) -> None:
+def test_inputs_are_scaled_by_the_square_root_of_the_dimension(name: str) -> None:
     for experiment in load_recipe(name).experiments.values():
-        width = experiment.tables["words"].dim  # type: ignore[attr-defined]
+        dim = experiment.tables["words"].dim  # type: ignore[attr-defined]
         for end in (experiment.source, experiment.input):
-            assert end.scale == width**0.5  # type: ignore[union-attr]
+            assert end.scale == dim**0.5  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_checkpoints_that_are_averaged_end_epochs(name: str) -> None:
+def test_averaged_checkpoints_are_those_at_epoch_ends(name: str) -> None:
     for experiment in load_recipe(name).experiments.values():
         training = experiment.training
         assert experiment.evaluation.average == training.keep == 10
-        assert training.save_every > 10_000  # more updates than there are
+        assert training.save_every > 10_000  # more than the number of updates
 
 
-def test_a_row_trains_and_has_its_bleu(tmp_path: Path) -> None:
-    """The recipe as it is, but for sizes that a test has time for."""
+def test_row_can_be_trained_and_has_bleu(tmp_path: Path) -> None:
+    """The recipe is used as shipped, with smaller sizes."""
     text, run = tmp_path / "text", tmp_path / "run"
     text.mkdir()
     pairs = [("the dog runs .", "der hund läuft ."), ("a cat sleeps", "eine katze schläft"), ("a dog", "ein hund")]

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on reports."""
+"""Fixtures for the tests of reports."""
 
 from __future__ import annotations
 

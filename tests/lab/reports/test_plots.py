@@ -1,4 +1,4 @@
-"""Figures: fit to be inlined side by side, the same bytes every time, and true to the metrics."""
+"""Plots: safe to inline in one page, reproducible, and true to the metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[TableRow]:
 
 
 @pytest.fixture(scope="module")
-def drawn(rows: list[TableRow]) -> list[plots.Plot]:
+def all_plots(rows: list[TableRow]) -> list[plots.Plot]:
     return draw_all(rows)
 
 
@@ -31,9 +31,9 @@ def draw_all(rows: list[TableRow]) -> list[plots.Plot]:
     return [*plots.sizes(rows), *plots.curves(rows), *plots.frequency(rows)]
 
 
-def test_every_figure_is_there_and_parses(drawn: list[plots.Plot]) -> None:
-    assert len(drawn) == 5
-    for plot in drawn:
+def test_every_plot_is_valid_svg_with_its_rows(all_plots: list[plots.Plot]) -> None:
+    assert len(all_plots) == 5
+    for plot in all_plots:
         root = ET.fromstring(plot.svg)
         assert root.attrib["viewBox"].startswith("0 0 ")
         assert not {"width", "height"} & set(root.attrib)
@@ -41,8 +41,8 @@ def test_every_figure_is_there_and_parses(drawn: list[plots.Plot]) -> None:
         assert "Small + WT + PR" in text
 
 
-def test_ids_are_never_shared_and_always_resolve(drawn: list[plots.Plot]) -> None:
-    page = "".join(plot.svg for plot in drawn)
+def test_svg_ids_are_unique_and_resolve(all_plots: list[plots.Plot]) -> None:
+    page = "".join(plot.svg for plot in all_plots)
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     used = re.findall(r'(?:url\(#|href="#)([^")]+)', page)
@@ -50,29 +50,29 @@ def test_ids_are_never_shared_and_always_resolve(drawn: list[plots.Plot]) -> Non
     assert set(used) <= set(ids)
 
 
-def test_nothing_points_outside(drawn: list[plots.Plot]) -> None:
-    for plot in drawn:
+def test_plots_reference_nothing_external(all_plots: list[plots.Plot]) -> None:
+    for plot in all_plots:
         assert not re.search(r"https?:|<metadata|<!DOCTYPE|<\?xml|@import", plot.svg)
 
 
-def test_text_takes_the_font_and_colour_of_the_page(drawn: list[plots.Plot]) -> None:
-    for plot in drawn:
+def test_text_has_the_font_and_colour_of_the_page(all_plots: list[plots.Plot]) -> None:
+    for plot in all_plots:
         assert "DejaVu" not in plot.svg
         assert "currentColor" in plot.svg
         assert not re.search(r"fill: #(fff|ffffff|000|000000)\b", plot.svg)
 
 
-def test_the_same_results_give_the_same_bytes(rows: list[TableRow], drawn: list[plots.Plot]) -> None:
-    assert draw_all(rows) == drawn
+def test_same_results_give_the_same_plots(rows: list[TableRow], all_plots: list[plots.Plot]) -> None:
+    assert draw_all(rows) == all_plots
 
 
-def test_validation_is_drawn_at_the_epochs_it_was_made(rows: list[TableRow]) -> None:
+def test_validation_is_drawn_at_its_epochs(rows: list[TableRow]) -> None:
     points = plots._curve(rows[0].results[0], "valid", "epoch")
     assert [x for x, _ in points] == pytest.approx(range(1, 14))
     assert points[-1][1] == pytest.approx(rows[0].results[0].metrics[-1].perplexity)
 
 
-def test_frequency_is_a_mean_over_seeds(tmp_path: Path) -> None:
+def test_loss_by_frequency_is_a_mean_over_seeds(tmp_path: Path) -> None:
     for seed, nll in enumerate((2.0, 4.0)):
         bands = [
             {"low": 0, "high": 9, "tokens": 5, "nll": nll},
@@ -84,33 +84,33 @@ def test_frequency_is_a_mean_over_seeds(tmp_path: Path) -> None:
     assert len(plots.frequency([row])) == 1
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
+def test_run_without_metrics_has_no_plots(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
     (folder / "metrics.jsonl").unlink()
     assert draw_all(join([], [load(folder)])) == []
     assert draw_all([]) == []
 
 
-def test_an_unfinished_run_has_its_curves(tmp_path: Path) -> None:
+def test_unfinished_run_has_curves(tmp_path: Path) -> None:
     assert len(plots.curves(join([], [load(write_run(tmp_path, "Small"))]))) == 2
 
 
-def test_a_diverged_run_can_be_drawn(tmp_path: Path) -> None:
+def test_diverged_run_has_a_curve(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
     (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "epoch": 1, "nll": 5000.0}\n')
     assert len(plots.curves(join([], [load(folder)]))) == 1
 
 
-def test_any_name_can_be_drawn(rows: list[TableRow]) -> None:
+def test_any_row_name_can_be_drawn(rows: list[TableRow]) -> None:
     names = ["$x$ <script>&", "_hidden", "語 \u05d0", "x" * 90, "$\\frac{"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for plot in draw_all([replace(rows[n % 3], name=name) for n, name in enumerate(names)]):
-            drawn = ["".join(node.itertext()) for node in ET.fromstring(plot.svg).iter("text")]
-            assert all(any(name in text for text in drawn) for name in names)
+            labels = ["".join(node.itertext()) for node in ET.fromstring(plot.svg).iter("text")]
+            assert all(any(name in text for text in labels) for name in names)
 
 
-def test_many_rows(rows: list[TableRow]) -> None:
+def test_many_rows_are_all_labelled(rows: list[TableRow]) -> None:
     many = [replace(rows[n % 3], name=f"row {n}") for n in range(20)]
     assert all("row 19" in plot.svg for plot in plots.sizes(many))
 
@@ -120,7 +120,7 @@ def drawn_text(plot: plots.Plot) -> list[str]:
 
 
 def mixed_rows(root: Path, unknown: int) -> list[TableRow]:
-    """Words, pieces of words (two each, all of them frequent), and words with a sampled loss."""
+    """Write three rows: words, sub-words (two per word, all frequent), and words with a sampled loss."""
     often = {"target": [band | {"tokens": 7} for band in bands(0.0)[-1:]]}
     write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
     record = in_pieces("Small + WT", unknown) | {"frequency": often}
@@ -130,7 +130,7 @@ def mixed_rows(root: Path, unknown: int) -> list[TableRow]:
     return join([], collect([root]))
 
 
-def test_validation_is_drawn_per_word(tmp_path: Path) -> None:
+def test_validation_is_drawn_per_word_and_training_per_token(tmp_path: Path) -> None:
     rows = mixed_rows(tmp_path, unknown=77)
     run = rows[1].results[0]
     assert plots._curve(run, "valid", "epoch")[-1][1] == pytest.approx(math.exp(2 * run.metrics[-1].nll))
@@ -141,14 +141,14 @@ def test_validation_is_drawn_per_word(tmp_path: Path) -> None:
     assert "A sampled loss, or one per piece, is not comparable with the others." in training.caption
 
 
-def test_rows_scored_in_another_way_are_left_out_and_named(tmp_path: Path) -> None:
+def test_incomparable_rows_are_left_out_and_named(tmp_path: Path) -> None:
     rows = mixed_rows(tmp_path, unknown=0)
     for plot in (*plots.sizes(rows), plots.curves(rows)[0]):
         assert plot.caption.endswith("Left out, as they were scored in another way or on another text: Small + WT.")
         assert "Small + WT" not in drawn_text(plot)
 
 
-def test_pieces_of_an_unfinished_run_are_left_out(tmp_path: Path) -> None:
+def test_unfinished_sub_word_row_is_left_out_of_validation(tmp_path: Path) -> None:
     rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
     (training,) = plots.curves(rows)
     assert "Small (per piece)" in drawn_text(training)
@@ -157,14 +157,14 @@ def test_pieces_of_an_unfinished_run_are_left_out(tmp_path: Path) -> None:
     assert caption.endswith("Left out, as their words are counted when they are finished: Small.")
 
 
-def test_frequency_is_of_rows_with_the_same_tokens(tmp_path: Path) -> None:
+def test_loss_by_frequency_needs_the_same_tokens(tmp_path: Path) -> None:
     target, _ = plots.frequency(mixed_rows(tmp_path, unknown=77))
     assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
     assert "Small + WT" not in drawn_text(target)
     assert [text for text in drawn_text(target) if text.endswith(" %")] == ["4 %", "14 %", "24 %", "26 %", "32 %"]
 
 
-def test_a_row_of_pieces_that_stands_first_does_not_empty_the_figures(tmp_path: Path) -> None:
+def test_first_row_with_other_tokens_does_not_exclude_the_others(tmp_path: Path) -> None:
     rows = sorted(mixed_rows(tmp_path, unknown=0), key=lambda row: row.name != "Small + WT")
     target, _ = plots.frequency(rows)
     assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
@@ -172,40 +172,40 @@ def test_a_row_of_pieces_that_stands_first_does_not_empty_the_figures(tmp_path: 
     assert "Small + WT" not in drawn_text(target)
 
 
-def test_seeds_have_a_mean_as_far_as_all_of_them_go() -> None:
+def test_mean_curve_ends_with_the_shortest_seed() -> None:
     curves = [[(1.0, 10.0), (2.0, 6.0), (3.0, 5.0)], [(1.0, 20.0), (2.0, 8.0)]]
     assert plots._mean(curves) == [(1.0, 15.0), (2.0, 7.0)]
     assert plots._mean(curves[:1]) == curves[0]
 
 
-def test_seeds_are_thin_lines_around_their_mean(rows: list[TableRow]) -> None:
+def test_seeds_are_drawn_as_thin_lines(rows: list[TableRow]) -> None:
     def lines(row: TableRow) -> list[str]:
         (validation, _) = plots.curves([row])
         assert ("Thin lines are seeds" in validation.caption) == (len(row.results) > 1)
         return re.findall(r"stroke-width: 0\.6", validation.svg.partition("legend")[0])
 
-    # The grid has lines as thin, and as many of them in either figure.
+    # Grid lines are as thin, and both plots have the same number of them.
     assert len(lines(rows[0])) == len(lines(replace(rows[0], results=rows[0].results[:1]))) + 2
 
 
-def test_the_first_epochs_of_many_are_cut_off(tmp_path: Path) -> None:
+def test_steep_first_epochs_are_cut_off(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
     falling = [(epoch, 4.0 + 4.0 * 0.5**epoch) for epoch in range(1, 41)]
     text = '{{"kind": "valid", "step": {0}, "epoch": {0}, "nll": {1}}}\n'
-    (folder / "metrics.jsonl").write_text("".join(text.format(*each) for each in falling))
+    (folder / "metrics.jsonl").write_text("".join(text.format(*point) for point in falling))
     (plot,) = plots.curves(join([], [load(folder)]))
     assert plot.caption == "Validation perplexity per word by epoch. The steep beginning is cut off."
     ticks = [float(text) for text in drawn_text(plot) if re.fullmatch(r"[\d.]+", text)]
     assert 54 < max(ticks) < 70
 
 
-def test_rows_left_out_are_named_by_the_sign_of_their_footnote(tmp_path: Path) -> None:
+def test_left_out_rows_are_named_by_their_footnote_sign(tmp_path: Path) -> None:
     marked = mark(mixed_rows(tmp_path, unknown=0))[0]
     (sizes,) = plots.sizes(marked)
     assert sizes.caption.endswith("Left out, as they were scored in another way or on another text: rows with †.")
 
 
-def test_only_the_difference_is_drawn_of_previous_words(rows: list[TableRow]) -> None:
+def test_previous_words_show_only_the_difference(rows: list[TableRow]) -> None:
     target, previous = plots.frequency(rows)
     assert "nats per token" in drawn_text(target)
     assert "nats per token" not in drawn_text(previous)
@@ -214,14 +214,14 @@ def test_only_the_difference_is_drawn_of_previous_words(rows: list[TableRow]) ->
     assert "nats per token" in drawn_text(plots.frequency(rows[:1])[1])
 
 
-def test_small_models_are_counted_in_thousands(rows: list[TableRow], tmp_path: Path) -> None:
+def test_small_parameter_counts_are_in_thousands(rows: list[TableRow], tmp_path: Path) -> None:
     assert "parameters, millions" in drawn_text(plots.sizes(rows)[0])
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0, parameters={"total": 99_846}))
     assert "parameters, thousands" in drawn_text(plots.sizes(join([], collect([tmp_path])))[0])
 
 
-def test_a_second_session_is_drawn_from_where_it_began(tmp_path: Path) -> None:
+def test_curve_of_a_second_session_starts_at_step_zero(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
     path = folder / "metrics.jsonl"
     path.write_text('{"kind": "valid", "step": 0, "epoch": 0, "nll": 4.9}\n' + path.read_text())
@@ -230,7 +230,7 @@ def test_a_second_session_is_drawn_from_where_it_began(tmp_path: Path) -> None:
     assert [x for x, _ in points] == pytest.approx(range(14))
 
 
-def test_runs_that_count_updates_are_drawn_by_update(tmp_path: Path) -> None:
+def test_runs_measured_in_updates_are_drawn_by_update(tmp_path: Path) -> None:
     record = result("Small", 0)
     record["training"] |= {"epochs": None}
     folder = write_run(tmp_path, "Small", 0, record)
@@ -239,6 +239,6 @@ def test_runs_that_count_updates_are_drawn_by_update(tmp_path: Path) -> None:
     assert training.caption.startswith(
         "Training perplexity per token by update. A mean over the updates since the last point"
     )
-    trained = [metric for metric in load(folder).metrics if metric.kind == "train"]
-    assert [x for x, _ in plots._curve(load(folder), "train", "update")] == [metric.step for metric in trained]
+    train_metrics = [metric for metric in load(folder).metrics if metric.kind == "train"]
+    assert [x for x, _ in plots._curve(load(folder), "train", "update")] == [metric.step for metric in train_metrics]
     assert "update" in drawn_text(validation)

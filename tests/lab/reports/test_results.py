@@ -1,10 +1,8 @@
-"""Reading result folders back: finished, unfinished, torn, and several seeds of a row."""
+"""Reading result folders: finished, unfinished and damaged runs, and several seeds of a row."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from reefknot.lab.tasks import check_experiment
 RESULTS = Path(__file__).parents[3] / "results"
 
 
-def test_a_finished_run_is_read_whole(runs: Path) -> None:
+def test_finished_run_is_read_completely(runs: Path) -> None:
     run = load(runs / "press2017" / "table6" / "small-wt" / "seed0")
     assert run.record is not None
     assert (run.recipe, run.row, run.seed) == ("press2017/table6", "Small + WT", 0)
@@ -34,10 +32,10 @@ def test_a_finished_run_is_read_whole(runs: Path) -> None:
     assert last.step == 13 * 2323
 
 
-def test_runs_are_found_at_any_depth_once_and_by_seed(runs: Path) -> None:
+def test_runs_are_found_once_at_any_depth_in_order_of_seed(runs: Path) -> None:
     one = runs / "press2017" / "table6" / "small" / "seed1"
-    found = collect([runs, one])
-    assert [(run.row, run.seed) for run in found] == [
+    results = collect([runs, one])
+    assert [(run.row, run.seed) for run in results] == [
         ("Small", 0),
         ("Small", 1),
         ("Small + WT", 0),
@@ -46,13 +44,13 @@ def test_runs_are_found_at_any_depth_once_and_by_seed(runs: Path) -> None:
     ]
 
 
-def test_ten_seeds_come_in_the_order_of_numbers(tmp_path: Path) -> None:
+def test_seeds_are_ordered_numerically(tmp_path: Path) -> None:
     for seed in (10, 2, 1):
         write_run(tmp_path, "Small", seed, result("Small", seed))
     assert [run.seed for run in collect([tmp_path])] == [1, 2, 10]
 
 
-def test_an_unfinished_run_is_shown_with_its_last_metrics(tmp_path: Path) -> None:
+def test_unfinished_run_is_read_with_its_last_metrics(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small + WT", 3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 999')
@@ -62,7 +60,7 @@ def test_an_unfinished_run_is_shown_with_its_last_metrics(tmp_path: Path) -> Non
     assert run.metrics[-1].kind == "valid"
 
 
-def test_a_run_that_has_just_begun_has_no_metrics(tmp_path: Path) -> None:
+def test_run_without_metrics_file_has_no_metrics(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
     (folder / "metrics.jsonl").unlink()
     run = load(folder)
@@ -70,14 +68,14 @@ def test_a_run_that_has_just_begun_has_no_metrics(tmp_path: Path) -> None:
     assert run.last("valid") is None
 
 
-def test_a_record_may_stand_alone(tmp_path: Path) -> None:
+def test_result_file_alone_is_enough(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(result("Small", 4)))
     run = load(tmp_path)
     assert (run.seed, run.settings, run.metrics) == (4, {}, ())
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("result.json", '{"format": 2, "rec', "result.json"),
         ("result.json", "[]", "result.json"),
@@ -92,17 +90,17 @@ def test_a_record_may_stand_alone(tmp_path: Path) -> None:
         ("metrics.jsonl", '\n\n{"kind": "valid", "step": 1, "epoch": 1, "nll": NaN}\n', "line 3"),
     ],
 )
-def test_a_damaged_file_is_named(runs: Path, name: str, content: str, says: str) -> None:
+def test_damaged_file_is_named(runs: Path, name: str, content: str, message: str) -> None:
     folder = runs / "press2017" / "table6" / "small" / "seed0"
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(content)
-    with pytest.raises(DataError, match=says) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         collect([runs])
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_to_report_is_a_sentence(tmp_path: Path) -> None:
+def test_folder_without_runs_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         collect([tmp_path / "nowhere"])
     with pytest.raises(DataError, match="no runs in this folder"):
@@ -113,13 +111,13 @@ def test_nothing_to_report_is_a_sentence(tmp_path: Path) -> None:
         collect([])
 
 
-def test_spread() -> None:
+def test_spread_is_mean_and_standard_deviation() -> None:
     assert Spread.of([]) is None
     assert Spread.of([None, 3.0]) == Spread(3.0, None, 1)
     assert Spread.of([1.0, 3.0]) == Spread(2.0, pytest.approx(2**0.5), 2)
 
 
-def test_differing_settings_are_found_by_dotted_key() -> None:
+def test_differing_settings_have_dotted_keys() -> None:
     a = {"x": {"kind": "plain", "dim": 1}, "same": []}
     b = {"x": {"kind": "projected", "dim": 1, "penalty": 0.1}, "same": []}
     assert differing([a, b]) == ["x.kind", "x.penalty"]
@@ -127,24 +125,28 @@ def test_differing_settings_are_found_by_dotted_key() -> None:
     assert flatten({"a": {}, "b": {"c": None}}) == {"a": {}, "b.c": None}
 
 
-def test_a_run_from_before_a_setting_existed_repeats_one_where_it_is_off() -> None:
+def test_unused_new_settings_do_not_distinguish_old_runs() -> None:
     old = {"training": {"seed": 0, "rate": 1.0}, "table": {"dim": 4}}
     new = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": False, "vectors": None, "noise": 0.0}}
     used = {"training": {"seed": 1, "rate": 1.0}, "table": {"dim": 4, "frozen": True, "vectors": None}}
     assert distinguishing(old) == distinguishing(new) == ADDED | {"training.rate": 1.0, "table.dim": 4}
-    assert distinguishing(old | {"evaluation": {"protocol": "awd"}}) != distinguishing(new), "what came later counts"
+    assert distinguishing(old | {"evaluation": {"protocol": "awd"}}) != distinguishing(new), (
+        "a setting that is used counts"
+    )
     assert differing([distinguishing(old), distinguishing(used)]) == ["table.frozen"]
 
 
-@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/*")), ids=lambda each: f"{each.parent.name}/{each.name}")
-def test_records_are_repetitions_of_runs_of_today(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "folder", sorted(RESULTS.glob("*/*")), ids=lambda folder: f"{folder.parent.name}/{folder.name}"
+)
+def test_committed_records_match_todays_settings(folder: Path) -> None:
     for path in folder.rglob("config.json"):
         settings = RunFolder.open(path.parent).config["settings"]
         today = check_experiment(settings, str(path)).model_dump(mode="json")
         assert distinguishing(settings) == distinguishing(today), path
 
 
-def test_band_labels() -> None:
+def test_band_labels_show_their_range() -> None:
     assert [Band(low=low, high=high, tokens=1, nll=1).label for low, high in ((0, 9), (1, 1), (1000, None))] == [
         "0–9",
         "1",
@@ -152,18 +154,12 @@ def test_band_labels() -> None:
     ]
 
 
-def test_reports_do_not_import_torch() -> None:
-    code = "import sys, reefknot.lab.reports.page, reefknot.lab.papers.page; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_pause_does_not_change_the_seconds_of_an_epoch(tmp_path: Path) -> None:
-    """The clock goes on where a machine sleeps: one epoch of 13 is long, and the first one is slow. Lines within an
-    epoch do not count for one."""
+def test_seconds_per_epoch_ignore_pauses(tmp_path: Path) -> None:
+    """One epoch of 13 includes a long pause, and the first epoch is slow. Only epoch ends count."""
     folder = write_run(tmp_path, "Small", 0, result("Small", 0))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if line["kind"] == "train"]
-    for line in trained:
+    train_lines = [line for line in lines if line["kind"] == "train"]
+    for line in train_lines:
         epoch = line["epoch"]
         line["wall"]["seconds"] = (
             20.0 * (epoch > 1) + 5.0 * epoch + 3_600.0 * (epoch > 6) - (line["step"] % 2323 < 1600)
@@ -174,5 +170,7 @@ def test_a_pause_does_not_change_the_seconds_of_an_epoch(tmp_path: Path) -> None
     skip_gram = write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0))
     (skip_gram / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in pairs))
     assert load(skip_gram).seconds_per_epoch == 7.0
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line not in trained[:3]))
-    assert load(folder).seconds_per_epoch == 150.2 / 13, "where an epoch is missing, the mean of what the record has"
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines if line not in train_lines[:3])
+    )
+    assert load(folder).seconds_per_epoch == 150.2 / 13, "if an epoch is missing, the mean of the record is used"

@@ -1,4 +1,4 @@
-"""Rows: which runs are one row, and which rows may be read side by side."""
+"""Rows: which runs belong to one row, and which rows are comparable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reefknot.lab.reports.table import build, to_markdown
 from reefknot.lab.runs.scores import PERPLEXITY
 
 
-def test_seeds_of_a_row_belong_together(runs: Path) -> None:
+def test_seeds_of_a_row_are_grouped(runs: Path) -> None:
     groups = group(collect([runs]))
     assert {name: len(members) for name, members in groups.items()} == {
         "Small": 2,
@@ -25,7 +25,7 @@ def test_seeds_of_a_row_belong_together(runs: Path) -> None:
     }
 
 
-def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
+def test_runs_with_other_settings_are_not_grouped(runs: Path) -> None:
     path = runs / "press2017" / "table6" / "small" / "seed1" / "config.json"
     config = json.loads(path.read_text())
     config["settings"]["training"]["epochs"] = 3
@@ -34,36 +34,36 @@ def test_runs_with_other_settings_are_never_averaged(runs: Path) -> None:
     assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
 
 
-def test_rows_of_several_recipes_are_told_apart() -> None:
+def test_rows_of_several_recipes_get_the_recipe_name() -> None:
     rows = [TableRow("Baseline", recipe="a/one"), TableRow("b/two: Baseline", recipe="b/two")]
     assert [row.name for row in name_recipes(rows)] == ["a/one: Baseline", "b/two: Baseline"]
     assert name_recipes(rows[:1]) == rows[:1]
 
 
-def test_rows_of_several_recipes_carry_the_recipe_in_their_name(tmp_path: Path) -> None:
+def test_groups_of_several_recipes_get_the_recipe_name(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "Small", 0, result("Small", 0))
     write_run(tmp_path / "b", "Small", 0, result("Small", 0, recipe="other"))
     assert list(group(collect([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
 
 
 def three_rows(root: Path, unknown: int) -> list[TableRow]:
-    """Words, the same text in two pieces a word with so many unknown words, and words again."""
+    """Write three rows: words, sub-words with this number of unknown words, and words again."""
     write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
     write_run(root, "Small + WT", 0, in_pieces("Small + WT", unknown=unknown))
     write_run(root, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(110.0)))
     return join([], collect([root]))
 
 
-def test_pieces_are_marked_and_compare_by_words(tmp_path: Path) -> None:
+def test_sub_word_rows_are_marked_and_compared_per_word(tmp_path: Path) -> None:
     rows = three_rows(tmp_path, unknown=77)
     assert comparable(rows) == rows
     marked, notes = mark(rows)
     assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
     assert notes == ("† per word: a word's probability is the product over its sub-words, 2.0 on average",)
-    assert build(rows).best == {1}  # 10 per piece, 100 per word
+    assert build(rows).best == {1}  # 10 per sub-word, 100 per word
 
 
-def test_other_unknown_words_are_no_fair_comparison(tmp_path: Path) -> None:
+def test_rows_with_other_unknown_words_are_not_comparable(tmp_path: Path) -> None:
     rows = three_rows(tmp_path, unknown=0)
     assert [row.name for row in comparable(rows)] == ["Small", "Small + WT + PR"]
     table = build(rows)
@@ -74,27 +74,27 @@ def test_other_unknown_words_are_no_fair_comparison(tmp_path: Path) -> None:
     assert "\n† per word" in to_markdown(rows)
 
 
-def test_the_first_row_with_a_figure_is_what_others_are_compared_with(tmp_path: Path) -> None:
-    pieces = three_rows(tmp_path, unknown=0)[1]
-    assert comparable([TableRow("not run"), pieces]) == [pieces]
-    assert len(mark([TableRow("not run"), pieces])[1]) == 1
+def test_first_row_with_a_score_is_the_reference(tmp_path: Path) -> None:
+    sub_words = three_rows(tmp_path, unknown=0)[1]
+    assert comparable([TableRow("not run"), sub_words]) == [sub_words]
+    assert len(mark([TableRow("not run"), sub_words])[1]) == 1
 
 
-def test_rows_with_the_same_remark_share_a_sign(tmp_path: Path) -> None:
-    first, pieces, last = three_rows(tmp_path, unknown=0)
-    assert [row.name for row in mark([first, pieces, pieces, last])[0]].count("Small + WT †") == 2
+def test_rows_with_the_same_note_share_a_sign(tmp_path: Path) -> None:
+    first, sub_words, last = three_rows(tmp_path, unknown=0)
+    assert [row.name for row in mark([first, sub_words, sub_words, last])[0]].count("Small + WT †") == 2
 
 
-def test_a_row_scored_otherwise_does_not_decide_by_standing_first(tmp_path: Path) -> None:
-    first, pieces, last = three_rows(tmp_path, unknown=0)
-    rows = [pieces, first, last]
+def test_incomparable_first_row_is_not_the_reference(tmp_path: Path) -> None:
+    first, sub_words, last = three_rows(tmp_path, unknown=0)
+    rows = [sub_words, first, last]
     assert comparable(rows) == [first, last]
     marked, (note,) = mark(rows)
     assert [row.name for row in marked] == ["Small + WT †", first.name, last.name]
     assert note.endswith(f"77 in {first.name}")
 
 
-def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) -> None:
+def test_notes_name_start_row_and_early_stop(tmp_path: Path) -> None:
     training = {"epochs": 13, "start": {"row": "Small"}, "stop": {"rule": "nonmonotone", "interval": 5}}
     write_run(tmp_path, "Small", 0, result("Small", 0))
     record = result("Small + WT", 0)
@@ -104,8 +104,8 @@ def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) 
     second = write_run(
         tmp_path, "Small + WT", 1, result("Small + WT", 1, best={"step": 0, "epoch": 0}), training=training
     )
-    kept = "; no epoch improved on them with 1 of 2 seeds, so their scores are shown"
-    assert mark(join([], collect([tmp_path])))[1] == (f"† began with the best weights of Small{kept}",)
+    suffix = "; no epoch improved on them with 1 of 2 seeds, so their scores are shown"
+    assert mark(join([], collect([tmp_path])))[1] == (f"† began with the best weights of Small{suffix}",)
     shutil.rmtree(second)
     record["training"]["epochs"] = 20
     (folder / "result.json").write_text(json.dumps(record))
@@ -114,7 +114,7 @@ def test_a_row_that_began_with_another_or_stopped_early_says_so(tmp_path: Path) 
     assert mark(rows)[1] == ("† began with the best weights of Small; stopped early, by the nonmonotone rule",)
 
 
-def test_streams_that_are_long_enough_are_only_remarked_on(tmp_path: Path) -> None:
+def test_long_streams_get_only_a_note(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
     write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams=20)))
     rows = join([], collect([tmp_path]))
@@ -122,29 +122,29 @@ def test_streams_that_are_long_enough_are_only_remarked_on(tmp_path: Path) -> No
     assert mark(rows)[1] == ("† scored in 20 contiguous streams here, in one stream in Small",)
 
 
-def test_every_text_has_its_best_row(tmp_path: Path) -> None:
+def test_every_corpus_has_its_best_row(tmp_path: Path) -> None:
     other = {"name": "wikitext-2"}
     for row, corpus, test in (("Small", {}, 120.0), ("Small + WT", {}, 110.0), ("Small + WT + PR", other, 90.0)):
         record = result(row, 0, test=scored(test) | ({"bytes": 1} if corpus else {}))
         write_run(tmp_path, row, 0, record | {"corpus": record["corpus"] | corpus})
     rows = join([], collect([tmp_path]))
-    assert build(rows).best == {1}  # alone on its text, the last has beaten nothing
+    assert build(rows).best == {1}  # the last row is alone on its corpus
     assert mark(rows)[1] == ()
     (*_, last) = rows
     assert build([*rows, replace(last, name="again")]).best == {1, 2}
 
 
-def test_first_sessions_do_not_compete(tmp_path: Path) -> None:
+def test_row_with_a_pending_second_session_is_not_the_best(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0))
     names = ("Small", "Small + WT", "Small + WT + PR")
     listed = [TableRow(name, start="Small + WT" if name == names[2] else None) for name in names]
-    assert build(join(listed, collect([tmp_path]))).best == set()  # its second session has not run
+    assert build(join(listed, collect([tmp_path]))).best == set()  # the second session has not run
     assert build(join(listed[:2], collect([tmp_path]))).best == {1}
 
 
-def evaluated(root: Path, seeds: int = 2) -> list[TableRow]:
-    """A row that ran, and what its recipe lists of its model scored in other ways."""
+def rows_with_evaluations(root: Path, seeds: int = 2) -> list[TableRow]:
+    """Write a row with saved evaluations, and return it with the rows that its recipe lists for them."""
     for seed in range(seeds):
         write_evaluation(write_run(root, "Small", seed, result("Small", seed)), "dynamic", test=90.0 + 2 * seed)
     return [
@@ -154,8 +154,8 @@ def evaluated(root: Path, seeds: int = 2) -> list[TableRow]:
     ]
 
 
-def test_a_row_may_be_anothers_model_scored_in_another_way(tmp_path: Path) -> None:
-    listed = evaluated(tmp_path)
+def test_row_can_be_another_rows_model_in_another_mode(tmp_path: Path) -> None:
+    listed = rows_with_evaluations(tmp_path)
     results = collect([tmp_path])
     rows = join(listed, results)
     static, adapting, remembering = rows
@@ -164,28 +164,28 @@ def test_a_row_may_be_anothers_model_scored_in_another_way(tmp_path: Path) -> No
     assert adapting.difference("test") == 91.0 / 80.0 - 1
     assert (adapting.size, adapting.results, adapting.state) == (static.size, (), "")
     assert (remembering.state, remembering.models) == ("not run", ())
-    assert build(rows).best == set()  # nothing adapts but the one row
+    assert build(rows).best == set()  # only one row adapts
     lines = to_markdown(rows).splitlines()
     assert lines[3] == "| Small, adapting | 4,651,600 | 100.0 ± 0.0 | 91.0 ± 1.4 | 80.0 | +13.7 % |  |  | 2 |"
     assert lines[4] == "| Small, remembering |  |  | not run | 85.0 |  |  |  |  |"
 
 
-def test_saved_evaluations_that_no_recipe_lists_follow_their_row(tmp_path: Path) -> None:
-    evaluated(tmp_path, seeds=1)
+def test_unlisted_evaluations_follow_their_row(tmp_path: Path) -> None:
+    rows_with_evaluations(tmp_path, seeds=1)
     rows = join([], collect([tmp_path]))
     assert [row.name for row in rows] == ["Small", "Small + dynamic evaluation"]
     assert join(rows, collect([tmp_path])) == rows
 
 
-def test_models_with_other_settings_are_other_rows_here_too(tmp_path: Path) -> None:
-    listed = evaluated(tmp_path, seeds=1)
+def test_evaluations_of_other_settings_are_other_rows(tmp_path: Path) -> None:
+    listed = rows_with_evaluations(tmp_path, seeds=1)
     write_evaluation(write_run(tmp_path, "Small", 1, result("Small", 1), training={"epochs": 3}), "dynamic", test=70.0)
     names = [row.name for row in join(listed, collect([tmp_path])) if row.models]
     assert [name.partition(" (")[0] for name in names] == ["Small, adapting"] * 2
     assert names[1].startswith("Small, adapting (training.epochs=3")
 
 
-def test_windows_are_compared_with_each_other_and_remarked_on(tmp_path: Path) -> None:
+def test_different_windows_are_compared_with_a_note(tmp_path: Path) -> None:
     blocks = scored(120.0) | {"windows": "context-0-stride-512"}
     write_evaluation(
         write_run(tmp_path, "Small", 0, result("Small", 0, test=blocks)), "context-2560-stride-512", test=110.0

@@ -1,4 +1,4 @@
-"""The table of rows: what it says of rows run, not run, quoted and unfinished, in each of its forms."""
+"""The table of rows: finished, missing, quoted and unfinished rows, in each output format."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def recipe_rows() -> list[TableRow]:
 
 
 def cells(table: Table, name: str) -> dict[str, str]:
-    """The cells of a row, under their group and title."""
+    """Return the cells of a row by group and title."""
     n = table.names.index(name)
     return {f"{column.group} {column.title}": column.cells[n] for column in table.columns}
 
 
-def printed(rows: list[TableRow], width: int) -> str:
+def print_to_text(rows: list[TableRow], width: int) -> str:
     out = io.StringIO()
     print_table(rows, Console(file=out, width=width))
     return out.getvalue()
 
 
-def test_a_row_is_the_mean_over_its_seeds_beside_the_paper(runs: Path) -> None:
+def test_row_shows_mean_over_seeds_and_paper_score(runs: Path) -> None:
     table = build(join(recipe_rows(), collect([runs])))
     row = cells(table, "Small")
     assert row["size parameters"] == "4,651,600"
@@ -54,7 +54,7 @@ def test_a_row_is_the_mean_over_its_seeds_beside_the_paper(runs: Path) -> None:
     assert [table.names[n] for n in table.best] == ["Small + WT + PR"]
 
 
-def test_rows_not_run_and_rows_quoted(runs: Path) -> None:
+def test_missing_and_quoted_rows(runs: Path) -> None:
     table = build(join(recipe_rows(), collect([runs])))
     assert cells(table, "Small + PR")["test test"] == "not run"
     assert cells(table, "Small + PR")["test paper"] == "111.7"
@@ -64,7 +64,7 @@ def test_rows_not_run_and_rows_quoted(runs: Path) -> None:
     assert quoted["test test"] == ""
 
 
-def test_an_unfinished_row_shows_how_far_it_came(tmp_path: Path) -> None:
+def test_unfinished_row_shows_its_last_score(tmp_path: Path) -> None:
     rows = join([], [load(write_run(tmp_path, "Small"))])
     row = cells(build(rows), "Small")
     assert row["test test"] == "unfinished"
@@ -72,12 +72,12 @@ def test_an_unfinished_row_shows_how_far_it_came(tmp_path: Path) -> None:
     assert row["cost seeds"] == "0 of 1"
 
 
-def test_an_unfinished_row_in_pieces_says_so(tmp_path: Path) -> None:
+def test_unfinished_sub_word_row_says_per_piece(tmp_path: Path) -> None:
     rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
     assert cells(build(rows), "Small")["validation valid"].endswith(" per piece")
 
 
-def test_finished_seeds_count_and_unfinished_ones_are_told(tmp_path: Path) -> None:
+def test_only_finished_seeds_are_averaged(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0))
     write_run(tmp_path, "Small", 1)
     row = cells(build(join([], collect([tmp_path]))), "Small")
@@ -102,7 +102,7 @@ def test_empty_columns_are_dropped(tmp_path: Path) -> None:
     assert table.best == set()
 
 
-def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Path) -> None:
+def test_protocol_scores_are_compared_with_the_paper(tmp_path: Path) -> None:
     for seed, test in enumerate((114.0, 115.0)):
         protocol = {"name": "zaremba", "valid": {"perplexity": 120.0}, "test": {"perplexity": test}}
         write_run(tmp_path, "Small", seed, result("Small", seed, protocol=protocol))
@@ -119,7 +119,7 @@ def test_figures_by_the_papers_protocol_are_held_against_the_paper(tmp_path: Pat
     assert unpublished.endswith("(zaremba)")
 
 
-def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
+def test_training_perplexity_is_shown_if_scored(tmp_path: Path) -> None:
     paper = {"train": 40.0, "test": 114.5}
     write_run(tmp_path, "Small", 0, result("Small", 0, train=scored(38.0), paper=paper))
     row = cells(build(join([], collect([tmp_path]))), "Small")
@@ -128,7 +128,7 @@ def test_the_training_text_is_shown_where_it_was_scored(tmp_path: Path) -> None:
     assert "training" not in {column.group for column in build(unscored).columns}
 
 
-def test_epochs_say_what_the_recipe_asks_for(tmp_path: Path) -> None:
+def test_epochs_are_shown_next_to_the_recipes(tmp_path: Path) -> None:
     changed = [change("training.epochs", 1000, 13), change("training.batch", 20, 40)]
     write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
     for seed, epochs in enumerate((13, 9)):
@@ -139,13 +139,13 @@ def test_epochs_say_what_the_recipe_asks_for(tmp_path: Path) -> None:
     short = cells(table, "Small")
     assert (short["time epochs"], short["time s/epoch"]) == ("13 of 1000", "11.6")
     stopped = cells(table, "Small + WT †")
-    assert (stopped["time epochs"], stopped["time s/epoch"]) == ("9–13 of 13", "11.6"), "by the faster of the two"
+    assert (stopped["time epochs"], stopped["time s/epoch"]) == ("9–13 of 13", "11.6"), "the faster seed counts"
     assert table.notes[0] == "† stopped early"
     assert table.notes[1].startswith("Small: not the recipe's settings (training.epochs: 1000 -> 13;")
 
 
-def test_runs_of_so_many_updates(tmp_path: Path) -> None:
-    """They may end in the middle of an epoch, so nothing is told per epoch."""
+def test_runs_measured_in_updates_show_nothing_per_epoch(tmp_path: Path) -> None:
+    """Such runs may end in the middle of an epoch."""
     training = result("Small", 0)["training"] | {"epochs": None}
     write_run(tmp_path, "Small", 0, result("Small", 0, training=training))
     rows = [TableRow("Small", {"test": 114.5, "hours": 30.0}), TableRow("Small + WT", {"hours": 70.0})]
@@ -155,20 +155,20 @@ def test_runs_of_so_many_updates(tmp_path: Path) -> None:
     assert (ran["time updates"], ran["time paper hours"], waiting["time paper hours"]) == ("30,199", "30", "70")
     assert waiting["time updates"] == ""
     assert not {"time epochs", "time s/epoch"} & set(ran)
-    assert table.notes == ()  # nothing was stopped early
+    assert table.notes == ()  # no run stopped early
     titles = "| row | parameters | valid | test | paper | diff | updates | paper hours | tokens/s | seeds |"
     assert to_markdown(rows).splitlines()[0] == titles
 
 
-def test_settings_that_all_rows_share_are_told_once(tmp_path: Path) -> None:
+def test_changes_shared_by_all_rows_are_noted_once(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0, changed=[change("training.epochs", 20, 13)]))
     notes = build(join(recipe_rows(), collect([tmp_path]))).notes
     assert notes == ("Every row: not the recipe's settings (training.epochs: 20 -> 13)",)
 
 
-def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
-    """Averaging that was to begin by itself, and a search that ended at the end of what it tried."""
+def test_unstarted_averaging_and_grid_edges_are_noted(tmp_path: Path) -> None:
+    """One row never began averaging, and the best value of one search is at the edge of its grid."""
     averaging = {"averaging": {"start": "nonmonotone", "interval": 5}}
     for row, epoch in (("Small", None), ("Small + WT", 10)):
         training = result(row, 0)["training"] | {"averaged_from_epoch": epoch}
@@ -185,7 +185,7 @@ def test_what_was_cut_short_is_told(tmp_path: Path) -> None:
     assert build(join([], [load(other)])).notes == ()
 
 
-def test_other_settings_than_the_recipes_have_no_difference_to_the_paper(tmp_path: Path) -> None:
+def test_changed_settings_are_not_compared_with_the_paper(tmp_path: Path) -> None:
     changed = [change("corpus.tokens", None, 20000), *(change(f"encoder.setting{n}", 1, 2) for n in range(10))]
     write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
     table = build(join(recipe_rows(), collect([tmp_path])))
@@ -198,13 +198,13 @@ def test_other_settings_than_the_recipes_have_no_difference_to_the_paper(tmp_pat
 
 
 def timed_rows() -> list[TableRow]:
-    """Of two texts: rows of which the paper gives seconds alone."""
+    """Return rows of two corpora for which the paper reports only seconds."""
     paper = {"Small": 20.0, "Small + WT": 22.0, "Small + WT + PR": 60.0, "other": 40.0, "other + WT": 100.0}
     texts = {name: "wikitext-2" if name.startswith("other") else None for name in paper}
     return [TableRow(name, {"seconds": seconds}, corpus=texts[name]) for name, seconds in paper.items()]
 
 
-def test_a_table_of_seconds(tmp_path: Path) -> None:
+def test_table_of_seconds_shows_times_of_the_first_row(tmp_path: Path) -> None:
     for row, seconds in (("Small", 13.0), ("Small + WT", 26.0)):
         record = result(row, 0)
         write_run(tmp_path, row, 0, record | {"training": record["training"] | {"seconds": seconds}})
@@ -219,10 +219,10 @@ def test_a_table_of_seconds(tmp_path: Path) -> None:
         "| other + WT |  | not run | 100 |  | 2.50 |  |  |",
     ]
     assert build(rows).best == set()
-    assert build(timed_rows()).columns[2].title == "times first"  # ours, though there are none yet
+    assert build(timed_rows()).columns[2].title == "times first"  # a column for our times, although there are none yet
 
 
-def test_perplexities_stay_where_the_paper_has_them_too(runs: Path) -> None:
+def test_perplexities_are_shown_next_to_seconds(runs: Path) -> None:
     rows = [replace(row, paper=row.paper | {"seconds": 20.0}) for row in recipe_rows()]
     titles = [column.title for column in build(join(rows, collect([runs]))).columns]
     assert titles[:5] == ["parameters", "s/epoch", "paper", "times first", "paper"]
@@ -230,8 +230,8 @@ def test_perplexities_stay_where_the_paper_has_them_too(runs: Path) -> None:
     assert titles.count("s/epoch") == 1
 
 
-def vectors(row: str, seed: int, rhos: dict[str, float]) -> dict[str, Any]:
-    """The record of a run of skip-gram: no perplexity, one judgement per end."""
+def skip_gram_record(row: str, seed: int, rhos: dict[str, float]) -> dict[str, Any]:
+    """Return the record of a skip-gram run: no perplexity, one judgement per end."""
     record = result("Small", seed, recipe="press2017/table2", row=row, paper={})
     absent = ("valid", "test", "best", "frequency", "samples")
     judged = {
@@ -241,10 +241,10 @@ def vectors(row: str, seed: int, rhos: dict[str, float]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in absent} | {"similarity": judged}
 
 
-def test_a_table_of_word_similarity(tmp_path: Path) -> None:
+def test_table_of_word_similarity_shows_both_ends(tmp_path: Path) -> None:
     papers = {"input": {"MEN": 0.66, "SimLex-999": 0.3}, "output": {"MEN": 0.61, "SimLex-999": 0.29}}
     for seed, rhos in enumerate(({"input": 0.5, "output": -0.25}, {"input": 0.6, "output": -0.25})):
-        write_run(tmp_path, "Small", seed, vectors("untied", seed, rhos))
+        write_run(tmp_path, "Small", seed, skip_gram_record("untied", seed, rhos))
     rows = [
         TableRow("untied", recipe="press2017/table2", paper_similarity=papers),
         TableRow("tied", recipe="press2017/table2", paper_similarity={"tied": {"MEN": 0.5}}),
@@ -253,52 +253,52 @@ def test_a_table_of_word_similarity(tmp_path: Path) -> None:
     assert {group for group, _ in table.groups} == {"size", "SimLex-999", "MEN", "time", "cost"}
     by_group = {group: [column.cells for column in columns] for group, columns in table.groups}
     assert by_group["MEN"] == [("0.55 ± 0.07 / −0.25 ± 0.00", ""), ("0.66 / 0.61", "0.50")]
-    # A paper's figures wait for ours, and a row without runs says so once.
+    # The paper's scores are shown without ours, and a row without runs says "not run" once.
     assert by_group["SimLex-999"] == [("", "not run"), ("0.30 / 0.29", "")]
     assert any("MEN 998 of 3,000" in note for note in table.notes)
     assert not table.best
 
 
-def test_word_similarity_stands_beside_perplexity(tmp_path: Path) -> None:
+def test_word_similarity_is_shown_next_to_perplexity(tmp_path: Path) -> None:
     similarity = {"tied": [{"name": "MEN", "rho": 0.2, "low": 0.1, "high": 0.3, "pairs": 90, "of": 3000}]}
     write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, similarity=similarity))
     table = build(join([], collect([tmp_path])))
-    found = cells(table, "Small + WT")
-    assert found["MEN MEN"] == "0.20"
-    assert found["test test"] == "112.6"
+    row = cells(table, "Small + WT")
+    assert row["MEN MEN"] == "0.20"
+    assert row["test test"] == "112.6"
     assert "MEN" in to_markdown(join([], collect([tmp_path])))
 
 
-def test_nothing_run_is_a_table_too() -> None:
+def test_table_without_runs_shows_the_papers_scores() -> None:
     table = build(recipe_rows())
     assert [column.title for column in table.columns] == ["parameters", "valid", "paper", "test", "paper"]
 
 
-def test_runs_of_no_listed_row_follow(runs: Path) -> None:
+def test_unlisted_runs_follow_the_listed_rows(runs: Path) -> None:
     rows = join(recipe_rows()[:2], collect([runs]))
     assert [row.name for row in rows] == ["KN 5-gram", "Small", "Small + WT", "Small + WT + PR"]
 
 
-def test_joining_again_changes_nothing(runs: Path) -> None:
+def test_join_is_idempotent(runs: Path) -> None:
     results = collect([runs])
     rows = join(recipe_rows(), results)
     assert join(rows, results) == rows
 
 
-def test_a_row_of_another_recipe_is_another_row(runs: Path) -> None:
+def test_row_of_another_recipe_gets_no_results(runs: Path) -> None:
     (row, *_) = join([TableRow("Small", recipe="other")], collect([runs]))
     assert row.results == ()
 
 
-def test_recipe_rows_carry_their_figures() -> None:
+def test_recipe_rows_keep_their_scores() -> None:
     row = Row(name="Small", paper=ROWS["Small"]["paper"], parameters=4_651_600)
     assert from_recipe([row], "r") == [TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_the_terminal_gets_every_cell_and_no_line_too_long(runs: Path, width: int) -> None:
+def test_printed_table_shows_every_cell_within_the_width(runs: Path, width: int) -> None:
     rows = join(recipe_rows(), collect([runs]))
-    text = printed(rows, width)
+    text = print_to_text(rows, width)
     assert max(map(len, text.splitlines())) <= width
     for column in build(rows).columns:
         for cell in column.cells:
@@ -306,15 +306,15 @@ def test_the_terminal_gets_every_cell_and_no_line_too_long(runs: Path, width: in
     assert "…" not in text
 
 
-def test_a_pipe_gets_plain_text(runs: Path) -> None:
-    assert "\x1b" not in printed(join(recipe_rows(), collect([runs])), 80)
+def test_output_to_a_pipe_has_no_escape_codes(runs: Path) -> None:
+    assert "\x1b" not in print_to_text(join(recipe_rows(), collect([runs])), 80)
 
 
-def test_names_are_text_not_markup() -> None:
-    assert "[bold]x[/bold]" in printed([TableRow("[bold]x[/bold]")], 80)
+def test_row_names_are_not_markup() -> None:
+    assert "[bold]x[/bold]" in print_to_text([TableRow("[bold]x[/bold]")], 80)
 
 
-def test_markdown(runs: Path) -> None:
+def test_markdown_table_is_regular_and_escaped(runs: Path) -> None:
     lines = to_markdown(join(recipe_rows(), collect([runs]))).splitlines()
     assert lines[0] == ("| row | parameters | valid | paper | diff | test | paper | diff | epochs | s/epoch | seeds |")
     assert len({line.count("|") for line in lines}) == 1
@@ -323,5 +323,5 @@ def test_markdown(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "text"), [(3.456, "3.46"), (114.52, "114.5"), (12_345.6, "12,345.6")])
-def test_numbers(value: float, text: str) -> None:
+def test_numbers_are_rounded_by_their_size(value: float, text: str) -> None:
     assert number(value) == text

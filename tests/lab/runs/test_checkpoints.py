@@ -1,4 +1,4 @@
-"""What is saved is what is loaded; what is damaged or hostile is found, named and stepped over."""
+"""Checkpoints load exactly as saved; damaged and malicious ones are rejected, named and skipped."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ def save(checkpoints: Checkpoints, step: int) -> Path:
     return checkpoints.save(step, model, state, values, fingerprint="config")
 
 
-def assert_is(checkpoints: Checkpoints, step: int) -> list[str]:
-    """The latest is `step`, as it was saved; returns what was said on the way to it."""
-    heard: list[str] = []
-    found = checkpoints.latest(heard.append)
-    assert found is not None
+def assert_latest_is(checkpoints: Checkpoints, step: int) -> list[str]:
+    """Check that the newest intact checkpoint is `step`, exactly as saved, and return the messages."""
+    messages: list[str] = []
+    checkpoint = checkpoints.latest(messages.append)
+    assert checkpoint is not None
     model, state, values = contents(step)
-    assert (found.step, found.values, found.fingerprint) == (step, values, "config")
-    assert found.path == checkpoints.path_of(step)
-    assert torch.equal(found.model["words.weight"], model["words.weight"])
-    assert torch.equal(found.state["rng.torch"], state["rng.torch"])
-    return heard
+    assert (checkpoint.step, checkpoint.values, checkpoint.fingerprint) == (step, values, "config")
+    assert checkpoint.path == checkpoints.path_of(step)
+    assert torch.equal(checkpoint.model["words.weight"], model["words.weight"])
+    assert torch.equal(checkpoint.state["rng.torch"], state["rng.torch"])
+    return messages
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Checkpoints:
-    """Steps 1 and 2 are saved."""
+def two_steps(tmp_path: Path) -> Checkpoints:
+    """Return checkpoints with steps 1 and 2 saved."""
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
     save(checkpoints, 2)
     return checkpoints
 
 
-def test_layout_and_round_trip(two: Checkpoints) -> None:
-    assert names(two.folder) == ["step_00000001", "step_00000002"]
-    assert names(two.folder / "step_00000002") == sorted(FILES)
-    assert assert_is(two, 2) == []
+def test_saved_checkpoint_has_the_layout_and_loads_exactly(two_steps: Checkpoints) -> None:
+    assert file_names(two_steps.folder) == ["step_00000001", "step_00000002"]
+    assert file_names(two_steps.folder / "step_00000002") == sorted(FILES)
+    assert assert_latest_is(two_steps, 2) == []
 
 
-def test_nothing_saved_is_none(tmp_path: Path) -> None:
+def test_latest_and_best_are_none_before_the_first_save(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).latest(pytest.fail) is None
     assert Checkpoints(tmp_path).best() is None
 
@@ -115,78 +115,78 @@ _JSON = st.recursive(
     state=st.dictionaries(_NAMES, tensors(), max_size=4),
     values=st.dictionaries(_NAMES, _JSON, max_size=4),
 )
-def test_any_state_comes_back(
+def test_any_state_loads_exactly(
     tmp_path: Path, model: dict[str, Tensor], state: dict[str, Tensor], values: dict[str, Any]
 ) -> None:
     shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
     checkpoints = Checkpoints(tmp_path)
-    found = checkpoints.load(checkpoints.save(5, model, state, values, fingerprint="f"))
-    assert found.values == values
-    for given_, read in ((model, found.model), (state, found.state)):
-        assert given_.keys() == read.keys()
-        for name, tensor in given_.items():
-            assert (tensor.dtype, tensor.shape) == (read[name].dtype, read[name].shape)
-            assert torch.equal(tensor, read[name])
+    checkpoint = checkpoints.load(checkpoints.save(5, model, state, values, fingerprint="f"))
+    assert checkpoint.values == values
+    for saved, loaded in ((model, checkpoint.model), (state, checkpoint.state)):
+        assert saved.keys() == loaded.keys()
+        for name, tensor in saved.items():
+            assert (tensor.dtype, tensor.shape) == (loaded[name].dtype, loaded[name].shape)
+            assert torch.equal(tensor, loaded[name])
 
 
-def test_a_loaded_checkpoint_outlives_its_files(two: Checkpoints) -> None:
-    found = two.load(two.path_of(2))
-    shutil.rmtree(two.folder)
-    assert torch.equal(found.model["words.weight"], contents(2)[0]["words.weight"])
+def test_loaded_checkpoint_does_not_need_its_files(two_steps: Checkpoints) -> None:
+    checkpoint = two_steps.load(two_steps.path_of(2))
+    shutil.rmtree(two_steps.folder)
+    assert torch.equal(checkpoint.model["words.weight"], contents(2)[0]["words.weight"])
 
 
-def test_prune_keeps_the_newest_and_the_best(two: Checkpoints) -> None:
-    two.mark_best(1)
+def test_prune_keeps_the_newest_and_the_best(two_steps: Checkpoints) -> None:
+    two_steps.mark_best(1)
     for step in (3, 4, 5):
-        save(two, step)
-    assert names(two.folder) == ["step_00000001", "step_00000004", "step_00000005"]
-    assert two.best() == two.path_of(1)
-    two.mark_best(5)
-    save(two, 6)
-    assert names(two.folder) == ["step_00000005", "step_00000006"]
+        save(two_steps, step)
+    assert file_names(two_steps.folder) == ["step_00000001", "step_00000004", "step_00000005"]
+    assert two_steps.best() == two_steps.path_of(1)
+    two_steps.mark_best(5)
+    save(two_steps, 6)
+    assert file_names(two_steps.folder) == ["step_00000005", "step_00000006"]
 
 
-def test_prune_does_not_count_a_damaged_one(two: Checkpoints) -> None:
-    (two.path_of(2) / "state.json").write_text("{}")
-    save(two, 3)
-    assert names(two.folder) == ["step_00000001", "step_00000003"]
+def test_prune_does_not_count_damaged_checkpoints(two_steps: Checkpoints) -> None:
+    (two_steps.path_of(2) / "state.json").write_text("{}")
+    save(two_steps, 3)
+    assert file_names(two_steps.folder) == ["step_00000001", "step_00000003"]
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
-    """How often each file's bytes were hashed, when they were written included."""
-    times: Counter[bytes] = Counter()
-    real = hashlib.sha256
+def hash_counts(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """Count how often the bytes of each file are hashed, including when they are written."""
+    counts: Counter[bytes] = Counter()
+    original = hashlib.sha256
 
     def sha256(data: bytes) -> Any:
-        times[data] += 1
-        return real(data)
+        counts[data] += 1
+        return original(data)
 
     monkeypatch.setattr(hashlib, "sha256", sha256)
-    return times
+    return counts
 
 
-def test_pruning_reads_each_checkpoint_once(tmp_path: Path, hashed: Counter[bytes]) -> None:
-    """Of ten saves that keep five, six end with a full house: each of them reads one old checkpoint."""
+def test_pruning_reads_each_checkpoint_once(tmp_path: Path, hash_counts: Counter[bytes]) -> None:
+    """Ten saves with keep=5: from the fifth on, each save reads one old checkpoint."""
     checkpoints = Checkpoints(tmp_path, keep=5)
     models = [(save(checkpoints, step) / "model.safetensors").read_bytes() for step in range(1, 11)]
-    assert names(checkpoints.folder) == [f"step_{step:08d}" for step in range(6, 11)]
-    assert [hashed[model] for model in models] == [2] * 6 + [1] * 4
+    assert file_names(checkpoints.folder) == [f"step_{step:08d}" for step in range(6, 11)]
+    assert [hash_counts[model] for model in models] == [2] * 6 + [1] * 4
 
 
-def test_a_new_process_reads_what_it_finds_once_more(tmp_path: Path, hashed: Counter[bytes]) -> None:
-    found = Checkpoints(tmp_path, keep=5)
-    models = [(save(found, step) / "model.safetensors").read_bytes() for step in range(1, 6)]
-    hashed.clear()
+def test_new_process_reads_existing_checkpoints_again(tmp_path: Path, hash_counts: Counter[bytes]) -> None:
+    earlier = Checkpoints(tmp_path, keep=5)
+    models = [(save(earlier, step) / "model.safetensors").read_bytes() for step in range(1, 6)]
+    hash_counts.clear()
     checkpoints = Checkpoints(tmp_path, keep=5)
-    assert_is(checkpoints, 5)
+    assert_latest_is(checkpoints, 5)
     for step in range(6, 16):
         save(checkpoints, step)
-    assert [hashed[model] for model in models] == [0, 1, 2, 2, 2]
+    assert [hash_counts[model] for model in models] == [0, 1, 2, 2, 2]
 
 
-def rot(path: Path) -> None:
-    """Flip a bit as a bad disk does: the file system does not notice."""
+def flip_bit_silently(path: Path) -> None:
+    """Flip a bit like a failing disk: the modification time does not change."""
     before = path.stat()
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -194,98 +194,98 @@ def rot(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_rot_that_nothing_shows_does_not_cost_a_sound_one(tmp_path: Path) -> None:
+def test_silent_damage_does_not_make_pruning_delete_an_intact_step(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in range(1, 8):
         save(checkpoints, step)
         if step in (3, 4, 5):
-            rot(checkpoints.path_of(step) / "model.safetensors")
+            flip_bit_silently(checkpoints.path_of(step) / "model.safetensors")
         if step > 2:
             oldest = min(checkpoints.folder.iterdir())
             assert checkpoints.load(oldest).step == int(oldest.name[-8:])
-    assert names(checkpoints.folder) == ["step_00000002", "step_00000006", "step_00000007"]
+    assert file_names(checkpoints.folder) == ["step_00000002", "step_00000006", "step_00000007"]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_changed_is_read_again(tmp_path: Path, name: str) -> None:
-    """In the middle of those kept, where an untouched checkpoint is taken for sound."""
+def test_changed_file_is_read_again(tmp_path: Path, name: str) -> None:
+    """An unchanged checkpoint between the oldest and the newest is not read again."""
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (1, 2, 3):
         save(checkpoints, step)
     path = checkpoints.path_of(3) / name
-    rot(path)
+    flip_bit_silently(path)
     os.utime(path, ns=(0, 0))
     save(checkpoints, 4)
-    assert names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000004"]
+    assert file_names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000004"]
     (checkpoints.path_of(4) / name).unlink()
     save(checkpoints, 5)
-    assert names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000005"]
+    assert file_names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000005"]
 
 
-def test_a_sound_step_is_left_and_a_damaged_one_is_replaced(two: Checkpoints) -> None:
-    inode = two.path_of(2).stat().st_ino
-    save(two, 2)
-    assert two.path_of(2).stat().st_ino == inode
-    (two.path_of(2) / "model.safetensors").write_bytes(b"")
-    save(two, 2)
-    assert assert_is(two, 2) == []
+def test_saving_again_replaces_only_a_damaged_step(two_steps: Checkpoints) -> None:
+    inode = two_steps.path_of(2).stat().st_ino
+    save(two_steps, 2)
+    assert two_steps.path_of(2).stat().st_ino == inode
+    (two_steps.path_of(2) / "model.safetensors").write_bytes(b"")
+    save(two_steps, 2)
+    assert assert_latest_is(two_steps, 2) == []
 
 
-def test_steps_are_ordered_as_numbers_and_strangers_ignored(two: Checkpoints) -> None:
-    save(two, 123_456_789)
-    (two.folder / "step_old").mkdir()
-    (two.folder / "step_00000009.tmp-1").mkdir()
-    assert_is(two, 123_456_789)
+def test_steps_are_ordered_numerically_and_other_names_ignored(two_steps: Checkpoints) -> None:
+    save(two_steps, 123_456_789)
+    (two_steps.folder / "step_old").mkdir()
+    (two_steps.folder / "step_00000009.tmp-1").mkdir()
+    assert_latest_is(two_steps, 123_456_789)
 
 
-def assert_stepped_over(checkpoints: Checkpoints, damaged: Path) -> None:
-    [said] = assert_is(checkpoints, 1)
-    assert str(damaged) in said
-    assert said.endswith("; using step_00000001")
+def assert_skipped(checkpoints: Checkpoints, damaged: Path) -> None:
+    [message] = assert_latest_is(checkpoints, 1)
+    assert str(damaged) in message
+    assert message.endswith("; using step_00000001")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_truncation_is_found_and_stepped_over(two: Checkpoints, name: str) -> None:
-    path = two.path_of(2) / name
+def test_truncated_file_is_skipped(two_steps: Checkpoints, name: str) -> None:
+    path = two_steps.path_of(2) / name
     whole = path.read_bytes()
     lengths = sorted({len(whole) * k // 40 for k in range(40)} | {len(whole) - 1})
     for length in lengths:
         path.write_bytes(whole[:length])
-        assert_stepped_over(two, path)
+        assert_skipped(two_steps, path)
     path.unlink()
-    assert_stepped_over(two, path)
+    assert_skipped(two_steps, path)
     path.write_bytes(whole)
-    assert_is(two, 2)
+    assert_latest_is(two_steps, 2)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_byte_is_found_and_stepped_over(two: Checkpoints, name: str) -> None:
-    path = two.path_of(2) / name
+def test_flipped_byte_is_skipped(two_steps: Checkpoints, name: str) -> None:
+    path = two_steps.path_of(2) / name
     whole = path.read_bytes()
     positions = sorted({len(whole) * k // 120 for k in range(120)})
     assert len(positions) >= min(100, len(whole))
     for position in positions:
-        for mask in (0x01, 0x29, 0x80):  # 0x29 turns a space into a tab: JSON would not mind
+        for mask in (0x01, 0x29, 0x80):  # 0x29 turns a space into a tab, which is still valid JSON
             damaged = bytearray(whole)
             damaged[position] ^= mask
             path.write_bytes(damaged)
-            assert_stepped_over(two, path)
+            assert_skipped(two_steps, path)
 
 
-def test_when_none_is_sound_it_is_a_data_error(two: Checkpoints) -> None:
+def test_no_intact_checkpoint_is_a_data_error(two_steps: Checkpoints) -> None:
     for step in (1, 2):
-        (two.path_of(step) / "MANIFEST.json").unlink()
+        (two_steps.path_of(step) / "MANIFEST.json").unlink()
     with pytest.raises(DataError, match=r"step_00000002/MANIFEST.json is missing"):
-        two.latest(pytest.fail)
+        two_steps.latest(pytest.fail)
 
 
-def test_a_renamed_step_is_refused(two: Checkpoints) -> None:
-    two.path_of(2).rename(two.path_of(3))
-    assert "is for step 2" in assert_is(two, 1)[0]
+def test_renamed_step_is_rejected(two_steps: Checkpoints) -> None:
+    two_steps.path_of(2).rename(two_steps.path_of(3))
+    assert "is for step 2" in assert_latest_is(two_steps, 1)[0]
 
 
 def reseal(folder: Path, **changes: Any) -> None:
-    """A manifest that agrees with the files as they are now, as an attacker would write it."""
+    """Write a manifest that matches the current files, as an attacker would."""
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     for name in manifest["files"]:
         data = (folder / name).read_bytes()
@@ -308,21 +308,21 @@ def reseal(folder: Path, **changes: Any) -> None:
         + b"1234",
     ],
 )
-def test_a_hostile_tensor_file_with_a_true_manifest_is_refused(two: Checkpoints, data: bytes) -> None:
-    path = two.path_of(2) / "model.safetensors"
+def test_malicious_tensor_file_with_valid_manifest_is_rejected(two_steps: Checkpoints, data: bytes) -> None:
+    path = two_steps.path_of(2) / "model.safetensors"
     path.write_bytes(data)
     reseal(path.parent)
     with pytest.raises(DataError, match=r"model\.safetensors is truncated or not a safetensors file"):
-        two.load(path.parent)
+        two_steps.load(path.parent)
 
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"[" * 100_000, b'{"a": NaN}', b"\xff"])
-def test_absurd_values_with_a_true_manifest_are_refused(two: Checkpoints, data: bytes) -> None:
-    path = two.path_of(2) / "state.json"
+def test_malformed_state_with_valid_manifest_is_rejected(two_steps: Checkpoints, data: bytes) -> None:
+    path = two_steps.path_of(2) / "state.json"
     path.write_bytes(data)
     reseal(path.parent)
     with pytest.raises(DataError, match=r"state\.json"):
-        two.load(path.parent)
+        two_steps.load(path.parent)
 
 
 _SEAL = {"size": 0, "sha256": ""}
@@ -346,35 +346,35 @@ _SEAL = {"size": 0, "sha256": ""}
         {"extra": 1},
     ],
 )
-def test_a_hostile_manifest_is_refused(two: Checkpoints, changes: dict[str, Any]) -> None:
-    folder = two.path_of(2)
+def test_malicious_manifest_is_rejected(two_steps: Checkpoints, changes: dict[str, Any]) -> None:
+    folder = two_steps.path_of(2)
     reseal(folder, **changes)
     with pytest.raises(DataError, match=r"MANIFEST\.json") as caught:
-        two.load(folder)
+        two_steps.load(folder)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_a_pipe_or_a_device_is_not_read(two: Checkpoints) -> None:
-    path = two.path_of(2) / "state.json"
+def test_pipe_or_device_is_not_read(two_steps: Checkpoints) -> None:
+    path = two_steps.path_of(2) / "state.json"
     path.unlink()
     os.mkfifo(path)
-    assert "state.json is not a file" in assert_is(two, 1)[0]
+    assert "state.json is not a file" in assert_latest_is(two_steps, 1)[0]
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert "state.json is not a file" in assert_is(two, 1)[0]
+    assert "state.json is not a file" in assert_latest_is(two_steps, 1)[0]
 
 
-def test_too_little_space_is_said_before_anything_is_written(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.statvfs(two.folder)
+def test_lack_of_space_is_reported_before_writing(two_steps: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(two_steps.folder)
     full = os.statvfs_result((real.f_bsize, 1, real.f_blocks, 1, 1, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     with pytest.raises(ResourceError, match=r"needs \d+ bytes and .* has 1 free"):
-        save(two, 3)
-    assert_is(two, 2)
-    assert names(two.folder) == ["step_00000001", "step_00000002"]
+        save(two_steps, 3)
+    assert_latest_is(two_steps, 2)
+    assert file_names(two_steps.folder) == ["step_00000001", "step_00000002"]
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
@@ -387,10 +387,12 @@ def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         large = {"words.weight": torch.zeros(80_000)}
         with pytest.raises(ResourceError, match="free some space"):
             checkpoints.save(2, large, {}, {}, fingerprint="f")
-        monkeypatch.setattr(Checkpoints, "_prepare_folder", lambda *_: None)  # a file system that lies about its space
+        monkeypatch.setattr(
+            Checkpoints, "_prepare_folder", lambda *_: None
+        )  # the file system reports free space it does not have
         with pytest.raises(ResourceError, match="No space left on device; free some space"):
             checkpoints.save(2, large, {}, {}, fingerprint="f")
-        assert names(checkpoints.folder) == ["step_00000001"]
-        assert_is(checkpoints, 1)
+        assert file_names(checkpoints.folder) == ["step_00000001"]
+        assert_latest_is(checkpoints, 1)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -1,4 +1,4 @@
-"""Which perplexities may be compared: a decision on fields, whatever sentences say."""
+"""Which perplexities are comparable is decided from fields, not from the wording of definitions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from reefknot.lab.runs.comparability import Aspect, difference, in_comparison, i
 from reefknot.lab.runs.scores import TextScore
 
 
-def made(**changes: Any) -> TextScore:
-    """A score with other fields; those of its text have a leading underscore."""
-    own = {key.removeprefix("_"): value for key, value in changes.items() if key.startswith("_")}
+def make_score(**changes: Any) -> TextScore:
+    """Return a score with changed fields; names with a leading underscore are fields of its text."""
+    text_fields = {key.removeprefix("_"): value for key, value in changes.items() if key.startswith("_")}
     fields = scored(8.0) | {key: value for key, value in changes.items() if not key.startswith("_")}
-    return TextScore.model_validate(fields | {"text": fields["text"] | own})
+    return TextScore.model_validate(fields | {"text": fields["text"] | text_fields})
 
 
 DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsilon": 1.0, "segment": 5}
 
 
 @pytest.mark.parametrize(
-    ("changes", "aspect", "says"),
+    ("changes", "aspect", "message"),
     [
         ({"bytes": 1000}, Aspect.TEXT, "a text of 1,000 bytes here, of 449,945 in A"),
         ({"_sha256": "b"}, Aspect.TEXT, "not the text of A"),
@@ -43,61 +43,61 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
         ({"streams": 2000}, Aspect.STREAMS, "scored in 2,000 contiguous streams here, in one stream in A"),
     ],
 )
-def test_what_prevents_a_comparison(changes: dict[str, Any], aspect: Aspect, says: str) -> None:
-    found = difference(made(**changes), made(_sha256="a", _unknown_sha256="c"))
-    assert found is not None
-    assert (found.aspect, found.prevents) == (aspect, True)
-    assert in_table(found, "A") == says
+def test_difference_that_prevents_a_comparison_is_named(changes: dict[str, Any], aspect: Aspect, message: str) -> None:
+    reason = difference(make_score(**changes), make_score(_sha256="a", _unknown_sha256="c"))
+    assert reason is not None
+    assert (reason.aspect, reason.prevents) == (aspect, True)
+    assert in_table(reason, "A") == message
 
 
-def test_pieces_compare_by_words() -> None:
-    pieces = TextScore.model_validate(scored(9.0, pieces=3))
-    assert difference(pieces, made()) is None
-    assert pieces.tokens_per_word == 3
-    assert made().tokens_per_word == 1
+def test_sub_word_models_compare_by_words() -> None:
+    sub_words = TextScore.model_validate(scored(9.0, pieces=3))
+    assert difference(sub_words, make_score()) is None
+    assert sub_words.tokens_per_word == 3
+    assert make_score().tokens_per_word == 1
 
 
-def test_what_an_old_result_does_not_say_is_taken_to_be_the_same() -> None:
+def test_fields_missing_in_old_results_are_assumed_equal() -> None:
     bare = TextScore(perplexity=9.0, nll=2.2)
-    assert difference(bare, made(_sha256="a", windows="lines")) is None
+    assert difference(bare, make_score(_sha256="a", windows="lines")) is None
     assert not same_tokens(bare, bare)
 
 
-def test_other_context_prevents_a_comparison_where_it_matters() -> None:
-    few, windows = made(streams=20), made(windows="context-480-stride-32")
+def test_different_context_prevents_only_affected_comparisons() -> None:
+    few, windows = make_score(streams=20), make_score(windows="context-480-stride-32")
     for here, aspect in ((few, Aspect.STREAMS), (windows, Aspect.WINDOWS)):
-        in_tables, paired = difference(here, made()), difference(here, made(), paired=True)
+        in_tables, paired = difference(here, make_score()), difference(here, make_score(), paired=True)
         assert in_tables is not None
         assert paired is not None
-        assert (in_tables.aspect, in_tables.prevents) == (aspect, False), "long streams hardly notice"
-        assert paired.prevents == (aspect is Aspect.STREAMS), "losses of single tokens do"
-    assert in_comparison(difference(few, made(), paired=True), "test") == (  # type: ignore[arg-type]
+        assert (in_tables.aspect, in_tables.prevents) == (aspect, False), "the effect on a long stream is small"
+        assert paired.prevents == (aspect is Aspect.STREAMS), "losses of single tokens depend on it"
+    assert in_comparison(difference(few, make_score(), paired=True), "test") == (  # type: ignore[arg-type]
         "scored in 20 and in 1 streams; train both with one evaluation.streams"
     )
-    short = difference(made(windows="lines", tokens=999), made(tokens=999))
+    short = difference(make_score(windows="lines", tokens=999), make_score(tokens=999))
     assert short is not None
     assert short.prevents
 
 
-def test_the_same_tokens() -> None:
+def test_same_tokens_needs_equal_vocabularies() -> None:
     hashes = {"_sha256": "a", "_unknown_sha256": "b", "_vocabulary_sha256": "c"}
-    assert same_tokens(made(**hashes), made(**hashes))
-    assert not same_tokens(made(**hashes), made(**hashes | {"_vocabulary_sha256": "d"}))
+    assert same_tokens(make_score(**hashes), make_score(**hashes))
+    assert not same_tokens(make_score(**hashes), make_score(**hashes | {"_vocabulary_sha256": "d"}))
 
 
-def reports(root: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The rows that can be compared, and the notes on the others."""
+def comparable_rows_and_notes(root: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the comparable rows, and the notes on the others."""
     rows = join([], collect([root]))
     return [row.name for row in comparable(rows)], mark(rows)[1]
 
 
-def test_rewording_a_definition_changes_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wording_of_definitions_does_not_affect_comparability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
     write_run(tmp_path, "Small + WT", 0, in_pieces("Small + WT", unknown=0))
     write_run(tmp_path, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(110.0)))
-    before = reports(tmp_path)
+    before = comparable_rows_and_notes(tmp_path)
     assert before[0] == ["Small", "Small + WT + PR"]
     monkeypatch.setattr(definition, "define", lambda score: "words that nobody knows: several")
     for path in tmp_path.rglob("result.json"):
         path.write_text(path.read_text().replace('"perplexity"', '"definition": "strange words: 3", "perplexity"'))
-    assert reports(tmp_path) == before
+    assert comparable_rows_and_notes(tmp_path) == before

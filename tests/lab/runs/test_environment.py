@@ -1,4 +1,4 @@
-"""The record says which code ran where, and nothing about who ran it."""
+"""The environment record says which code ran on which machine, and does not identify the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reefknot.lab.runs.environment import capture, peak_memory_bytes
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small repository that tracks a copy of the module, from which the package pretends to run."""
+    """Return a small repository with a copy of the module, from which the package seems to run."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     package = tmp_path / "src" / "reefknot"
@@ -39,7 +39,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_capture_is_complete_and_plain_json() -> None:
+def test_record_is_complete_and_valid_json() -> None:
     record = capture()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["torch"] == torch.__version__
@@ -60,7 +60,7 @@ def test_capture_is_complete_and_plain_json() -> None:
     } < record.keys()
 
 
-def test_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_names_neither_user_nor_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/penelope")
     arguments = ["train", "--out", "/home/penelope/my run", "--data=/home/penelope", "/home/penelope2", "a'b"]
     monkeypatch.setattr(sys, "argv", ["/home/penelope/.venv/bin/reefknot", *arguments])
@@ -74,12 +74,12 @@ def test_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("program", ["/x/reefknot/__main__.py", "/usr/bin/reefknot", "reefknot"])
-def test_the_command_starts_with_the_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_command_starts_with_reefknot(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(sys, "argv", [program, "ls", "\udcff"])
     assert environment._command() == "reefknot ls '?'"
 
 
-def test_commit_and_dirty_of_a_checkout(checkout: Path) -> None:
+def test_commit_and_dirty_flag_of_a_checkout(checkout: Path) -> None:
     head = git(checkout, "rev-parse", "HEAD")
     assert environment._revision() == (head, False)
     (checkout / "runs").mkdir()
@@ -89,16 +89,12 @@ def test_commit_and_dirty_of_a_checkout(checkout: Path) -> None:
     assert environment._revision() == (head, True)
 
 
-def test_a_hook_of_another_repository_does_not_mislead(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_dir_variable_is_ignored(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     assert environment._revision()[1] is False
 
 
-def test_an_installed_copy_inside_a_foreign_checkout_has_no_commit(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_copy_inside_another_checkout_has_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = checkout / "runs" / "site-packages" / "reefknot"
     copy.mkdir(parents=True)
     (copy / "environment.py").write_text("")
@@ -109,17 +105,15 @@ def test_an_installed_copy_inside_a_foreign_checkout_has_no_commit(
     assert environment._revision() == ("abc123", None)
 
 
-def test_a_named_commit_counts_where_the_checkout_has_other_files(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, dirty = environment._revision()
+def test_commit_variable_is_used_only_if_the_checkout_differs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, dirty = environment._revision()
     assert dirty is False
     monkeypatch.setenv("REEFKNOT_COMMIT", "abc123")
-    assert environment._revision() == (own, False)
+    assert environment._revision() == (head, False)
     (checkout / "src" / "reefknot" / "other.py").write_text("changed\n")
     assert environment._revision() == ("abc123", None)
     monkeypatch.delenv("REEFKNOT_COMMIT")
-    assert environment._revision() == (own, True)
+    assert environment._revision() == (head, True)
 
 
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,31 +121,31 @@ def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.Monk
     assert environment._revision() == (None, None)
 
 
-def test_the_source_hash_sees_names_and_contents(checkout: Path) -> None:
+def test_source_hash_depends_on_names_and_contents_of_code(checkout: Path) -> None:
     package = checkout / "src" / "reefknot"
-    seen = {environment.source_sha256(package)}
+    hashes = {environment.source_sha256(package)}
     (package / "recipe.toml").write_text("a = 1\n")
-    seen.add(environment.source_sha256(package))
+    hashes.add(environment.source_sha256(package))
     (package / "recipe.toml").rename(package / "other.toml")
-    seen.add(environment.source_sha256(package))
+    hashes.add(environment.source_sha256(package))
     (package / "other.toml").write_text("a = 2\n")
-    seen.add(environment.source_sha256(package))
+    hashes.add(environment.source_sha256(package))
     (package / "notes.md").write_text("not code")
-    seen.add(environment.source_sha256(package))
-    assert len(seen) == 4
+    hashes.add(environment.source_sha256(package))
+    assert len(hashes) == 4
 
 
-def test_peak_memory_grows_with_what_is_held() -> None:
+def test_peak_memory_grows_with_allocated_memory() -> None:
     before = peak_memory_bytes("cpu")
     assert before > 10_000_000
-    held = torch.ones(80_000_000)
+    tensor = torch.ones(80_000_000)
     assert peak_memory_bytes(torch.device("cpu")) >= before
-    assert peak_memory_bytes("cpu") > held.numel() * held.element_size()
+    assert peak_memory_bytes("cpu") > tensor.numel() * tensor.element_size()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="how Linux counts")
-def test_a_process_does_not_count_what_the_one_that_started_it_held() -> None:
-    held = torch.ones(400 * 2**20, dtype=torch.uint8)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_excludes_the_parent_process() -> None:
+    tensor = torch.ones(400 * 2**20, dtype=torch.uint8)
     code = "from reefknot.lab.runs.environment import peak_memory_bytes; print(peak_memory_bytes('cpu'))"
-    own = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
-    assert own < peak_memory_bytes("cpu") - held.numel() // 2
+    child_peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
+    assert child_peak < peak_memory_bytes("cpu") - tensor.numel() // 2

@@ -1,4 +1,4 @@
-"""Who may train in a folder, what is refused and how it is said, and the lines that survive a kill."""
+"""Run folders: locking, rejected settings, and files that survive a kill."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = {
 }
 
 
-def test_start_then_resume(tmp_path: Path) -> None:
+def test_run_folder_can_be_started_resumed_and_read(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run"
     with RunFolder.open_for_training(path, CONFIG) as run:
         assert run.config == CONFIG
@@ -50,7 +50,7 @@ def test_start_then_resume(tmp_path: Path) -> None:
     assert reading.vocabulary_path == path / "vocabulary.json"
 
 
-def test_evaluations_lie_beside_the_result(tmp_path: Path) -> None:
+def test_evaluations_are_saved_in_their_own_folder(tmp_path: Path) -> None:
     with RunFolder.open_for_training(tmp_path, CONFIG) as run:
         assert run.evaluation("mc") is None
         (tmp_path / "evaluations").mkdir()
@@ -61,7 +61,7 @@ def test_evaluations_lie_beside_the_result(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["mc.json"]
 
 
-def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+def test_other_settings_are_rejected_with_their_differences(tmp_path: Path) -> None:
     RunFolder.open_for_training(tmp_path, CONFIG).close()
     before = (tmp_path / "config.json").read_bytes()
     other = {"recipe": "demo", "settings": {"seed": 1, "training": {"rate": 1, "clip": None}}}
@@ -74,10 +74,10 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     assert "settings.training.clip: not set -> null" in text
     assert "use another --out" in text
     assert (tmp_path / "config.json").read_bytes() == before
-    RunFolder.open_for_training(tmp_path, CONFIG).close()  # the refusal has released the lock
+    RunFolder.open_for_training(tmp_path, CONFIG).close()  # the lock was released
 
 
-def test_a_run_may_go_on_with_other_parts_of_an_update_until_it_is_finished(tmp_path: Path) -> None:
+def test_accumulate_may_change_until_the_run_is_finished(tmp_path: Path) -> None:
     one, four = (
         {"recipe": "demo", "task": "language_model", "settings": {"training": {"accumulate": parts}}}
         for parts in (1, 4)
@@ -90,14 +90,14 @@ def test_a_run_may_go_on_with_other_parts_of_an_update_until_it_is_finished(tmp_
         RunFolder.open_for_training(tmp_path, four)
 
 
-def test_many_differences_are_counted(tmp_path: Path) -> None:
+def test_long_list_of_differences_is_shortened(tmp_path: Path) -> None:
     RunFolder.open_for_training(tmp_path, {f"k{i:02}": i for i in range(20)}).close()
     with pytest.raises(SettingsError, match=r"k07: 7 -> 8; and 12 more\); use another --out") as caught:
         RunFolder.open_for_training(tmp_path, {f"k{i:02}": i + 1 for i in range(20)})
     assert "k08" not in str(caught.value)
 
 
-def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(SettingsError, match=r"not a run folder \(it contains thesis\.tex but no config\.json\)"):
         RunFolder.open_for_training(tmp_path, CONFIG)
@@ -108,7 +108,7 @@ def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
         RunFolder.open_for_training(tmp_path / "thesis.tex" / "run", CONFIG)
 
 
-def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
+def test_killed_start_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("1\n")
     (tmp_path / "config.json.tmp-999999999").write_text("{")
     with RunFolder.open_for_training(tmp_path, CONFIG) as run:
@@ -116,7 +116,7 @@ def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json"]
 
 
-def test_open_says_what_is_missing(tmp_path: Path) -> None:
+def test_open_names_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         RunFolder.open(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no config\.json"):
@@ -126,7 +126,7 @@ def test_open_says_what_is_missing(tmp_path: Path) -> None:
         _ = RunFolder.open(tmp_path).config
 
 
-def test_a_second_trainer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_second_trainer_is_rejected_with_the_process_id(tmp_path: Path) -> None:
     hold = (
         "import sys; from pathlib import Path; from reefknot.lab.runs.folder import RunFolder\n"
         "run = RunFolder.open_for_training(Path(sys.argv[1]), {})\n"
@@ -155,7 +155,7 @@ def test_log_has_the_time_on_every_line(tmp_path: Path) -> None:
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines)
 
 
-def test_scores_round_trip_and_torn_ones_are_named(tmp_path: Path) -> None:
+def test_scores_load_exactly_and_truncation_is_rejected(tmp_path: Path) -> None:
     run = RunFolder.open_for_training(tmp_path, CONFIG)
     with pytest.raises(DataError, match=r"scores\.safetensors is missing"):
         run.read_scores()
@@ -173,7 +173,7 @@ def metrics(tmp_path: Path) -> Metrics:
     return Metrics(tmp_path / "metrics.jsonl")
 
 
-def test_metrics_before_the_first_line(metrics: Metrics) -> None:
+def test_metrics_are_empty_before_the_first_line(metrics: Metrics) -> None:
     assert metrics.read() == []
     assert metrics.lines == 0
     metrics.sync()
@@ -181,7 +181,7 @@ def test_metrics_before_the_first_line(metrics: Metrics) -> None:
     assert not metrics.path.exists()
 
 
-def test_metrics_are_lines_that_come_back(metrics: Metrics) -> None:
+def test_metrics_lines_are_read_back_and_can_be_cut(metrics: Metrics) -> None:
     lines: list[dict[str, Any]] = [
         {"step": i, "nll": i / 3, "text": "a\nb\r\u2028", "wall": {"s": 0.5}} for i in range(5)
     ]
@@ -201,7 +201,7 @@ def test_metrics_are_lines_that_come_back(metrics: Metrics) -> None:
     assert metrics.path.read_bytes() == b""
 
 
-def test_a_torn_last_line_is_dropped_and_a_torn_middle_is_named(metrics: Metrics) -> None:
+def test_truncated_metrics_line_is_dropped_only_at_the_end(metrics: Metrics) -> None:
     metrics.append({"step": 1})
     with metrics.path.open("a") as file:
         file.write('{"step": 2')
@@ -215,7 +215,7 @@ def test_a_torn_last_line_is_dropped_and_a_torn_middle_is_named(metrics: Metrics
         metrics.read()
 
 
-def test_a_full_disk_is_said(metrics: Metrics) -> None:
+def test_full_disk_is_reported(metrics: Metrics) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     metrics.path.symlink_to("/dev/full")
@@ -231,11 +231,11 @@ _CONFIGS = st.recursive(
 
 
 @given(old=_CONFIGS, new=_CONFIGS)
-def test_no_difference_exactly_when_the_hashes_are_equal(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_configs_differ_exactly_if_their_hashes_differ(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert (differences(old, new) == []) == (config_hash(old) == config_hash(new))
     assert differences(old, old) == []
 
 
-def test_the_hash_is_that_of_canonical_json() -> None:
+def test_config_hash_is_the_hash_of_canonical_json() -> None:
     canonical = b'{"a":{"c":[1,2.5]},"b":"\\u00fc"}'
     assert config_hash({"b": "ü", "a": {"c": [1, 2.5]}}) == hashlib.sha256(canonical).hexdigest()

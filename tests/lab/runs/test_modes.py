@@ -1,4 +1,4 @@
-"""The names of other ways to score: what recipes may say, and what reports make of it."""
+"""Names of evaluation modes: what recipes may contain, and how reports describe it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reefknot.lab.runs.modes import LONGEST, in_words, known
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "description"),
     [
         ("dynamic", "dynamic evaluation"),
         ("cache", "continuous cache"),
@@ -20,9 +20,9 @@ from reefknot.lab.runs.modes import LONGEST, in_words, known
         (Lines().name, "single lines"),
     ],
 )
-def test_every_way_has_a_name_and_words(name: str, words: str) -> None:
+def test_every_mode_has_a_name_and_a_description(name: str, description: str) -> None:
     assert known(name) == name
-    assert in_words(name) == words
+    assert in_words(name) == description
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_every_way_has_a_name_and_words(name: str, words: str) -> None:
         *(f"complete-{LONGEST + 1}", f"context-0-stride-{10 * LONGEST}", "complete-1\N{ARABIC-INDIC DIGIT TWO}"),
     ],
 )
-def test_other_names_are_refused(name: str) -> None:
+def test_unknown_mode_name_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="must be dynamic, cache, mc, context-C-stride-S, complete-L or lines"):
         known(name)
 
 
-def test_a_name_of_a_newer_version_describes_itself() -> None:
+def test_mode_name_of_a_newer_version_is_shown_as_it_is() -> None:
     assert in_words("reversed") == "reversed"

@@ -1,4 +1,4 @@
-"""The typed result: only known fields are written, all are read back, and reading needs no torch."""
+"""The typed result: only known fields are written, all fields are read back, and reading needs no torch."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from reefknot.lab.runs.result import Judgement, RunResult, Training, Translated,
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, RHO, TOKEN_PERPLEXITY, TextScore
 
 
-def test_a_result_is_written_and_read_back(tmp_path: Path) -> None:
+def test_result_is_written_and_read_back(tmp_path: Path) -> None:
     made = RunResult.model_validate(result("Small", 0))
     with RunFolder.open_for_training(tmp_path, {"recipe": "demo"}) as run:
         run.write_result(made)
     assert read_result(tmp_path / "result.json") == made
 
 
-def test_what_is_not_there_is_not_written() -> None:
+def test_missing_fields_are_not_written() -> None:
     made = RunResult.model_validate(result("Small", 0) | {"train": None, "subspace": None})
     assert not {"train", "subspace", "translation", "similarity"} & made.record().keys()
     assert made.record()["test"]["definition"] == made.test.definition  # type: ignore[union-attr]
 
 
-def test_a_field_that_nobody_knows_cannot_be_written() -> None:
+def test_unknown_field_cannot_be_written() -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         Training(steps=1, stepz=2)  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         RunResult.model_validate(result("Small", 0) | {"test": scored(9.0) | {"perplexities": 1}})
 
 
-def test_a_newer_result_with_more_fields_is_read(tmp_path: Path) -> None:
+def test_newer_result_with_more_fields_is_read(tmp_path: Path) -> None:
     newer = RunResult.model_validate(result("Small", 0)).record() | {"colour": "green"}
     newer["test"]["text"]["alphabet"] = "Latin"
     (tmp_path / "result.json").write_text(json.dumps(newer))
     assert read_result(tmp_path / "result.json").row == "Small"
 
 
-def test_figures_come_with_their_metric_and_where_their_items_are() -> None:
+def test_scores_name_their_metric_and_the_file_of_their_items() -> None:
     made = RunResult.model_validate(result("Small", 0, test=scored(10.0, pieces=2)))
     words, tokens = made.scores("test")
     assert (words.metric, words.value, tokens.metric, tokens.value) == (PERPLEXITY, 100.0, TOKEN_PERPLEXITY, 10.0)
@@ -60,12 +60,12 @@ def test_figures_come_with_their_metric_and_where_their_items_are() -> None:
     assert (men.metric, men.value) == (RHO, 0.5)
 
 
-def test_the_better_figure_comes_first() -> None:
+def test_metric_sign_sorts_better_values_first() -> None:
     assert sorted([3.0, 1.0], key=lambda value: PERPLEXITY.sign * value) == [1.0, 3.0]
     assert sorted([3.0, 1.0], key=lambda value: BLEU.sign * value) == [3.0, 1.0]
 
 
-def test_a_score_of_which_little_is_known_has_a_short_definition() -> None:
+def test_definition_states_only_known_fields() -> None:
     assert TextScore(perplexity=9.0, nll=2.2).definition.splitlines() == [
         "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
         "independent of how the text is cut into windows",

@@ -1,6 +1,6 @@
-"""Every system call of the save protocol is failed in turn; a whole checkpoint is always there afterwards.
+"""Each system call of a save fails in turn; an intact checkpoint always remains.
 
-The points are counted in a clean save, not listed: a call added to the protocol is tested as well.
+The failure points are counted during a clean save, so a call added to the protocol is tested too.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.mark_best(step)
 
 
-def is_whole(found: Checkpoint | None) -> bool:
-    assert found is not None
-    model, state, values = contents(found.step)
-    same = torch.equal(found.model["w"], model["w"]) and torch.equal(found.state["rng"], state["rng"])
-    return same and found.values == values
+def is_intact(checkpoint: Checkpoint | None) -> bool:
+    assert checkpoint is not None
+    model, state, values = contents(checkpoint.step)
+    same = torch.equal(checkpoint.model["w"], model["w"]) and torch.equal(checkpoint.state["rng"], state["rng"])
+    return same and checkpoint.values == values
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, point: int | None, fault: Callable[[], None]) -> Callable[[], int]:
-    """Call `fault` instead of the system call number `point`; a write is torn in the middle before it."""
+    """Call `fault` instead of system call number `point`; a failing write first writes half of its data."""
     count = 0
 
     def wrap(name: str) -> None:
-        real = getattr(os, name)
+        original = getattr(os, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
             if count - 1 == point:
                 if name == "write":
-                    real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                    original(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
                 fault()
-            return real(*arguments, **options)
+            return original(*arguments, **options)
 
         monkeypatch.setattr(os, name, call)
 
@@ -79,7 +79,7 @@ def raise_interrupt() -> None:
 
 
 def prepare(folder: Path, scene: str) -> Checkpoints:
-    """Two steps and a best one; in the scene "damaged", step 3 is already there, but broken."""
+    """Save steps 1 and 2, with a best one; in the scene "damaged", also write a broken step 3."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     checkpoints = Checkpoints(folder)
@@ -102,19 +102,19 @@ def count_points(folder: Path, scene: str) -> int:
 
 
 def assert_survived(checkpoints: Checkpoints) -> None:
-    heard: list[str] = []
-    found = checkpoints.latest(heard.append)
-    assert is_whole(found)
-    assert found is not None
-    assert found.step in (2, 3)
+    messages: list[str] = []
+    checkpoint = checkpoints.latest(messages.append)
+    assert is_intact(checkpoint)
+    assert checkpoint is not None
+    assert checkpoint.step in (2, 3)
     best = checkpoints.best()
     assert best is not None
-    assert is_whole(checkpoints.load(best))
+    assert is_intact(checkpoints.load(best))
     save(checkpoints, 3)  # the same command again
-    found = checkpoints.latest(pytest.fail)
-    assert is_whole(found)
-    assert found is not None
-    assert found.step == 3
+    checkpoint = checkpoints.latest(pytest.fail)
+    assert is_intact(checkpoint)
+    assert checkpoint is not None
+    assert checkpoint.step == 3
     assert checkpoints.best() == checkpoints.path_of(3)
     save(checkpoints, 4)
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000003", "step_00000004"]
@@ -122,7 +122,7 @@ def assert_survived(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize(("scene", "number"), [("new", errno.ENOSPC), ("damaged", errno.EIO)])
-def test_an_error_at_every_call(tmp_path: Path, scene: str, number: int) -> None:
+def test_checkpoints_survive_an_error_at_every_system_call(tmp_path: Path, scene: str, number: int) -> None:
     folder = tmp_path / "run"
     messages = []
     for point in range(count_points(folder, scene)):
@@ -135,11 +135,11 @@ def test_an_error_at_every_call(tmp_path: Path, scene: str, number: int) -> None
                 messages.append(str(error))
         assert not list(checkpoints.folder.glob("*.tmp-*"))
         assert_survived(checkpoints)
-    assert len(messages) > 20  # the rest were failures to clean up, which do not stop a run
+    assert len(messages) > 20  # other points fail while cleaning up, which does not stop a run
     assert all(os.strerror(number) in message for message in messages)
 
 
-def test_an_interrupt_at_every_call(tmp_path: Path) -> None:
+def test_checkpoints_survive_an_interrupt_at_every_system_call(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for point in range(count_points(folder, "new")):
         checkpoints = prepare(folder, "new")
@@ -151,9 +151,9 @@ def test_an_interrupt_at_every_call(tmp_path: Path) -> None:
 
 
 def assert_averaged(checkpoints: Checkpoints) -> None:
-    """The steps are as they were and the best is whole, an old one or the mean; the same call makes the mean."""
-    found = checkpoints.latest(pytest.fail)
-    assert is_whole(found)
+    """Check that steps and best are intact, and that averaging again gives the mean."""
+    checkpoint = checkpoints.latest(pytest.fail)
+    assert is_intact(checkpoint)
     best = checkpoints.best()
     assert best is not None
     assert checkpoints.load(best).model["w"][0, 0].item() in (2.0, 1.5)
@@ -167,7 +167,7 @@ def assert_averaged(checkpoints: Checkpoints) -> None:
     assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
 
 
-def test_a_mean_that_fails_or_dies_at_every_call(tmp_path: Path) -> None:
+def test_checkpoints_survive_a_failed_average_at_every_system_call(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     checkpoints = prepare(folder, "new")
     with pytest.MonkeyPatch.context() as patch:
@@ -182,14 +182,14 @@ def test_a_mean_that_fails_or_dies_at_every_call(tmp_path: Path) -> None:
             checkpoints.average(2)
         assert_averaged(checkpoints)
         checkpoints = prepare(folder, "new")
-        assert dies(point, partial(checkpoints.average, 2))
+        assert dies_in_child(point, partial(checkpoints.average, 2))
         assert_averaged(checkpoints)
 
 
-def dies(point: int, call: Callable[[], object]) -> bool:
-    """Whether a process of its own died at a point of a call."""
+def dies_in_child(point: int, call: Callable[[], object]) -> bool:
+    """Return whether a forked process dies at system call number `point`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child does nothing but save and die
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child only saves and exits
         child = os.fork()
     if child == 0:
         try:
@@ -201,9 +201,9 @@ def dies(point: int, call: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("scene", ["new", "damaged"])
-def test_death_at_every_call(tmp_path: Path, scene: str) -> None:
+def test_checkpoints_survive_a_kill_at_every_system_call(tmp_path: Path, scene: str) -> None:
     folder = tmp_path / "run"
     for point in range(count_points(folder, scene)):
         checkpoints = prepare(folder, scene)
-        assert dies(point, partial(save, checkpoints, 3))
+        assert dies_in_child(point, partial(save, checkpoints, 3))
         assert_survived(checkpoints)

@@ -1,4 +1,4 @@
-"""Old results, saved evaluations and lines of metrics become those of today when they are read."""
+"""Old results, saved evaluations and metrics lines are upgraded when they are read."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ LINES = (
     "unknown words: {unknown}; end of line: line ends are no tokens",
     "word perplexity: the same total over 41,215 words in 82,429 pieces, where a word's probability is the product "
     "over its pieces; bits per byte: over 449,945 bytes of UTF-8 text, unknown words included",
-    "computed in bfloat16; {how}",
+    "computed in bfloat16; {ending}",
 )
 
 
-def told(
+def old_definition(
     context: str = "one stream from an empty state that is carried to its end",
     unknown: str = "none in this text",
-    how: str = "independent of how the text is cut into windows",
+    ending: str = "independent of how the text is cut into windows",
 ) -> str:
-    return "\n".join(LINES).format(context=context, unknown=unknown, how=how)
+    """Return a definition as older versions wrote it."""
+    return "\n".join(LINES).format(context=context, unknown=unknown, ending=ending)
 
 
 def old_score(definition: str, **changes: Any) -> dict[str, Any]:
@@ -42,26 +43,27 @@ def old_score(definition: str, **changes: Any) -> dict[str, Any]:
 
 
 def read_old(folder: Path, **changes: Any) -> RunResult:
+    """Write a result of format 1 with these changes and read it."""
     today = result("Small", 0)
     record = {key: value for key, value in today.items() if key not in ("task", "valid", "test")}
     (folder / "result.json").write_text(json.dumps(record | {"format": 1} | changes))
     return read_result(folder / "result.json")
 
 
-def test_every_committed_record_keeps_its_definitions() -> None:
-    """What the sentences told is a field now, and the sentences made from the fields are the same."""
+def test_committed_records_keep_their_definitions() -> None:
+    """Definitions are now made from fields; the result must equal the stored sentences."""
     count = 0
     for path in RECORDS.rglob("result.json"):
-        raw, found = json.loads(path.read_text()), read_result(path)
-        scores = [(raw[split], found.score(split)) for split in ("train", "valid", "test") if split in raw]
+        raw, result_read = json.loads(path.read_text()), read_result(path)
+        scores = [(raw[split], result_read.score(split)) for split in ("train", "valid", "test") if split in raw]
         for saved in path.parent.glob("evaluations/*.json"):
-            old, evaluation = json.loads(saved.read_text()), read_evaluation(saved, found)
+            old, evaluation = json.loads(saved.read_text()), read_evaluation(saved, result_read)
             scores += [(old[split], evaluation.score(split)) for split in ("valid", "test")]
         for old, score in scores:
             assert score is not None
             assert score.definition == old["definition"].replace("nothing is dropped", "no token is left out"), path
             count += 1
-        assert read_result(path) == RunResult.model_validate(found.record() | {}, extra="ignore")
+        assert read_result(path) == RunResult.model_validate(result_read.record() | {}, extra="ignore")
     assert count > 300
 
 
@@ -83,23 +85,23 @@ def test_every_committed_record_keeps_its_definitions() -> None:
         ("a way that nobody knows", None, None, None),
     ],
 )
-def test_facts_of_a_score(
+def test_fields_are_parsed_from_an_old_definition(
     tmp_path: Path, context: str, streams: int | None, windows: str | None, pairs: int | None
 ) -> None:
-    found = read_old(tmp_path, test=old_score(told(context, "1,234 here, scored as the token <unk>"))).test
-    assert found is not None
-    assert (found.streams, found.windows, found.pairs, found.precision) == (streams, windows, pairs, "bfloat16")
-    assert found.text is not None
-    assert (found.text.split, found.text.tokens, found.text.unknown) == ("test", 82_430, 1234)
-    assert (found.text.line_ends, found.text.tokenisation) == (False, "pieces")
-    assert not found.text.complete
+    score = read_old(tmp_path, test=old_score(old_definition(context, "1,234 here, scored as the token <unk>"))).test
+    assert score is not None
+    assert (score.streams, score.windows, score.pairs, score.precision) == (streams, windows, pairs, "bfloat16")
+    assert score.text is not None
+    assert (score.text.split, score.text.tokens, score.text.unknown) == ("test", 82_430, 1234)
+    assert (score.text.line_ends, score.text.tokenisation) == (False, "pieces")
+    assert not score.text.complete
 
 
-def test_what_no_sentence_says_is_unknown(tmp_path: Path) -> None:
-    found = read_old(tmp_path, test=old_score("a definition of somebody else")).test
-    assert found is not None
-    assert found.text is not None
-    assert (found.streams, found.text.unknown, found.text.line_ends, found.text.tokenisation) == (None,) * 4
+def test_fields_missing_in_an_old_definition_are_none(tmp_path: Path) -> None:
+    score = read_old(tmp_path, test=old_score("a definition of somebody else")).test
+    assert score is not None
+    assert score.text is not None
+    assert (score.streams, score.text.unknown, score.text.line_ends, score.text.tokenisation) == (None,) * 4
 
 
 @pytest.mark.parametrize(
@@ -110,73 +112,82 @@ def test_what_no_sentence_says_is_unknown(tmp_path: Path) -> None:
         ({}, "skip_gram"),
     ],
 )
-def test_the_task_is_told_by_the_keys(tmp_path: Path, changes: dict[str, Any], task: str) -> None:
+def test_task_of_an_old_result_is_inferred_from_its_keys(tmp_path: Path, changes: dict[str, Any], task: str) -> None:
     assert read_old(tmp_path, **changes).task == task
 
 
-def test_changed_settings_and_neighbours(tmp_path: Path) -> None:
-    told = [
+def test_old_changed_settings_and_neighbours_are_upgraded(tmp_path: Path) -> None:
+    changes = [
         "training.epochs: 60 -> 25",
         'training.precision: "a -> b" -> not set',
         'output.labels.kind: null -> {"kind": "drill"}',
         'encoder: {"kind": "awd... -> 3',
     ]
-    found = read_old(tmp_path, changed=told, neighbors={"input": {}, "labels": {"cat": [["dog", 0.5]]}, "tied": False})
-    assert found.changed == (
+    upgraded = read_old(
+        tmp_path, changed=changes, neighbors={"input": {}, "labels": {"cat": [["dog", 0.5]]}, "tied": False}
+    )
+    assert upgraded.changed == (
         Change(key="training.epochs", old=60, new=25),
         Change(key="training.precision", old="a -> b"),
         Change(key="output.classifier.kind", old=None, new={"kind": "drill"}),
         Change(key="encoder", old='{"kind": "awd...', new=3),
     )
-    assert [str(change) for change in found.changed][:2] == told[:2]
-    assert found.neighbors.output == {"cat": (("dog", 0.5),)}
+    assert [str(change) for change in upgraded.changed][:2] == changes[:2]
+    assert upgraded.neighbors.output == {"cat": (("dog", 0.5),)}
     assert upgrade_changes([{"key": "a", "old": 1, "new": 2}]) == [{"key": "a", "old": 1, "new": 2}]
 
 
-def evaluated(folder: Path, kind: str, settings: dict[str, Any], how: str, **changes: Any) -> TextScore:
-    """A saved evaluation of old, as it is read today: nothing but a few figures and a definition."""
-    run = read_old(folder, test=old_score(told()))
-    old = {key: old_score(told(how=how))[key] for key in ("perplexity", "nll", "tokens", "definition")} | changes
+def upgraded_evaluation(folder: Path, kind: str, settings: dict[str, Any], ending: str, **changes: Any) -> TextScore:
+    """Write a saved evaluation of format 1 and return its test score as read today."""
+    run = read_old(folder, test=old_score(old_definition()))
+    old = {
+        key: old_score(old_definition(ending=ending))[key] for key in ("perplexity", "nll", "tokens", "definition")
+    } | changes
     (folder / "saved.json").write_text(json.dumps({"format": 1, "kind": kind, "settings": settings, "test": old}))
     score = read_evaluation(folder / "saved.json", run).test
     assert score is not None
     return score
 
 
-def test_modes_of_saved_evaluations(tmp_path: Path) -> None:
+def test_modes_of_old_evaluations_are_parsed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"scale": "sum", "eta": 0.5, "lambda": 0.25, "epsilon": 0.125, "segment": 5}
-    how = "dynamic evaluation: ...; statistics of 1,859 gradients of the text; without it: perplexity 1,058.68"
-    score = evaluated(tmp_path, "dynamic", settings, how)
+    ending = "dynamic evaluation: ...; statistics of 1,859 gradients of the text; without it: perplexity 1,058.68"
+    score = upgraded_evaluation(tmp_path, "dynamic", settings, ending)
     assert score.mode == Dynamic(kind="dynamic", **settings, gradients=1859, plain=1058.68)
     assert (score.words, score.bytes, score.word_perplexity) == (41_215, 449_945, pytest.approx(81.0, rel=1e-3))
     settings = {"weight": 0.1, "theta": 1.0, "window": 500, "fill": "full"}
-    score = evaluated(tmp_path, "cache", settings | {"windows": "lines"}, "...; without it: perplexity >1e304")
+    score = upgraded_evaluation(
+        tmp_path, "cache", settings | {"windows": "lines"}, "...; without it: perplexity >1e304"
+    )
     assert (score.mode, score.windows) == (Cache(kind="cache", **settings, plain=1e304), "lines")
-    how = "Monte-Carlo dropout: ...; a pass alone: perplexity 7.25 to 8.50; without dropout: perplexity 1.2e+07"
-    score = evaluated(tmp_path, "mc", {"passes": 3, "window": 35, "seed": 7}, how)
+    ending = "Monte-Carlo dropout: ...; a pass alone: perplexity 7.25 to 8.50; without dropout: perplexity 1.2e+07"
+    score = upgraded_evaluation(tmp_path, "mc", {"passes": 3, "window": 35, "seed": 7}, ending)
     mode = MonteCarlo(kind="mc", passes=3, window=35, seed=7, drops=True, lowest=7.25, highest=8.5, plain=1.2e7)
     assert score.mode == mode
-    score = evaluated(tmp_path, "context-4-stride-2", {"windows": "context-4-stride-2"}, "", tokens=3)
+    score = upgraded_evaluation(tmp_path, "context-4-stride-2", {"windows": "context-4-stride-2"}, "", tokens=3)
     assert (score.mode, score.windows, score.words) == (None, "context-4-stride-2", None)
 
 
-def test_translations_of_saved_evaluations(tmp_path: Path) -> None:
+def test_translation_scores_of_old_evaluations_are_read(tmp_path: Path) -> None:
     figures = {"bleu": 30.5, "chrf": 50.0, "by_length": [{"from": 0, "to": 10, "pairs": 3, "bleu": 30.5}]}
     score = {"perplexity": 9.0, "nll": 2.2, "tokens": 5, "definition": ""}
     record = {"format": 1, "kind": "beam-2", "settings": {"beam": 2}, "test": score | figures}
     (tmp_path / "saved.json").write_text(json.dumps(record))
-    found = read_evaluation(tmp_path / "saved.json", None)
-    assert [(each.metric, each.value) for each in found.scores("test")][::2] == [(BLEU, 30.5), (PERPLEXITY, 9.0)]
-    translated = found.translated("test")
+    evaluation = read_evaluation(tmp_path / "saved.json", None)
+    assert [(score_read.metric, score_read.value) for score_read in evaluation.scores("test")][::2] == [
+        (BLEU, 30.5),
+        (PERPLEXITY, 9.0),
+    ]
+    translated = evaluation.translated("test")
     assert translated is not None
     assert (translated.by_length[0].low, translated.by_length[0].high) == (0, 10)
 
 
-def test_the_loss_of_skip_gram_is_one_of_pairs() -> None:
+def test_old_skip_gram_loss_is_read_as_pairs() -> None:
     line = read_metrics_line(b'{"kind": "train", "step": 1, "epoch": 1, "loss": 2.5, "tokens": 9}', "here")
     assert (line.kind, line.nll, line.tokens) == ("pairs", 2.5, 9)
 
 
-def test_a_format_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_newer_format_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"result\.json: format 3 is not known here"):
         read_old(tmp_path, format=3)

@@ -1,4 +1,4 @@
-"""Skip-gram as an experiment like any other: checked, trained, written down, shown, refused where it has no meaning."""
+"""Skip-gram experiments: settings, training, results, reports, and verbs that do not apply."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def train(recipe: Path, row: str, out: Path, *more: object) -> tuple[dict[str, A
     return json.loads((out / "result.json").read_text(encoding="utf-8")), outcome.out
 
 
-def test_a_section_decides_which_kind_of_experiment_it_is() -> None:
+def test_task_is_inferred_from_the_settings() -> None:
     assert task_of_settings(SETTINGS) == "skip_gram"
     assert task_of_settings({"encoder": {"kind": "lstm"}}) == "language_model"
     assert task_of_settings({"corpus": {"pairs": {"source": "en", "target": "de"}}}) == "translation"
-    found = check_experiment(SETTINGS, "test")
-    assert check_experiment(found.model_dump(mode="json"), "test") == found
-    assert found.start is None
+    experiment = check_experiment(SETTINGS, "test")
+    assert check_experiment(experiment.model_dump(mode="json"), "test") == experiment
+    assert experiment.start is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"encoder": {"kind": "lstm"}}, "encoder: no such setting"),
         ({"skip_gram": {"dmi": 8}}, "skip_gram.dmi: no such setting; did you mean skip_gram.dim?"),
@@ -55,13 +55,13 @@ def test_a_section_decides_which_kind_of_experiment_it_is() -> None:
         ({"evaluation": {"streams": 2}}, "evaluation.streams: no such setting"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_skip_gram_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match="test:\n") as caught:
         check_experiment(SETTINGS | changes, "test")
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_tables_are_built_without_memory() -> None:
+def test_model_can_be_built_on_the_meta_device() -> None:
     with torch.device("meta"):
         for tied, ends in ((False, {"input": 800, "output": 800}), (True, {"input": 800, "output": 0})):
             settings = SETTINGS | {"skip_gram": {"dim": 8, "tied": tied}}
@@ -70,9 +70,9 @@ def test_tables_are_built_without_memory() -> None:
             assert model.parameter_counts() == ends
 
 
-def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
+def test_training_writes_a_complete_run_folder(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result, said = train(recipe, "untied", out, "--data", write_judgements(tmp_path))
+    result, output = train(recipe, "untied", out, "--data", write_judgements(tmp_path))
     files = {"config.json", "environment.json", "vocabulary.json", "metrics.jsonl", "result.json", "log.txt"}
     assert files | {"checkpoints", "best"} <= {path.name for path in out.iterdir()}
     assert not {"valid", "test", "best"} & set(result)
@@ -85,11 +85,11 @@ def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
     assert "embedding" not in result, "pictures are made when a report first shows them"
     assert set(result["neighbors"]["input"]) == set(result["neighbors"]["output"])
     for end in ("input", "output"):
-        (judged,) = result["similarity"][end]
-        assert (judged["name"], judged["pairs"], judged["of"]) == ("SimLex-999", 60, 999)
-        assert -1 <= judged["low"] <= judged["rho"] <= judged["high"] <= 1
-    assert "rho of input vectors: SimLex-999" in said.splitlines()[-1]
-    assert "(60 of 999 pairs)" in said.splitlines()[-1]
+        (judgement,) = result["similarity"][end]
+        assert (judgement["name"], judgement["pairs"], judgement["of"]) == ("SimLex-999", 60, 999)
+        assert -1 <= judgement["low"] <= judgement["rho"] <= judgement["high"] <= 1
+    assert "rho of input vectors: SimLex-999" in output.splitlines()[-1]
+    assert "(60 of 999 pairs)" in output.splitlines()[-1]
     again = run_command("train", recipe, "--row", "untied", "--out", out, "--device", "cpu")
     assert "done already" in again.out
     assert not [
@@ -97,32 +97,32 @@ def test_a_run_is_a_run_folder(recipe: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_word_is_nobodys_neighbour(tmp_path: Path) -> None:
-    """In a text of few words every word is among the nearest."""
+def test_symbols_are_not_neighbours(tmp_path: Path) -> None:
+    """The text has so few words that every word is among the nearest."""
     for split in ("train", "valid", "test"):
         line = "alpha beta gamma delta\n" * 30
         (tmp_path / f"{split}.txt").write_text(line + "once\n", encoding="utf-8")
     recipe = write_recipe(tmp_path, tmp_path)
     for row, ends in (("untied", {"input", "output"}), ("tied", {"tied"})):
         result, _ = train(recipe, row, tmp_path / row)
-        found = result["neighbors"]
+        neighbors = result["neighbors"]
         for end in ("input", "output"):
-            assert {word: {near for near, _ in each} for word, each in found[end].items()} == {
+            assert {word: {near for near, _ in nearest} for word, nearest in neighbors[end].items()} == {
                 word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
             }
         picture = store_picture(tmp_path / row).record()["embedding"]
         assert set(picture["words"]) == {"alpha", "beta", "gamma", "delta"}
         assert ends <= set(picture)
         assert json.loads((tmp_path / row / "result.json").read_text())["embedding"] == picture
-        told = run_command("vectors", "neighbors", tmp_path / row, "alpha", "-k", 10)
-        assert told.code == 0
-        assert "beta" in told.out
-        assert "<" not in told.out
+        outcome = run_command("vectors", "neighbors", tmp_path / row, "alpha", "-k", 10)
+        assert outcome.code == 0
+        assert "beta" in outcome.out
+        assert "<" not in outcome.out
         assert run_command("vectors", "neighbors", tmp_path / row, "<eos>").code != 0
 
 
 @pytest.mark.parametrize("row", ["untied", "tied"])
-def test_a_vocabulary_that_is_too_small_leaves_no_folder(recipe: Path, tmp_path: Path, row: str) -> None:
+def test_too_small_vocabulary_leaves_no_folder(recipe: Path, tmp_path: Path, row: str) -> None:
     out, small = tmp_path / "run", ("vocabulary.max_size=3", "vocabulary.min_count=1")
     outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *small)
     assert outcome.code == 3
@@ -133,7 +133,7 @@ def test_a_vocabulary_that_is_too_small_leaves_no_folder(recipe: Path, tmp_path:
     assert not out.exists()
 
 
-def test_equal_seeds_give_equal_figures(recipe: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_results(recipe: Path, tmp_path: Path) -> None:
     data = write_judgements(tmp_path)
     seeds = ((tmp_path / "one", 0), (tmp_path / "same", 0), (tmp_path / "other", 1))
     one, same, other = (train(recipe, "tied", out, "--data", data, f"training.seed={seed}")[0] for out, seed in seeds)
@@ -142,22 +142,22 @@ def test_equal_seeds_give_equal_figures(recipe: Path, tmp_path: Path) -> None:
     assert set(one["similarity"]) == {"tied"}
 
 
-def test_judgements_that_are_not_here_are_told_once_and_left_out(
+def test_missing_judgements_are_reported_once_and_skipped(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    result, said = train(recipe, "tied", tmp_path / "run")
+    result, output = train(recipe, "tied", tmp_path / "run")
     assert "similarity" not in result
-    assert said.count("evaluation.similarity is left out") == 1
-    assert said.splitlines()[-1].endswith("finished")
+    assert output.count("evaluation.similarity is left out") == 1
+    assert output.splitlines()[-1].endswith("finished")
 
 
-def test_a_language_model_is_judged_too(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+def test_language_model_is_scored_by_similarity(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     recipe, data = tiny_recipe(120, "plain"), write_judgements(tmp_path)
-    result, said = train(recipe, "tied", tmp_path / "run", "evaluation.similarity=true", "--data", data)
-    assert [each["name"] for each in result["similarity"]["tied"]] == ["SimLex-999"]
-    assert "test perplexity" in said.splitlines()[-1]
-    assert "rho of tied vectors: SimLex-999" in said.splitlines()[-1]
+    result, output = train(recipe, "tied", tmp_path / "run", "evaluation.similarity=true", "--data", data)
+    assert [judgement["name"] for judgement in result["similarity"]["tied"]] == ["SimLex-999"]
+    assert "test perplexity" in output.splitlines()[-1]
+    assert "rho of tied vectors: SimLex-999" in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_language_model_is_judged_too(tiny_recipe: Callable[..., Path], tmp_pa
         ["compare", "RUN", "RUN"],
     ],
 )
-def test_verbs_that_need_another_kind_of_run_are_rejected(recipe: Path, tmp_path: Path, command: list[str]) -> None:
+def test_verbs_that_need_another_task_reject_skip_gram(recipe: Path, tmp_path: Path, command: list[str]) -> None:
     out = tmp_path / "run"
     train(recipe, "tied", out)
     outcome = run_command(*(str(out) if word == "RUN" else word for word in command))
@@ -181,13 +181,13 @@ def test_verbs_that_need_another_kind_of_run_are_rejected(recipe: Path, tmp_path
     assert "; use `reefknot vectors` or `reefknot report` with it\n" in outcome.err
 
 
-def test_a_sweep_has_nothing_to_choose_by(recipe: Path) -> None:
+def test_sweep_rejects_skip_gram(recipe: Path) -> None:
     outcome = run_command("sweep", recipe, "skip_gram.dim=4,8", "--row", "tied")
     assert outcome.code == 2
     assert 'row "tied" has no validation perplexity' in outcome.err
 
 
-def test_a_table_shows_both_tables_beside_the_papers(recipe: Path, tmp_path: Path) -> None:
+def test_table_shows_correlations_next_to_the_papers(recipe: Path, tmp_path: Path) -> None:
     out, data = tmp_path / "runs", write_judgements(tmp_path)
     for row in ("untied", "tied"):
         train(recipe, row, out / row / "seed0", "--data", data)
@@ -205,7 +205,7 @@ def test_a_table_shows_both_tables_beside_the_papers(recipe: Path, tmp_path: Pat
     assert "perplexity" not in page.partition("<main>")[2].partition('id="settings"')[0]
 
 
-def test_sizes_and_rows_are_told_without_training(recipe: Path) -> None:
+def test_sizes_and_rows_are_listed_without_training(recipe: Path) -> None:
     assert "untied: valid, 512 parameters" in run_command("validate", recipe).out
     assert "tied: valid, 256 parameters" in run_command("validate", recipe).out
     sizes = json.loads(run_command("params", recipe, "--json").out)
@@ -217,16 +217,16 @@ def test_sizes_and_rows_are_told_without_training(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "sentence"),
+    ("figures", "message"),
     [
         ("input = { SimLex-998 = 0.3 }", "rows.0.paper_similarity.input.SimLex-998: no such setting"),
         ("input = { SimLex-999 = 30 }", "paper_similarity.input.SimLex-999: must be"),
         ("inptu = { SimLex-999 = 0.3 }", "paper_similarity.inptu: no such setting"),
     ],
 )
-def test_the_papers_correlations_are_checked(recipe: Path, tmp_path: Path, figures: str, sentence: str) -> None:
+def test_invalid_paper_correlations_are_rejected(recipe: Path, tmp_path: Path, figures: str, message: str) -> None:
     text = recipe.read_text(encoding="utf-8").replace("input = { SimLex-999 = 0.30, MEN = 0.66 }", figures)
     (tmp_path / "wrong.toml").write_text(text, encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
         load_recipe(str(tmp_path / "wrong.toml"))
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)

@@ -21,7 +21,7 @@ HELD_OUT = b"the bird sat\na fish\n"
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a folder of train.txt, valid.txt and test.txt and returns it."""
+    """Return a function that writes train.txt, valid.txt and test.txt to a folder and returns it."""
 
     def write(train: bytes = TRAIN, valid: bytes = HELD_OUT, test: bytes = HELD_OUT) -> Path:
         folder = tmp_path / "corpus"
@@ -40,7 +40,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(cache: Path) -> Callable[..., Dataset]:
-    """Opens a folder as a dataset; keywords are settings of either kind, and `say`."""
+    """Return a function that opens a folder; keywords are corpus or vocabulary settings."""
 
     def open_folder(folder: Path, say: Callable[[str], None] = lambda _: None, **settings: object) -> Dataset:
         cut = {key: settings.pop(key) for key in ("part", "tokens") if key in settings}
@@ -52,10 +52,10 @@ def opened(cache: Path) -> Callable[..., Dataset]:
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Corpus], None]:
-    """Adds a corpus to the registry for one test."""
+    """Return a function that registers a corpus for one test."""
 
     def add(corpus: Corpus) -> None:
-        module = ModuleType(f"corpus_of_a_test_{corpus.name}")
+        module = ModuleType(f"test_corpus_{corpus.name}")
         module.CORPUS = corpus  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setitem(CORPORA, corpus.name, f"{module.__name__}:CORPUS")

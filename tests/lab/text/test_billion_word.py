@@ -20,12 +20,12 @@ PUBLISHED = billion_word.BILLION_WORD
 
 @pytest.fixture(autouse=True)
 def unpublished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' own files have other hashes."""
+    """Remove the published hashes: the files of these tests are not the published ones."""
     monkeypatch.setattr(billion_word, "BILLION_WORD", replace(PUBLISHED, sha256={}))
 
 
-def release(folder: Path) -> Path:
-    """All that is published, each shard a sentence with its name and one with a character beyond ASCII."""
+def write_release(folder: Path) -> Path:
+    """Write all published shards; each training shard has its name and a non-ASCII line."""
     (folder / TRAINING).mkdir(parents=True)
     (folder / HELD_OUT).mkdir()
     for shard in range(1, 100):
@@ -35,36 +35,38 @@ def release(folder: Path) -> Path:
     return folder
 
 
-def texts(data: Path, cache: Path) -> dict[str, str]:
-    found = find_corpus(CorpusSettings(name="billion-word"), data=data, cache=cache)
-    return {split: path.read_text(encoding="utf-8") for split, path in found.files.items()}
+def read_texts(data: Path, cache: Path) -> dict[str, str]:
+    files = find_corpus(CorpusSettings(name="billion-word"), data=data, cache=cache)
+    return {split: path.read_text(encoding="utf-8") for split, path in files.files.items()}
 
 
-@pytest.mark.parametrize("place", ["billion-word", RELEASE, "."])
-def test_shards_become_texts(tmp_path: Path, cache: Path, place: str) -> None:
-    release(tmp_path / "data" / place)
-    found = texts(tmp_path / "data", cache)
-    assert found["train"].split("\n")[:-1] == [line for n in range(1, 100) for line in (f"shard {n}", "Zoë")]
-    assert (found["valid"], found["test"]) == ("held 10\n", "held 0\n")
+@pytest.mark.parametrize("folder", ["billion-word", RELEASE, "."])
+def test_shards_are_joined_into_three_texts(tmp_path: Path, cache: Path, folder: str) -> None:
+    write_release(tmp_path / "data" / folder)
+    texts = read_texts(tmp_path / "data", cache)
+    assert texts["train"].split("\n")[:-1] == [line for n in range(1, 100) for line in (f"shard {n}", "Zoë")]
+    assert (texts["valid"], texts["test"]) == ("held 10\n", "held 0\n")
 
 
-@pytest.mark.parametrize("gone", [f"{TRAINING}/news.en-00042-of-00100", f"{HELD_OUT}/news.en.heldout-00000-of-00050"])
-def test_a_shard_is_missing(tmp_path: Path, cache: Path, gone: str) -> None:
-    (release(tmp_path / "billion-word") / gone).unlink()
+@pytest.mark.parametrize(
+    "missing", [f"{TRAINING}/news.en-00042-of-00100", f"{HELD_OUT}/news.en.heldout-00000-of-00050"]
+)
+def test_missing_shard_is_rejected(tmp_path: Path, cache: Path, missing: str) -> None:
+    (write_release(tmp_path / "billion-word") / missing).unlink()
     with pytest.raises(CorpusNotFound, match=rf"expected .*/billion-word/{TRAINING} .* and {HELD_OUT} "):
-        texts(tmp_path, cache)
+        read_texts(tmp_path, cache)
 
 
-def test_the_published_held_out_shards_are_told_by_their_hash(
+def test_held_out_shard_with_another_hash_is_rejected(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(billion_word, "BILLION_WORD", PUBLISHED)
-    release(tmp_path)
+    write_release(tmp_path)
     with pytest.raises(DataError, match=r"heldout-00010-of-00050 is not the published billion-word file"):
-        texts(tmp_path, cache)
+        read_texts(tmp_path, cache)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path, cache: Path) -> None:
-    (release(tmp_path) / TRAINING / "news.en-00099-of-00100").write_bytes(b"\xff\n")
+def test_shard_that_is_not_utf8_is_rejected(tmp_path: Path, cache: Path) -> None:
+    (write_release(tmp_path) / TRAINING / "news.en-00099-of-00100").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"cannot be read: .*; download it again"):
-        texts(tmp_path, cache)
+        read_texts(tmp_path, cache)

@@ -1,4 +1,4 @@
-"""Blocks: cut every so many tokens, whatever stands there."""
+"""Blocks cuts a text into pieces of equal length, whatever the line ends."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.lab.text.blocks import Blocks
 
 
-def text(tokens: int) -> np.ndarray:
+def token_ids(tokens: int) -> np.ndarray:
     return np.arange(1, tokens + 1, dtype=np.int32)
 
 
 def targets(blocks: Blocks) -> list[list[int]]:
     rows = [row for index in range(blocks.windows) for row in blocks.window(index)[1].tolist()]
-    return [[each for each in row if each != IGNORE] for row in rows]
+    return [[token for token in row if token != IGNORE] for row in rows]
 
 
-def test_blocks_are_cut_every_so_many_tokens_and_the_last_is_short() -> None:
-    blocks = Blocks(text(23), batch=2, steps=4, eos=0)
+def test_blocks_have_equal_length_except_the_last() -> None:
+    blocks = Blocks(token_ids(23), batch=2, steps=4, eos=0)
     assert sorted(targets(blocks)) == [list(range(n, min(n + 4, 24))) for n in range(1, 24, 4)]
 
 
 @pytest.mark.parametrize(("tokens", "shapes"), [(24, [2, 2, 2]), (20, [2, 2, 1]), (3, [1])])
-def test_windows_have_so_many_blocks_and_the_last_the_rest(tokens: int, shapes: list[int]) -> None:
-    blocks = Blocks(text(tokens), batch=2, steps=4, eos=0)
+def test_windows_hold_batch_blocks_except_the_last(tokens: int, shapes: list[int]) -> None:
+    blocks = Blocks(token_ids(tokens), batch=2, steps=4, eos=0)
     assert [len(blocks.window(index)[0]) for index in range(blocks.windows)] == shapes
 
 
-def test_before_a_block_stands_the_token_before_it_and_before_the_text_eos() -> None:
-    blocks = Blocks(text(8), batch=2, steps=4, eos=0)
+def test_first_input_is_the_token_before_the_block_or_eos() -> None:
+    blocks = Blocks(token_ids(8), batch=2, steps=4, eos=0)
     x_BT, y_BT = blocks.window(0)
     assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
         ([0, 1, 2, 3], [1, 2, 3, 4]),
@@ -39,8 +39,8 @@ def test_before_a_block_stands_the_token_before_it_and_before_the_text_eos() -> 
     ]
 
 
-def test_without_eos_the_first_token_is_no_target() -> None:
-    blocks = Blocks(text(8), batch=2, steps=4)
+def test_without_eos_the_first_token_is_not_a_target() -> None:
+    blocks = Blocks(token_ids(8), batch=2, steps=4)
     x_BT, y_BT = blocks.window(0)
     assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
         ([1, 2, 3, 4], [2, 3, 4, 5]),
@@ -48,10 +48,10 @@ def test_without_eos_the_first_token_is_no_target() -> None:
     ]
     assert blocks.tokens == blocks.count(0) == 7
     with pytest.raises(DataError, match="the text has 1 tokens, and none of them is a target"):
-        Blocks(text(1), batch=2, steps=4)
+        Blocks(token_ids(1), batch=2, steps=4)
 
 
-def test_neighbours_in_the_text_are_not_neighbours_in_a_batch() -> None:
-    firsts = np.array([row[0] for row in targets(Blocks(text(4000), batch=10, steps=4, eos=0))])
+def test_blocks_are_shuffled() -> None:
+    firsts = np.array([row[0] for row in targets(Blocks(token_ids(4000), batch=10, steps=4, eos=0))])
     follows = np.diff(firsts) == 4
     assert follows.mean() < 0.02

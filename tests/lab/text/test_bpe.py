@@ -1,4 +1,4 @@
-"""Byte-pair encoding: the merges by hand, the same file every time, and words that come back as they were."""
+"""Byte-pair encoding: merges computed by hand, reproducible files, and lossless decoding."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from reefknot.lab.text.bpe import BPE, readable
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 9, "<unk>": 4}  # the example of Sennrich et al.
 
 
-def merges(bpe: BPE) -> list[list[str]]:
-    found: list[list[str]] = json.loads(bpe.file)["model"]["merges"]
-    return found
+def merges_of(bpe: BPE) -> list[list[str]]:
+    merges: list[list[str]] = json.loads(bpe.file)["model"]["merges"]
+    return merges
 
 
-def test_pairs_are_joined_by_frequency() -> None:
-    # e s and s t</w> stand together 9 times each; joining the first leaves es t</w> 9 times, then l o 7 times.
+def test_most_frequent_pair_is_merged_first() -> None:
+    # "e s" and "s t</w>" occur 9 times. After merging "e s", "es t</w>" occurs 9 times, then "l o" 7 times.
     bpe = BPE.train(COUNTS, 3)
-    assert merges(bpe) == [["e", "s"], ["es", "t</w>"], ["l", "o"]]
+    assert merges_of(bpe) == [["e", "s"], ["es", "t</w>"], ["l", "o"]]
     assert bpe.cut("newest") == ("n", "e", "w", "est</w>")
     assert bpe.cut("lowest") == ("lo", "w", "est</w>")
 
 
-def test_as_many_merges_as_asked_for_where_the_text_allows() -> None:
-    assert len(merges(BPE.train(COUNTS, 7))) == 7
+def test_merges_stop_when_every_word_is_one_sub_word() -> None:
+    assert len(merges_of(BPE.train(COUNTS, 7))) == 7
     all_of_them = BPE.train(COUNTS, 10_000)
-    assert 7 < len(merges(all_of_them)) < 40
+    assert 7 < len(merges_of(all_of_them)) < 40
     assert [all_of_them.cut(word) for word in COUNTS] == [
         ("low</w>",), ("lower</w>",), ("newest</w>",), ("widest</w>",), ("<eos>",), ("<unk>",),
     ]  # fmt: skip
 
 
-def test_two_ways_to_one_piece_are_two_merges() -> None:
+def test_two_merges_may_give_the_same_sub_word() -> None:
     bpe = BPE.train({"abc": 10, "xab": 9, "xbc": 9, "ab": 9, "bcx": 8, "abcd": 7}, 8)
-    assert len(merges(bpe)) == 8
+    assert len(merges_of(bpe)) == 8
 
 
-def test_characters_are_pieces_inside_and_at_the_end_of_words() -> None:
+def test_characters_are_sub_words_inside_and_at_word_ends() -> None:
     bpe = BPE.train({"ab": 1}, 1)
     assert bpe.pieces == {"a", "b", "a</w>", "b</w>", "ab</w>"}
     assert bpe.cut("ba") == ("b", "a</w>")
 
 
-def test_symbols_and_words_that_cannot_be_spelled_stay_whole() -> None:
+def test_symbols_and_words_with_unknown_characters_stay_whole() -> None:
     bpe = BPE.train(COUNTS, 4)
     for word in ("<unk>", "<eos>", "löw", "X"):
         assert bpe.cut(word) == (word,)
         assert word not in bpe.pieces
         assert bpe.ends_word(word)
-    assert not {"<", ">", "u", "k"} & bpe.pieces  # nothing was learned from <unk>
+    assert not {"<", ">", "u", "k"} & bpe.pieces  # <unk> is not a word to learn from
 
 
 @pytest.mark.parametrize("word", ["a</w>b", "<unk>s", "x<eos>", "<s>", "<pad>"])
-def test_no_piece_looks_like_a_symbol_or_like_the_end_of_a_word(word: str) -> None:
+def test_no_sub_word_equals_a_symbol_or_the_word_end_mark(word: str) -> None:
     bpe = BPE.train({word: 50, "abs": 3}, 100)
     assert bpe.cut(word) == (*word[:-1], word[-1] + "</w>")
     assert {piece for piece in bpe.pieces if len(piece.removesuffix("</w>")) > 1} <= {"ab", "bs</w>", "abs</w>"}
@@ -70,14 +70,14 @@ def test_no_piece_looks_like_a_symbol_or_like_the_end_of_a_word(word: str) -> No
 
 @given(st.lists(st.text(st.sampled_from("ab<>/ws\u00a0é"), min_size=1, max_size=6), max_size=8), st.integers(1, 30))
 @settings(max_examples=40, deadline=None)
-def test_words_come_back(words: list[str], number: int) -> None:
+def test_join_restores_the_words(words: list[str], number: int) -> None:
     bpe = BPE.train(dict.fromkeys(words, 2), number)
     tokens = [token for word in words for token in bpe.cut(word)]
     assert bpe.join(tokens) == words
     assert sum(map(bpe.ends_word, tokens)) == len(words)
 
 
-def test_a_word_is_cut_around_characters_that_training_has_not_seen() -> None:
+def test_known_parts_replaces_unseen_characters_by_unk() -> None:
     bpe = BPE.train(COUNTS, 3)
     assert bpe.known_parts("löwëäst") == ["l", "<unk>", "w", "<unk>", "st"]
     assert bpe.known_parts("XYlow") == ["<unk>", "low"]
@@ -85,20 +85,20 @@ def test_a_word_is_cut_around_characters_that_training_has_not_seen() -> None:
     assert bpe.known_parts("ÄÖ") == ["<unk>"]
     for whole in ("lowest", "<eos>", "<unk>"):
         assert bpe.known_parts(whole) == [whole]
-    assert BPE.train({"<eos>s": 1}, 3).known_parts("X<eos>") == ["<unk>", "<unk>"]  # no line ends inside a word
+    assert BPE.train({"<eos>s": 1}, 3).known_parts("X<eos>") == ["<unk>", "<unk>"]  # <eos> cannot occur inside a word
     lines = BPE.train({"猫がいる": 2, "犬がいる": 1}, 4)
     assert lines.known_parts("犬が鳥いる") == ["犬が", "<unk>", "いる"]
 
 
-def test_a_piece_that_a_text_does_not_have_is_cut_into_those_that_it_has() -> None:
+def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
     bpe = BPE.train(COUNTS, 5)
-    assert merges(bpe)[1:] == [["es", "t</w>"], ["l", "o"], ["e", "w"], ["n", "ew"]]
+    assert merges_of(bpe)[1:] == [["es", "t</w>"], ["l", "o"], ["e", "w"], ["n", "ew"]]
     part = bpe.of_text(["low", "wen", "tests", "<eos>"])
     assert part.pieces == {"lo", "es", *"lowents", *(f"{character}</w>" for character in "lowents")}
-    assert part.cut("newest") == ("n", "e", "w", "es", "t</w>")  # of new and est</w>
+    assert part.cut("newest") == ("n", "e", "w", "es", "t</w>")  # instead of new and est</w>
     assert part.cut("lowest") == ("lo", "w", "es", "t</w>")
     assert part.cut("wide") == ("wide",)
-    assert part.known_parts("wide") == ["w", "<unk>", "e"]  # i and d are characters of other texts
+    assert part.known_parts("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
     assert part.file == bpe.file
     assert bpe.restricted(part.pieces) == part
     assert bpe.restricted([*bpe.pieces, "other"]) is bpe
@@ -110,35 +110,35 @@ def test_a_piece_that_a_text_does_not_have_is_cut_into_those_that_it_has() -> No
     st.integers(1, 40),
 )
 @settings(max_examples=40, deadline=None)
-def test_words_come_back_whatever_pieces_are_kept(one: list[str], other: list[str], number: int) -> None:
-    bpe = BPE.train(dict.fromkeys([*one, *other], 2), number)
-    part = bpe.of_text(one)
-    assert [part.cut(word) for word in one] == [bpe.cut(word) for word in one]
-    for word in other:
-        known = set(word) <= set("".join(one))
+def test_join_restores_words_after_of_text(text_words: list[str], other_words: list[str], number: int) -> None:
+    bpe = BPE.train(dict.fromkeys([*text_words, *other_words], 2), number)
+    part = bpe.of_text(text_words)
+    assert [part.cut(word) for word in text_words] == [bpe.cut(word) for word in text_words]
+    for word in other_words:
+        known = set(word) <= set("".join(text_words))
         assert part.pieces.issuperset(part.cut(word)) == known
         assert part.join(part.cut(word)) == [word]
 
 
-def test_merges_of_a_very_long_piece_are_undone() -> None:
+def test_of_text_splits_a_very_long_sub_word() -> None:
     word = "".join(map(chr, range(0x4E00, 0x4E00 + 3_000)))
     bpe = BPE.train({word: 2}, 10_000)
     assert bpe.cut(word) == (f"{word}</w>",)
     assert len(bpe.of_text(word).cut(word)) == len(word)
 
 
-def test_unfinished_words_are_words_too() -> None:
+def test_join_keeps_unfinished_words() -> None:
     bpe = BPE.train(COUNTS, 3)
     assert bpe.join(["lo", "<eos>", "est</w>", "lo", "w"]) == ["lo", "<eos>", "est", "low"]
 
 
-def test_counts_are_those_of_the_pieces() -> None:
+def test_count_counts_sub_words() -> None:
     bpe = BPE.train(COUNTS, 3)
     counts = bpe.count(COUNTS)
     assert counts["est</w>"] == 6 + 3
     assert counts["lo"] == 5 + 2
     assert (counts["<eos>"], counts["<unk>"]) == (9, 4)
-    assert counts["es"] == 0  # a step to est</w>, which a word to come may still need
+    assert counts["es"] == 0  # only a step to est</w>, but other words may need it
     assert set(counts) == bpe.pieces | {"<eos>", "<unk>"}
     assert sum(counts.values()) == sum(count * len(bpe.cut(word)) for word, count in COUNTS.items())
 
@@ -153,14 +153,14 @@ sys.stdout.buffer.write(BPE.train(dict.fromkeys(words, 3), 60).file)  # nothing 
 """
 
 
-def test_every_process_learns_the_same() -> None:
+def test_training_is_reproducible_across_processes() -> None:
     commands = [[sys.executable, "-c", TRAIN, order] for order in ("straight", "straight", "reversed")]
     files = {subprocess.run(command, check=True, capture_output=True).stdout for command in commands}
     assert len(files) == 1
-    assert len(merges(BPE(files.pop()))) == 60
+    assert len(merges_of(BPE(files.pop()))) == 60
 
 
-def test_the_file_reads_elsewhere(tmp_path: Path) -> None:
+def test_file_is_read_by_hugging_face_tokenizers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
     bpe = BPE.train({**COUNTS, "no\u00a0break": 2}, 12)
@@ -173,24 +173,24 @@ def test_the_file_reads_elsewhere(tmp_path: Path) -> None:
     assert reader.decode(reader.encode("low newest widest").ids) == "low newest widest"
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizers_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(SettingsError, match=r"vocabulary\.bpe needs the package tokenizers"):
         BPE.train(COUNTS, 3)
 
 
-def test_the_package_is_imported_only_where_words_are_cut() -> None:
+def test_tokenizers_package_is_imported_lazily() -> None:
     program = "import sys, reefknot.lab.text.dataset; sys.exit('tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_pieces_as_people_read_them() -> None:
+def test_readable_marks_unfinished_sub_words() -> None:
     tokens = ("lo", "w", "est</w>", "<eos>", "<unk>", "</w></w>")
     assert [readable(token) for token in tokens] == ["lo…", "w…", "est", "<eos>", "<unk>", "</w>"]
 
 
-def test_a_very_long_word_teaches_as_its_stretches_do() -> None:
-    """A line of a script without spaces is one word, and learning from one takes time with the square of its length."""
+def test_very_long_word_is_learned_in_chunks() -> None:
+    """A line without spaces is one word, and training time grows with the square of its length."""
     draw = random.Random(0)
     line = "".join(chr(0x4E00 + min(draw.randrange(300), draw.randrange(300))) for _ in range(20_000))
     bpe = BPE.train({line: 1}, 200)

@@ -1,4 +1,4 @@
-"""Corpora: where texts are looked for, how the published ones are told apart, and what a cut leaves."""
+"""Corpora: where files are searched, how published files are recognised, and parts of a training text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find(name: object, cache: Path, data: Path | None = None, **cut: object) -> 
     return find_corpus(CorpusSettings.model_validate({"name": str(name), **cut}), data=data, cache=cache)
 
 
-def fill(folder: Path, *names: str) -> Path:
+def write_files(folder: Path, *names: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text(f"{name}\n")
@@ -53,7 +53,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, register: Callable[[Corpus], None]) ->
     return corpus
 
 
-def test_every_corpus_has_the_name_of_its_line_and_a_description() -> None:
+def test_every_corpus_has_its_registered_name_and_a_description() -> None:
     for name, corpus in known_corpora().items():
         assert corpus.name == name
         assert corpus.description
@@ -81,7 +81,7 @@ HAIKU = PreparedCorpus(
 """
 
 
-def test_a_new_corpus_is_one_file_and_one_line(
+def test_new_corpus_needs_one_file_and_one_line(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "haiku_corpus.py").write_text(FILE, encoding="utf-8")
@@ -98,14 +98,14 @@ def test_a_new_corpus_is_one_file_and_one_line(
     assert str(error.value) == (
         f"haiku not found in {data}: expected {data}/haiku/haiku.txt. Write one. Pass --data DIR or set REEFKNOT_DATA."
     )
-    fill(data / "haiku")
+    write_files(data / "haiku")
     (data / "haiku" / "haiku.txt").write_text("an old silent pond\na frog jumps\nsplash silence again\n")
     dataset = open_dataset(CorpusSettings(name="haiku"), VocabularySettings(), data=data, cache=cache)
     assert (dataset.name, dataset.origin) == ("haiku", "one haiku, a line to a split")
     assert {name: split.words for name, split in dataset.splits.items()} == {"train": 4, "valid": 3, "test": 3}
 
 
-def test_only_the_corpus_in_use_is_imported() -> None:
+def test_only_the_requested_corpus_module_is_imported() -> None:
     code = "import sys; from reefknot.lab.text.corpus import CorpusSettings; CorpusSettings(name='ptb');"
     code += "print(*sorted(m.rpartition('.')[2] for m in sys.modules if m.startswith('reefknot.lab.text.corpora.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -113,29 +113,29 @@ def test_only_the_corpus_in_use_is_imported() -> None:
 
 
 @pytest.mark.parametrize("part", ["3/2", "0/4", "x", "1", "1/0", "-1/2", "1/2/3", "", " 1/2", "１/２", "01/2"])
-def test_a_part_that_is_none(part: str) -> None:
+def test_invalid_part_is_rejected(part: str) -> None:
     with pytest.raises(ValidationError, match="1 <= k <= n"):
         CorpusSettings(part=part)
 
 
-@pytest.mark.parametrize("bad", [{"name": ""}, {"tokens": 0}, {"tokens": "5"}, {"split": "train"}])
-def test_settings_are_strict(bad: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", [{"name": ""}, {"tokens": 0}, {"tokens": "5"}, {"split": "train"}])
+def test_invalid_corpus_settings_are_rejected(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        CorpusSettings.model_validate(bad)
+        CorpusSettings.model_validate(settings)
 
 
-def test_published_types_need_no_data() -> None:
+def test_published_type_counts_are_known_without_files() -> None:
     types = {"ptb": 10_000, "wikitext-2": 33_278, "wikitext-103": 267_735}
     assert {name: corpus.types for name in types if (corpus := known_corpus(name))} == types
 
 
-def test_a_file_without_a_hash_is_known_by_its_counts(
+def test_file_without_published_hash_is_checked_by_its_counts(
     tiny: PublishedCorpus, cache: Path, tmp_path: Path, register: Callable[[Corpus], None]
 ) -> None:
-    """As the training text of WikiText-103 is, whose held-out texts are those of WikiText-2."""
+    """WikiText-103 is such a corpus: only its held-out files, which WikiText-2 shares, have hashes."""
     held_out = {name: tiny.sha256[name] for name in TINY[1:]}
     register(replace(tiny, name="large", types=3, tokens={**tiny.tokens, "train": 4}, sha256=held_out))
-    folder = fill(tmp_path / "data" / "large", *TINY)
+    folder = write_files(tmp_path / "data" / "large", *TINY)
     with pytest.raises(DataError, match="these are the files of tiny, not of large"):
         find("large", cache, tmp_path / "data")
     settings = CorpusSettings(name="large"), VocabularySettings()
@@ -147,23 +147,23 @@ def test_a_file_without_a_hash_is_known_by_its_counts(
     (folder / TINY[0]).write_text("a b c\n")
     with pytest.raises(DataError, match=r"tiny\.train\.txt: 4 types with <eos>, 3 published"):
         open_dataset(*settings, data=tmp_path / "data", cache=cache)
-    assert find(folder, cache).name == "large/"  # a text of one's own, for all that its hashes say
+    assert find(folder, cache).name == "large/"  # the hashes do not identify it, so it is the user's own text
 
 
 @pytest.mark.parametrize("below", ["tiny", "."])
-@pytest.mark.parametrize("named", ["option", "environment"])
-def test_a_published_corpus_is_found(
-    tiny: PublishedCorpus, below: str, named: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["option", "environment"])
+def test_published_corpus_is_found_in_either_folder(
+    tiny: PublishedCorpus, below: str, source: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(tmp_path / "data" / below, *TINY)
-    if named == "environment":
+    write_files(tmp_path / "data" / below, *TINY)
+    if source == "environment":
         monkeypatch.setenv("REEFKNOT_DATA", str(tmp_path / "data"))
-    found = find("tiny", cache, tmp_path / "data" if named == "option" else None)
-    assert found.corpus == tiny
-    assert {split: path.name for split, path in found.files.items()} == dict(zip(SPLITS, TINY, strict=True))
+    corpus = find("tiny", cache, tmp_path / "data" if source == "option" else None)
+    assert corpus.corpus == tiny
+    assert {split: path.name for split, path in corpus.files.items()} == dict(zip(SPLITS, TINY, strict=True))
 
 
-def test_no_data_folder_says_what_to_put_where(tiny: PublishedCorpus, cache: Path) -> None:
+def test_missing_data_folder_error_says_which_files_to_put_where(tiny: PublishedCorpus, cache: Path) -> None:
     with pytest.raises(CorpusNotFound) as error:
         find("tiny", cache)
     assert str(error.value) == (
@@ -172,27 +172,27 @@ def test_no_data_folder_says_what_to_put_where(tiny: PublishedCorpus, cache: Pat
     )
 
 
-def test_a_missing_file_is_named(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "data", *TINY[:2])
+def test_missing_file_is_named(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "data", *TINY[:2])
     with pytest.raises(DataError, match=r"tiny is incomplete in .*data: tiny\.test\.txt not found; expected") as error:
         find("tiny", cache, folder)
     assert not isinstance(error.value, CorpusNotFound)
 
 
-def test_a_changed_file_is_refused_with_both_hashes(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "data", *TINY)
+def test_changed_file_is_rejected_with_both_hashes(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "data", *TINY)
     (folder / TINY[1]).write_bytes(b"something else\n")
     expected = tiny.sha256[TINY[1]]
-    found = hashlib.sha256(b"something else\n").hexdigest()
-    with pytest.raises(DataError, match=rf"tiny\.valid\.txt is not .*: expected SHA-256 {expected}, found {found}\."):
+    actual = hashlib.sha256(b"something else\n").hexdigest()
+    with pytest.raises(DataError, match=rf"tiny\.valid\.txt is not .*: expected SHA-256 {expected}, found {actual}\."):
         find("tiny", cache, folder)
 
 
-def test_a_folder_is_recognised_by_its_hashes_not_its_name(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "mine", *TINY)
-    found = find(folder, cache)
-    assert (found.name, found.origin) == ("tiny", "A tiny corpus, recognised by SHA-256")
-    other = fill(tmp_path / "tiny", "train.txt", "valid.txt", "test.txt")
+def test_folder_is_recognised_by_hashes_not_by_name(tiny: PublishedCorpus, cache: Path, tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "mine", *TINY)
+    corpus = find(folder, cache)
+    assert (corpus.name, corpus.origin) == ("tiny", "A tiny corpus, recognised by SHA-256")
+    other = write_files(tmp_path / "tiny", "train.txt", "valid.txt", "test.txt")
     assert find(other, cache).name == "tiny/"
     assert find(other, cache).corpus.types is None
 
@@ -206,15 +206,15 @@ def test_a_folder_is_recognised_by_its_hashes_not_its_name(tiny: PublishedCorpus
         ("Train.txt", "validation.txt", "a.b.test"),
     ],
 )
-def test_usual_names_are_found(names: tuple[str, ...], cache: Path, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "mine", *names, "README.md", "train.txt.bak", ".train.txt", "strain.txt")
-    found = find(folder, cache)
-    assert tuple(path.name for path in found.files.values()) == names
-    assert found.corpus.types is None
+def test_common_file_names_are_found(names: tuple[str, ...], cache: Path, tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "mine", *names, "README.md", "train.txt.bak", ".train.txt", "strain.txt")
+    corpus = find(folder, cache)
+    assert tuple(path.name for path in corpus.files.values()) == names
+    assert corpus.corpus.types is None
 
 
-def test_two_candidates_or_none(cache: Path, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "mine", "train.txt", "valid.txt", "dev.txt", "notes")
+def test_ambiguous_or_missing_split_file_is_rejected(cache: Path, tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "mine", "train.txt", "valid.txt", "dev.txt", "notes")
     with pytest.raises(DataError, match=r"dev\.txt, valid\.txt could each be the valid text; expected one file"):
         find(folder, cache)
     (folder / "dev.txt").unlink()
@@ -223,7 +223,7 @@ def test_two_candidates_or_none(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "~nobody-of-that-name/x", "a\0b", "x" * 10_000])
-def test_a_name_that_is_no_corpus(name: str, cache: Path) -> None:
+def test_unknown_corpus_name_is_rejected(name: str, cache: Path) -> None:
     with pytest.raises(
         DataError, match=r"is neither a known corpus \(python-docs, ptb, wikitext-2, wikitext-103, .*\) nor a folder"
     ) as error:
@@ -232,19 +232,19 @@ def test_a_name_that_is_no_corpus(name: str, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [4, 5, 7, 12])
-def test_parts_follow_each_other_and_are_the_whole(lines: int, corpus: Callable[..., Path], cache: Path) -> None:
+def test_parts_are_consecutive_and_cover_the_text(lines: int, corpus: Callable[..., Path], cache: Path) -> None:
     folder = corpus(train=b"".join(b"%d\n" % number for number in range(1, lines + 1)))
     parts = [list(find(folder, cache, part=f"{k}/4").lines("train")) for k in (1, 2, 3, 4)]
     assert [int(line.words[0]) for line in chain(*parts)] == list(range(1, lines + 1))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_a_part_without_lines(corpus: Callable[..., Path], cache: Path) -> None:
+def test_empty_part_is_rejected(corpus: Callable[..., Path], cache: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt: part 1/9 of 4 lines is empty; use fewer parts"):
         find(corpus(), cache, part="1/9").lines("train")
 
 
-def test_a_part_leaves_held_out_texts_whole(corpus: Callable[..., Path], cache: Path) -> None:
-    found = find(corpus(), cache, part="1/2")
-    assert [line.number for line in found.lines("train")] == [1, 2]
-    assert [line.number for line in found.lines("valid")] == [1, 2]
+def test_part_does_not_cut_held_out_texts(corpus: Callable[..., Path], cache: Path) -> None:
+    files = find(corpus(), cache, part="1/2")
+    assert [line.number for line in files.lines("train")] == [1, 2]
+    assert [line.number for line in files.lines("valid")] == [1, 2]

@@ -1,4 +1,4 @@
-"""Datasets: what is encoded, what is counted, and how the cache is used, mended and shared."""
+"""Datasets: encoding, counts, and how the cache is used, repaired and shared."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Corpus = Callable[..., Path]
 Open = Callable[..., Dataset]
 
 
-def words(dataset: Dataset, split: str = "train") -> str:
+def decoded_text(dataset: Dataset, split: str = "train") -> str:
     return " ".join(dataset.vocabulary.decode(dataset.splits[split].ids.tolist()))
 
 
-def test_a_small_corpus_word_by_word(corpus: Corpus, opened: Open) -> None:
+def test_small_corpus_is_encoded_as_expected(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus())
-    assert words(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
-    assert words(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
+    assert decoded_text(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
+    assert decoded_text(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
     assert dataset.vocabulary.words[:3] == ("<eos>", "the", "cat")
     train, test = dataset.splits["train"], dataset.splits["test"]
     assert (train.tokens, train.words, train.lines, train.bytes, train.unknown) == (15, 11, 4, 43, 0)
@@ -39,9 +39,9 @@ def test_a_small_corpus_word_by_word(corpus: Corpus, opened: Open) -> None:
     assert train.ids.dtype == np.int32
 
 
-def test_line_ends_may_be_left_out(corpus: Corpus, opened: Open) -> None:
+def test_end_of_line_false_adds_no_eos(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(), end_of_line=False)
-    assert words(dataset) == "the cat sat the dog sat on the cat a bird"
+    assert decoded_text(dataset) == "the cat sat the dog sat on the cat a bird"
     assert dataset.vocabulary.eos is None
 
 
@@ -57,19 +57,19 @@ def test_line_ends_may_be_left_out(corpus: Corpus, opened: Open) -> None:
         ({"tokens": 99}, "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>", 43),
     ],
 )
-def test_cuts_keep_the_first_tokens_of_a_part(
+def test_part_and_tokens_keep_the_first_tokens_of_a_part(
     cut: dict[str, object], expected: str, size: int, corpus: Corpus, opened: Open
 ) -> None:
     dataset = opened(corpus(), **cut)
     train = dataset.splits["train"]
-    assert words(dataset) == expected
+    assert decoded_text(dataset) == expected
     assert train.bytes == size
     assert train.words == len(expected.replace("<eos>", "").split())
     assert dataset.splits["valid"].tokens == 7
     assert sum(dataset.vocabulary.counts) == train.tokens
 
 
-def test_an_unknown_word_is_refused_by_name_and_place(corpus: Corpus, opened: Open) -> None:
+def test_unknown_word_error_names_word_file_and_line(corpus: Corpus, opened: Open) -> None:
     with pytest.raises(DataError, match=r"valid\.txt, line 2: 'fish' is not in the vocabulary"):
         opened(corpus(), unknown="refuse")
     with pytest.raises(DataError, match=r"train\.txt, line 2: 'dog' is not in the vocabulary"):
@@ -78,35 +78,35 @@ def test_an_unknown_word_is_refused_by_name_and_place(corpus: Corpus, opened: Op
 
 @pytest.mark.parametrize("text", [b"", b"\n", b" \r\n\t\n", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_a_text_without_words(text: bytes, split: str, corpus: Corpus, opened: Open) -> None:
+def test_text_without_words_is_rejected(text: bytes, split: str, corpus: Corpus, opened: Open) -> None:
     with pytest.raises(DataError, match=rf"{split}\.txt: the {split} text has no words"):
         opened(corpus(**{split: text}))
 
 
 @pytest.mark.parametrize("text", [b"a\0b\n", b"a \xff b\n"])
-def test_text_that_cannot_be_read_leaves_no_entry(text: bytes, corpus: Corpus, opened: Open, cache: Path) -> None:
+def test_unreadable_text_leaves_no_cache_entry(text: bytes, corpus: Corpus, opened: Open, cache: Path) -> None:
     with pytest.raises(DataError, match=r"test\.txt, line 1: .*byte"):
         opened(corpus(test=text))
     assert list((cache / "datasets").iterdir()) == []
 
 
-def test_one_token(corpus: Corpus, opened: Open) -> None:
+def test_text_of_one_token_is_encoded(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(train=b"word"), end_of_line=False)
     assert dataset.splits["train"].ids.tolist() == [0]
 
 
-def test_line_ends_marks_and_missing_newlines_change_nothing(corpus: Corpus, opened: Open) -> None:
-    plain = words(opened(corpus(train=b"a b\nc\n")))
+def test_line_ending_style_and_bom_change_nothing(corpus: Corpus, opened: Open) -> None:
+    plain = decoded_text(opened(corpus(train=b"a b\nc\n")))
     for same in (b"a b\r\nc\r\n", b"\xef\xbb\xbfa b\nc\n", b"a b\nc", b"a  b \n\tc"):
-        assert words(opened(corpus(train=same))) == plain
+        assert decoded_text(opened(corpus(train=same))) == plain
 
 
-def test_a_long_line(corpus: Corpus, opened: Open) -> None:
+def test_very_long_line_is_read(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(train=b"word " * 200_000))
     assert dataset.splits["train"].tokens == 200_001
 
 
-def test_the_cache_is_used_and_told_apart(corpus: Corpus, opened: Open, cache: Path) -> None:
+def test_equal_settings_share_a_cache_entry_others_do_not(corpus: Corpus, opened: Open, cache: Path) -> None:
     folder = corpus()
     first = opened(folder)
     [entry] = (cache / "datasets").iterdir()
@@ -130,37 +130,39 @@ def test_the_cache_is_used_and_told_apart(corpus: Corpus, opened: Open, cache: P
         ({"bpe": {"merges": 3}}, "82ddb9c534cc17bc0674d11c6896c5b8", "ce7df288fc711d552920b589ac85b95c"),
     ],
 )
-def test_identities_do_not_change(
+def test_fingerprints_and_cache_keys_are_stable(
     settings: dict[str, object], fingerprint: str, entry: str, corpus: Corpus, opened: Open, cache: Path
 ) -> None:
-    """Runs that were trained before a setting was added are found to have the same text."""
+    """Earlier runs must keep matching their text when new settings are added."""
     assert opened(corpus(), **settings).fingerprint.startswith(fingerprint)
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry]
 
 
 @pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json"])
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
-def test_a_damaged_entry_is_made_again(file: str, damage: str, corpus: Corpus, opened: Open, cache: Path) -> None:
+def test_damaged_cache_entry_is_encoded_again(
+    file: str, damage: str, corpus: Corpus, opened: Open, cache: Path
+) -> None:
     folder = corpus()
     before = opened(folder)
     [entry] = (cache / "datasets").iterdir()
-    sound = (entry / file).read_bytes()
+    intact = (entry / file).read_bytes()
     if damage == "gone":
         (entry / file).unlink()
     elif damage == "other" and file.endswith(".json"):
-        (entry / file).write_bytes(sound.replace(b"1", b"2"))
+        (entry / file).write_bytes(intact.replace(b"1", b"2"))
     else:
-        (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
-    said: list[str] = []
-    after = opened(folder, say=said.append)
-    assert "damaged and is encoded again" in said[0]
-    assert (entry / file).read_bytes() == sound
-    assert words(after) == words(before)
-    assert opened(folder, say=said.append).fingerprint == before.fingerprint
+        (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
+    messages: list[str] = []
+    after = opened(folder, say=messages.append)
+    assert "damaged and is encoded again" in messages[0]
+    assert (entry / file).read_bytes() == intact
+    assert decoded_text(after) == decoded_text(before)
+    assert opened(folder, say=messages.append).fingerprint == before.fingerprint
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
 
 
-def test_describe_says_what_the_text_is(corpus: Corpus, opened: Open) -> None:
+def test_describe_states_size_part_and_vocabulary(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(), part="1/2", tokens=9, min_count=2, max_size=5)
     text = dataset.describe()
     assert text.startswith(f"corpus/: a folder of text; {len(dataset.vocabulary)} types; hash ")
@@ -173,31 +175,31 @@ def test_describe_says_what_the_text_is(corpus: Corpus, opened: Open) -> None:
         assert f"{split.unknown / split.tokens:.2%} unknown" in text
 
 
-def test_progress_is_said_on_a_long_text(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_on_long_texts(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.lab.text.encoding._SECONDS", -1.0)
-    said: list[str] = []
-    opened(corpus(), say=said.append)
-    assert said[3] == "train: 15 tokens counted"
-    assert "valid: 7 tokens encoded" in said
+    messages: list[str] = []
+    opened(corpus(), say=messages.append)
+    assert messages[3] == "train: 15 tokens counted"
+    assert "valid: 7 tokens encoded" in messages
 
 
-def test_words_are_cut_into_pieces(corpus: Corpus, opened: Open, cache: Path) -> None:
+def test_bpe_encodes_words_as_sub_words(corpus: Corpus, opened: Open, cache: Path) -> None:
     dataset = opened(corpus(), bpe={"merges": 3})
     vocabulary, train = dataset.vocabulary, dataset.splits["train"]
-    assert words(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
-    assert words(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
+    assert decoded_text(dataset) == "the cat sat <eos> the dog sat on the cat <eos> <eos> a bird <eos>"
+    assert decoded_text(dataset, "test") == "the bird sat <eos> a <unk> <eos>"
     assert (train.words, train.lines, train.unknown) == (11, 4, 0)
     assert train.tokens == sum(vocabulary.counts) > 15
     assert dataset.splits["test"].unknown == 1  # no f in the training text
     assert "pieces of the words, of byte-pair encoding with 3 merges" in dataset.describe()
     [entry] = (cache / "datasets").iterdir()
     (entry / "tokenizer.json").write_bytes(b"{}")
-    said: list[str] = []
-    assert opened(corpus(), say=said.append, bpe={"merges": 3}).fingerprint == dataset.fingerprint
-    assert "tokenizer.json is damaged" in said[0]
+    messages: list[str] = []
+    assert opened(corpus(), say=messages.append, bpe={"merges": 3}).fingerprint == dataset.fingerprint
+    assert "tokenizer.json is damaged" in messages[0]
 
 
-def test_words_that_are_one_piece_each_are_the_tokens(corpus: Corpus, opened: Open) -> None:
+def test_bpe_with_enough_merges_equals_whole_words(corpus: Corpus, opened: Open) -> None:
     plain, pieces = opened(corpus()), opened(corpus(), bpe={"merges": 1_000})
     for name, split in pieces.splits.items():
         tokens = [pieces.vocabulary.words[index].removesuffix("</w>") for index in split.ids]
@@ -205,24 +207,24 @@ def test_words_that_are_one_piece_each_are_the_tokens(corpus: Corpus, opened: Op
     assert plain.vocabulary.counts == (*filter(None, pieces.vocabulary.counts), 0)
 
 
-def test_fairseqs_dictionary_leaves_the_ids_alone(corpus: Corpus, opened: Open) -> None:
-    own, fairseq = opened(corpus()), opened(corpus(), dictionary="fairseq")
-    assert own.splits["train"].ids.tolist() == fairseq.splits["train"].ids.tolist()
-    assert (len(own.vocabulary), len(fairseq.vocabulary)) == (9, 16)
-    assert words(fairseq, "test") == words(own, "test")
+def test_fairseq_dictionary_does_not_change_ids(corpus: Corpus, opened: Open) -> None:
+    plain, fairseq = opened(corpus()), opened(corpus(), dictionary="fairseq")
+    assert plain.splits["train"].ids.tolist() == fairseq.splits["train"].ids.tolist()
+    assert (len(plain.vocabulary), len(fairseq.vocabulary)) == (9, 16)
+    assert decoded_text(fairseq, "test") == decoded_text(plain, "test")
     assert "fairseq's dictionary" in fairseq.describe()
 
 
-def test_words_outside_the_vocabulary_keep_their_spelling(corpus: Corpus, opened: Open, cache: Path) -> None:
+def test_keep_spellings_stores_words_outside_the_vocabulary(corpus: Corpus, opened: Open, cache: Path) -> None:
     folder = corpus(valid=b"a wolf saw\n", test=b"a fish saw the dog\n")
     plain, dataset = opened(folder, min_count=2), opened(folder, min_count=2, keep_spellings=True)
     vocabulary = dataset.vocabulary
     assert vocabulary.spelled == ("dog", "on", "a", "bird", "wolf", "saw", "fish")
     assert vocabulary.words == plain.vocabulary.words
-    everything = (*vocabulary.words, *vocabulary.spelled)
+    all_words = (*vocabulary.words, *vocabulary.spelled)
     for name, text in (("valid", "a wolf saw <eos>"), ("test", "a fish saw the dog <eos>")):
         split = dataset.splits[name]
-        assert " ".join(everything[index] for index in split.inputs) == text
+        assert " ".join(all_words[index] for index in split.inputs) == text
         assert split.ids.tolist() == plain.splits[name].ids.tolist()
         assert isinstance(split.inputs, np.memmap)
     assert plain.splits["test"].inputs is plain.splits["test"].ids
@@ -234,7 +236,7 @@ def test_words_outside_the_vocabulary_keep_their_spelling(corpus: Corpus, opened
     assert again.splits["test"].inputs.tolist() == dataset.splits["test"].inputs.tolist()
 
 
-def test_nothing_outside_the_vocabulary_needs_no_spellings(corpus: Corpus, opened: Open) -> None:
+def test_no_spellings_are_stored_if_every_word_is_known(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(valid=b"a cat\n", test=b"the dog\n"), keep_spellings=True)
     assert dataset.vocabulary.spelled == ()
     assert dataset.splits["test"].inputs is dataset.splits["test"].ids
@@ -259,16 +261,17 @@ print(train.tokens, after - before, int(train.ids[-1]), dataset.fingerprint)
 """
 
 
-def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
+def start_process(folder: Path, cache: Path) -> subprocess.Popen[str]:
+    """Open the corpus in a new process, which prints token count, memory pages, last id and fingerprint."""
     command = [sys.executable, "-c", OPEN, str(folder), str(cache)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_that_encode_the_same_text_do_not_harm_each_other(corpus: Corpus, cache: Path) -> None:
+def test_concurrent_processes_share_one_cache_entry(corpus: Corpus, cache: Path) -> None:
     rng = np.random.default_rng(0)
     text = "\n".join(" ".join(map(str, row)) for row in rng.zipf(1.3, (10_000, 20)) % 5_000)
     folder = corpus(train=text.encode())
-    processes = [start(folder, cache) for _ in range(3)]
+    processes = [start_process(folder, cache) for _ in range(3)]
     answers = [process.communicate(timeout=60)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert {answer[0] for answer in answers} == {"210000"}
@@ -276,8 +279,8 @@ def test_processes_that_encode_the_same_text_do_not_harm_each_other(corpus: Corp
     assert len(list((cache / "datasets").iterdir())) == 1
 
 
-def test_a_hundred_million_tokens_stay_on_disk(corpus: Corpus, opened: Open, cache: Path) -> None:
-    types = 267_735  # as many as WikiText-103 has
+def test_large_text_is_memory_mapped(corpus: Corpus, opened: Open, cache: Path) -> None:
+    types = 267_735  # the vocabulary size of WikiText-103
     folder = corpus(train="\n".join(f"{index:x}word" for index in range(types - 2)).encode())
     for path in folder.iterdir():
         os.utime(path, (1, 1))
@@ -286,14 +289,14 @@ def test_a_hundred_million_tokens_stay_on_disk(corpus: Corpus, opened: Open, cac
     record = json.loads((entry / "counts.json").read_bytes())
     record["splits"]["train"]["tokens"] = 100_000_000
     (entry / "counts.json").write_text(json.dumps(record))
-    os.truncate(entry / "train.ids", 400_000_000)  # sparse: a file of this length without its blocks
-    tokens, pages, last, _ = start(folder, cache).communicate(timeout=60)[0].split()  # a new process
+    os.truncate(entry / "train.ids", 400_000_000)  # a sparse file: it takes no disk space
+    tokens, pages, last, _ = start_process(folder, cache).communicate(timeout=60)[0].split()  # a new process
     assert int(tokens) == 100_000_000
     assert int(last) == 0
     assert int(pages) * os.sysconf("SC_PAGE_SIZE") < 50e6
 
 
-def test_words_that_are_given_are_not_counted(corpus: Corpus, cache: Path) -> None:
+def test_given_vocabulary_is_used_as_it_is(corpus: Corpus, cache: Path) -> None:
     given = Vocabulary(("<s>", "<eos>", "<unk>", "bird", "sat"), (0, 0, 0, 2, 9), ordered=False)
     settings = CorpusSettings(name=str(corpus())), VocabularySettings()
     dataset = open_dataset(*settings, cache=cache, words=given)
@@ -307,7 +310,7 @@ def test_words_that_are_given_are_not_counted(corpus: Corpus, cache: Path) -> No
 @pytest.mark.corpus
 @pytest.mark.skipif(not os.environ.get("REEFKNOT_DATA"), reason="REEFKNOT_DATA names no folder of real corpora")
 @pytest.mark.parametrize("name", ["ptb", "wikitext-2", "wikitext-103"])
-def test_published_counts(name: str, tmp_path: Path) -> None:
+def test_real_corpora_have_the_published_counts(name: str, tmp_path: Path) -> None:
     known = known_corpus(name)
     assert known is not None
     assert known.types is not None

@@ -1,4 +1,4 @@
-"""Tokens of Moses are put together as a person writes them; where its rules are not installed, that is said."""
+"""Moses tokens are joined into normal text, and a missing package is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reefknot.lab.text.detokenization import detokenizer
 
 
 @pytest.mark.parametrize(
-    ("language", "line", "written"),
+    ("language", "line", "text"),
     [
         ("de", "ein mann , der &quot; hallo &quot; sagt .", 'ein mann, der "hallo" sagt.'),
         ("de", "zwei hunde ( groß ) spielen !", "zwei hunde (groß) spielen!"),
@@ -20,12 +20,12 @@ from reefknot.lab.text.detokenization import detokenizer
         ("de", "", ""),
     ],
 )
-def test_lines(language: str, line: str, written: str) -> None:
+def test_tokens_are_joined_into_normal_text(language: str, line: str, text: str) -> None:
     pytest.importorskip("sacremoses")
-    assert detokenizer(language)(line) == written
+    assert detokenizer(language)(line) == text
 
 
-def test_without_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sacremoses_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(SettingsError, match="pip install 'reefknot"):
         detokenizer("de")

@@ -1,4 +1,4 @@
-"""Pairs of lines: each in one window of every epoch, of like length, within a budget, whoever has its row."""
+"""PairBatches returns every pair once per epoch, grouped by length, within a token budget, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE_EOS = 2
 
 
 def lines(lengths: list[int], eos: int, first: int = 10) -> Lines:
-    """Lines of so many words, and <eos>; other ids tell where they stand."""
+    """Return lines with these numbers of words plus <eos>. Other ids are their positions."""
     ends = np.cumsum(np.array(lengths) + 1)
     ids = np.arange(first, first + ends[-1], dtype=np.int32)
     ids[ends - 1] = eos
@@ -36,7 +36,7 @@ def batches(
     return made.slice(rank, world)
 
 
-def drawn(number: int, longest: int = 38, seed: int = 0) -> list[tuple[int, int]]:
+def random_lengths(number: int, longest: int = 38, seed: int = 0) -> list[tuple[int, int]]:
     random = np.random.default_rng(seed)
     source = random.integers(1, longest, number)
     target = np.clip(source + random.integers(-4, 5, number), 1, longest)
@@ -47,10 +47,10 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def rows(pairs: PairBatches, index: int) -> list[Row]:
-    """The source and the targets of each row with a target; checks everything that they were filled up with."""
+    """Return source and targets of every row that has a target, and check the padding."""
     x_BU, y_BT = pairs.window(index)
     steps = y_BT.shape[1]
-    found = []
+    pairs_of_rows = []
     for x_U, y_T in zip(x_BU, y_BT, strict=True):
         source_S, inputs_T = x_U[:-steps], x_U[-steps:]
         width, length = int((source_S != IGNORE).sum()), int((y_T != IGNORE).sum())
@@ -61,17 +61,17 @@ def rows(pairs: PairBatches, index: int) -> list[Row]:
         if length:
             assert inputs_T[:length].tolist() == [EOS, *y_T[: length - 1].tolist()]
             assert y_T[length - 1] == EOS
-            found.append((tuple(source_S[:width].tolist()), tuple(y_T[:length].tolist())))
-    return found
+            pairs_of_rows.append((tuple(source_S[:width].tolist()), tuple(y_T[:length].tolist())))
+    return pairs_of_rows
 
 
-def epoch_of(pairs: PairBatches) -> list[list[Row]]:
+def rows_of_epoch(pairs: PairBatches) -> list[list[Row]]:
     return [rows(pairs, index) for index in range(pairs.windows)]
 
 
-def expected(lengths: list[tuple[int, int]]) -> list[Row]:
-    sides = lines([one for one, _ in lengths], SOURCE_EOS), lines([two for _, two in lengths], EOS, 10_000)
-    cut = [[tuple(each.tolist()) for each in np.split(side.ids, side.bounds[1:-1])] for side in sides]
+def expected_rows(lengths: list[tuple[int, int]]) -> list[Row]:
+    sides = lines([source for source, _ in lengths], SOURCE_EOS), lines([target for _, target in lengths], EOS, 10_000)
+    cut = [[tuple(line.tolist()) for line in np.split(side.ids, side.bounds[1:-1])] for side in sides]
     return list(zip(*cut, strict=True))
 
 
@@ -84,45 +84,45 @@ def test_every_pair_comes_once_per_epoch_within_the_budget(
 ) -> None:
     pairs = batches(lengths, batch, steps)
     pairs.begin(epoch)
-    windows = epoch_of(pairs)
-    assert sorted(row for window in windows for row in window) == sorted(expected(lengths))
-    room, short = batch * steps, 0
+    windows = rows_of_epoch(pairs)
+    assert sorted(row for window in windows for row in window) == sorted(expected_rows(lengths))
+    capacity, short = batch * steps, 0
     for index, window in enumerate(windows):
         x_BU, y_BT = pairs.window(index)
         sides = x_BU.shape[1] - y_BT.shape[1], y_BT.shape[1]
         assert sides == tuple(-(-max(map(len, side)) // 8) * 8 for side in zip(*window, strict=True))
-        assert len(x_BU) * max(sides) <= room
-        short += (len(x_BU) + 1) * max(sides) <= room
+        assert len(x_BU) * max(sides) <= capacity
+        short += (len(x_BU) + 1) * max(sides) <= capacity
         assert pairs.count(index) == sum(len(targets) for _, targets in window)
-    assert short <= 1  # the one with what is left over
+    assert short <= 1  # only the last window may be smaller
     assert pairs.tokens == sum(target + 1 for _, target in lengths) == sum(map(pairs.count, range(pairs.windows)))
 
 
 @given(sizes, st.integers(3, 5), st.integers(1, 3))
-def test_the_shares_of_all_processes_are_the_whole(lengths: list[tuple[int, int]], batch: int, world: int) -> None:
+def test_slices_of_all_ranks_make_up_the_whole_batch(lengths: list[tuple[int, int]], batch: int, world: int) -> None:
     whole = batches(lengths, batch)
-    shares = [whole.slice(rank, world) for rank in range(world)]
-    assert {(part.windows, part.tokens) for part in shares} == {(whole.windows, whole.tokens)}
+    slices = [whole.slice(rank, world) for rank in range(world)]
+    assert {(part.windows, part.tokens) for part in slices} == {(whole.windows, whole.tokens)}
     for epoch in (1, 2):
-        for each in (whole, *shares):
-            each.begin(epoch)
+        for batches_of_rank in (whole, *slices):
+            batches_of_rank.begin(epoch)
         for index in range(whole.windows):
-            windows = [part.window(index) for part in shares]
-            assert len({tuple(each.shape for each in window) for window in windows}) == 1
+            windows = [part.window(index) for part in slices]
+            assert len({tuple(tensor.shape for tensor in window) for window in windows}) == 1
             x_BU, y_BT = whole.window(index)
-            x, y = (torch.stack(each, dim=1).flatten(0, 1) for each in zip(*windows, strict=True))
+            x, y = (torch.stack(tensors, dim=1).flatten(0, 1) for tensors in zip(*windows, strict=True))
             assert torch.equal(x[: len(x_BU)], x_BU)
             assert torch.equal(y[: len(y_BT)], y_BT)
             assert len(y) < len(y_BT) + world
-            # A row too many has a source that can be read, and nothing to learn from.
-            for part in shares:
+            # A filler row has a readable source and no targets.
+            for part in slices:
                 assert len(rows(part, index)) <= len(part.window(index)[1])
             assert (y[len(y_BT) :] == IGNORE).all()
-            assert {part.count(index) for part in shares} == {whole.count(index)}
+            assert {part.count(index) for part in slices} == {whole.count(index)}
 
 
-def test_a_window_to_read() -> None:
-    """One pair of two words and three, one of nine words and one."""
+def test_window_layout_of_two_pairs() -> None:
+    """The pairs have two source words and three target words, and nine and one."""
     pairs = batches([(2, 3), (9, 1)], batch=4, steps=8)
     x_BU, y_BT = pairs.window(0)
     i = IGNORE
@@ -133,29 +133,29 @@ def test_a_window_to_read() -> None:
     ]
 
 
-def test_order_follows_from_the_seed_and_the_epoch_alone() -> None:
-    lengths = drawn(300)
+def test_order_depends_only_on_seed_and_epoch() -> None:
+    lengths = random_lengths(300)
     first, other = batches(lengths, seed=3), batches(lengths, seed=4)
-    once, others = epoch_of(first), epoch_of(other)
+    once, others = rows_of_epoch(first), rows_of_epoch(other)
     first.begin(2)
-    twice = epoch_of(first)
+    twice = rows_of_epoch(first)
     assert once != twice
     assert once != others
     np.random.seed(1)
     again = batches(lengths, seed=3)
-    assert epoch_of(again) == once
+    assert rows_of_epoch(again) == once
     again.begin(2)
-    assert epoch_of(again) == twice
+    assert rows_of_epoch(again) == twice
 
 
-def test_any_window_can_be_read_alone() -> None:
-    """A resumed run asks for the middle of an epoch, and gets what the killed one would have had."""
-    through, resumed = batches(drawn(200)), batches(drawn(200))
+def test_any_window_can_be_read_on_its_own() -> None:
+    """A resumed run starts in the middle of an epoch and must get the same windows."""
+    through, resumed = batches(random_lengths(200)), batches(random_lengths(200))
     through.begin(5)
     windows = [through.window(index) for index in range(through.windows)]
     resumed.begin(5)
     for index in (7, 2, through.windows - 1):
-        assert all(torch.equal(*each) for each in zip(resumed.window(index), windows[index], strict=True))
+        assert all(torch.equal(*tensors) for tensors in zip(resumed.window(index), windows[index], strict=True))
     for outside in (-1, through.windows):
         with pytest.raises(IndexError):
             resumed.window(outside)
@@ -163,41 +163,41 @@ def test_any_window_can_be_read_alone() -> None:
             resumed.count(outside)
 
 
-def test_pairs_of_like_length_are_together_and_shapes_come_back() -> None:
-    pairs = batches(drawn(5000, longest=60), batch=16, steps=64)
-    shapes = [tuple(each.shape for each in pairs.window(index)) for index in range(pairs.windows)]
+def test_pairs_of_similar_length_share_few_window_shapes() -> None:
+    pairs = batches(random_lengths(5000, longest=60), batch=16, steps=64)
+    shapes = [tuple(tensor.shape for tensor in pairs.window(index)) for index in range(pairs.windows)]
     assert len(set(shapes)) < len(shapes) / 5
-    room = sum(shape[0][0] * shape[0][1] for shape in shapes)
-    held = sum(source + target + 2 for source, target in drawn(5000, longest=60))
-    assert held > 0.85 * room
+    capacity = sum(shape[0][0] * shape[0][1] for shape in shapes)
+    used = sum(source + target + 2 for source, target in random_lengths(5000, longest=60))
+    assert used > 0.85 * capacity
 
 
-def test_windows_are_not_in_the_order_of_their_lengths() -> None:
-    pairs = batches(drawn(2000))
+def test_windows_are_not_ordered_by_length() -> None:
+    pairs = batches(random_lengths(2000))
     widths = np.array([pairs.window(index)[1].shape[1] for index in range(pairs.windows)])
     assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.2
 
 
-def test_pairs_of_one_width_meet_others_in_the_next_epoch() -> None:
+def test_pairs_of_equal_length_are_regrouped_every_epoch() -> None:
     pairs = batches([(5, 5)] * 200, batch=4, steps=8)
     windows = []
     for epoch in (1, 2):
         pairs.begin(epoch)
-        windows.append({frozenset(window) for window in epoch_of(pairs)})
+        windows.append({frozenset(window) for window in rows_of_epoch(pairs)})
     assert len(windows[0]) == 50
     assert len(windows[0] & windows[1]) < 3
 
 
-def test_windows_are_contiguous_integer_tensors_at_the_full_rate() -> None:
-    pairs = batches(drawn(100))
-    for each in pairs.window(1):
-        assert each.dtype == torch.int64
-        assert each.is_contiguous()
+def test_windows_are_contiguous_int64_tensors_at_full_rate() -> None:
+    pairs = batches(random_lengths(100))
+    for tensor in pairs.window(1):
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
     assert {pairs.rate_factor(index) for index in range(pairs.windows)} == {1.0}
     assert (pairs.batch, pairs.slice(0, 3).batch) == (4, 2)
 
 
-def test_lines_stay_on_disk(tmp_path: Path) -> None:
+def test_memory_mapped_lines_are_not_copied(tmp_path: Path) -> None:
     made = lines([19] * 100_000, EOS)
     made.ids.tofile(tmp_path / "ids")
     ids = np.memmap(tmp_path / "ids", dtype=np.int32, mode="r")
@@ -212,14 +212,14 @@ def test_lines_stay_on_disk(tmp_path: Path) -> None:
     assert int((pairs.window(3)[1] == EOS).sum()) == 8
 
 
-def test_lengths_beyond_eight_bits() -> None:
+def test_lines_longer_than_eight_bits_are_read() -> None:
     lengths = [(300, 3), (3, 400), (250, 250)]
     pairs = batches(lengths, batch=2, steps=300)
-    assert sorted(row for window in epoch_of(pairs) for row in window) == sorted(expected(lengths))
+    assert sorted(row for window in rows_of_epoch(pairs) for row in window) == sorted(expected_rows(lengths))
 
 
-def test_a_pair_that_fits_no_window_is_refused() -> None:
-    """One word less would take 40, padding included."""
+def test_pair_longer_than_a_window_is_rejected() -> None:
+    """With padding, 39 words take 40 tokens and 40 words take 48."""
     assert batches([(5, 39)], batch=1, steps=40).windows == 1
     with pytest.raises(
         SettingsError, match=r"steps = 40 tokens, but the longest pair takes 48 .* corpus.pairs.longest"
@@ -229,7 +229,7 @@ def test_a_pair_that_fits_no_window_is_refused() -> None:
         batches([(40, 2)], batch=1, steps=40)
 
 
-def test_what_is_no_pair_is_refused() -> None:
+def test_unequal_or_empty_sides_are_rejected() -> None:
     with pytest.raises(DataError, match="2 source lines and 3 target lines do not form pairs"):
         PairBatches(lines([1, 2], SOURCE_EOS), lines([1, 2, 3], EOS), 4, 40, eos=EOS)
     nothing = Lines(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
@@ -238,11 +238,11 @@ def test_what_is_no_pair_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("batch", "steps"), [(0, 5), (5, 0)])
-def test_impossible_sizes(batch: int, steps: int) -> None:
+def test_batch_and_steps_must_be_positive(batch: int, steps: int) -> None:
     with pytest.raises(SettingsError, match=f"batch = {batch}, steps = {steps}: both must be at least 1"):
         batches([(1, 1)], batch, steps)
 
 
-def test_more_processes_than_rows() -> None:
+def test_more_processes_than_rows_is_rejected() -> None:
     with pytest.raises(SettingsError, match="batch = 2 is too small for 3 processes; some would have no row"):
-        batches(drawn(20), batch=2).slice(0, 3)
+        batches(random_lengths(20), batch=2).slice(0, 3)

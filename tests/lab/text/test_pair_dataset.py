@@ -1,4 +1,4 @@
-"""Datasets of pairs: what is encoded, left out and counted, and how the cache is used and mended."""
+"""Datasets of pairs: encoding, dropped pairs, counts, and how the cache is used and repaired."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ Open = Callable[..., PairDataset]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a folder of aligned files and returns it."""
+    """Return a function that writes aligned files to a folder and returns it."""
 
-    def folder(train: Sequence[str] = (EN, DE), held_out: Sequence[str] = HELD_OUT) -> Path:
-        place = tmp_path / "corpus"
-        place.mkdir(exist_ok=True)
+    def write_folder(train: Sequence[str] = (EN, DE), held_out: Sequence[str] = HELD_OUT) -> Path:
+        folder = tmp_path / "corpus"
+        folder.mkdir(exist_ok=True)
         for split, texts in (("train", train), ("valid", held_out), ("test", held_out)):
             for language, text in zip(("en", "de"), texts, strict=True):
-                (place / f"{split}.{language}").write_bytes(text.encode())
-        return place
+                (folder / f"{split}.{language}").write_bytes(text.encode())
+        return folder
 
-    return folder
+    return write_folder
 
 
 @pytest.fixture
 def opened(cache: Path) -> Open:
-    """Opens a folder; `pairs` are more settings of the corpus, keywords those of the vocabulary."""
+    """Return a function that opens a folder. `pairs` are corpus settings, keywords vocabulary settings."""
 
     def open_folder(
         folder: Path,
@@ -57,46 +57,46 @@ def opened(cache: Path) -> Open:
     return open_folder
 
 
-def lines(dataset: PairDataset, split: str = "train") -> list[tuple[str, str]]:
+def decoded_pairs(dataset: PairDataset, split: str = "train") -> list[tuple[str, str]]:
     source, target = dataset.words.vocabularies
-    found = dataset.splits[split]
+    pairs = dataset.splits[split]
     return [
-        (" ".join(source.decode(one.tolist())), " ".join(target.decode(other.tolist())))
-        for one, other in zip(found.source, found.target, strict=True)
+        (" ".join(source.decode(source_ids.tolist())), " ".join(target.decode(target_ids.tolist())))
+        for source_ids, target_ids in zip(pairs.source, pairs.target, strict=True)
     ]
 
 
-def test_a_script_without_spaces_is_told(write: Write, opened: Open) -> None:
+def test_text_without_spaces_and_without_bpe_gives_a_warning(write: Write, opened: Open) -> None:
     folder = write(("the cat sat\nthe dog ran\n", "猫が座った\n犬が走った\n"))
-    told = "train: hardly any line of the target has spaces, so every line is one word; set vocabulary.bpe"
-    for words, expected in (({}, [told]), ({"bpe": {"merges": 5}}, [])):
-        said: list[str] = []
-        opened(folder, say=said.append, **words)
-        opened(folder, say=said.append, **words)
-        assert said == expected * 2
+    warning = "train: hardly any line of the target has spaces, so every line is one word; set vocabulary.bpe"
+    for words, expected in (({}, [warning]), ({"bpe": {"merges": 5}}, [])):
+        messages: list[str] = []
+        opened(folder, say=messages.append, **words)
+        opened(folder, say=messages.append, **words)
+        assert messages == expected * 2
 
 
-def test_a_small_corpus_pair_by_pair(write: Write, opened: Open) -> None:
-    said: list[str] = []
-    dataset = opened(write(), say=said.append)
-    assert lines(dataset) == [
+def test_small_parallel_corpus_is_encoded_as_expected(write: Write, opened: Open) -> None:
+    messages: list[str] = []
+    dataset = opened(write(), say=messages.append)
+    assert decoded_pairs(dataset) == [
         ("the cat sat <eos>", "die Katze saß <eos>"),
         ("the dog <eos>", "der Hund <eos>"),
         ("the cat and the dog sat <eos>", "die Katze und der Hund <eos>"),
     ]
-    assert lines(dataset, "test") == [("the <unk> <eos>", "der <unk> saß <eos>"), ("<eos>", "der Hund <eos>")]
+    assert decoded_pairs(dataset, "test") == [("the <unk> <eos>", "der <unk> saß <eos>"), ("<eos>", "der Hund <eos>")]
     train, test = dataset.splits["train"], dataset.splits["test"]
     assert (train.pairs, train.tokens, train.words, train.lines, train.unknown) == (3, 13, 10, 3, 0)
     assert train.bytes == len("die Katze saß\nder Hund\ndie Katze und der Hund\n".encode())
     assert (test.pairs, test.tokens, test.words, test.unknown, test.unknown_source) == (2, 7, 5, 1, 1)
     assert (train.dropped, test.dropped) == ({"empty side": 2}, {})
-    assert said == ["train: 3 pairs; left out: 2 empty side"]
+    assert messages == ["train: 3 pairs; left out: 2 empty side"]
     assert isinstance(train.source.ids, np.memmap)
     assert (train.source.ids.dtype, train.source.bounds.dtype) == (np.int32, np.int64)
     assert dataset.vocabulary is dataset.words.target
 
 
-def test_texts_are_those_of_the_pairs_as_they_stand_in_the_files(write: Write, opened: Open) -> None:
+def test_text_returns_the_lines_exactly_as_in_the_files(write: Write, opened: Open) -> None:
     held_out = ("  the\u2028  bird \r\n\nlast", "der  Vogel\n x \n\n")
     dataset = opened(write(held_out=held_out))
     test = dataset.splits["test"]
@@ -107,7 +107,7 @@ def test_texts_are_those_of_the_pairs_as_they_stand_in_the_files(write: Write, o
     assert train.numbers.tolist() == [1, 2, 4]
 
 
-def test_a_reference_that_has_changed_is_not_measured_against(write: Write, opened: Open) -> None:
+def test_changed_reference_file_is_rejected(write: Write, opened: Open) -> None:
     folder = write()
     dataset = opened(folder)
     (folder / "test.de").write_text("der Vogel saß\nder Hunt\n", encoding="utf-8")
@@ -115,9 +115,7 @@ def test_a_reference_that_has_changed_is_not_measured_against(write: Write, open
         dataset.splits["test"].text("source")
 
 
-def test_files_that_have_not_changed_are_not_hashed_again(
-    write: Write, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_files_are_not_hashed_again(write: Write, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write()
     for path in folder.iterdir():
         os.utime(path, (1, 1))
@@ -131,7 +129,7 @@ def test_files_that_have_not_changed_are_not_hashed_again(
         test.text("target")
 
 
-def test_joint_words_are_one_object_and_separate_ones_two(write: Write, opened: Open) -> None:
+def test_joint_vocabulary_is_one_object_separate_ones_are_two(write: Write, opened: Open) -> None:
     joint, separate = opened(write()), opened(write(), sides="separate")
     assert joint.words.joint
     assert joint.words.source is joint.words.target
@@ -142,23 +140,25 @@ def test_joint_words_are_one_object_and_separate_ones_two(write: Write, opened: 
     assert set(joint.vocabulary.words) == {*source.words, *target.words}
     assert sum(joint.vocabulary.counts) == sum(source.counts) + sum(target.counts)
     assert joint.fingerprint != separate.fingerprint
-    assert lines(joint) == lines(separate)
+    assert decoded_pairs(joint) == decoded_pairs(separate)
     same = opened(write(train=("a b\n", "a b\n")), sides="separate")
-    assert not same.words.joint  # though the words are equal: each side has its own
+    assert not same.words.joint  # even if both sides have the same words
 
 
-def test_pieces_are_learned_on_both_sides_or_on_each(write: Write, opened: Open) -> None:
+def test_bpe_is_learned_jointly_or_per_side(write: Write, opened: Open) -> None:
     counts = [Counter([*text.split(), *["<eos>"] * 5]) for text in (EN, DE)]
     joint, separate = (opened(write(), bpe={"merges": 6}, sides=sides) for sides in ("joint", "separate"))
     assert joint.vocabulary.bpe == BPE.train(counts[0] + counts[1], 6)
-    assert [words.bpe for words in separate.words.vocabularies] == [BPE.train(each, 6) for each in counts]
+    assert [words.bpe for words in separate.words.vocabularies] == [BPE.train(count, 6) for count in counts]
     assert joint.vocabulary.cut("Katze") != separate.words.vocabularies[0].cut("Katze") == ("Katze",)
-    assert lines(joint) == lines(separate)
+    assert decoded_pairs(joint) == decoded_pairs(separate)
 
 
-def test_merges_of_both_sides_and_pieces_of_each(write: Write, opened: Open) -> None:
+def test_joint_bpe_shares_merges_but_not_sub_words(write: Write, opened: Open) -> None:
     held_out = ("the Hund sat\n", "der dog\n")
-    joint, sides = (opened(write(held_out=held_out), bpe={"merges": 20}, sides=each) for each in ("joint", "joint_bpe"))
+    joint, sides = (
+        opened(write(held_out=held_out), bpe={"merges": 20}, sides=setting) for setting in ("joint", "joint_bpe")
+    )
     source, target = sides.words.vocabularies
     assert source.bpe is not None
     assert target.bpe is not None
@@ -167,17 +167,22 @@ def test_merges_of_both_sides_and_pieces_of_each(write: Write, opened: Open) -> 
     assert source.words != target.words
     assert {*source.words, *target.words} < {*joint.vocabulary.words}
     train, same = sides.splits["train"], joint.splits["train"]
-    for words, own, both in ((source, train.source, same.source), (target, train.target, same.target)):
-        assert [words.words[each] for each in own.ids] == [joint.vocabulary.words[each] for each in both.ids]
-    # H and u are characters of the German text alone, o and g of the English one.
-    assert lines(sides, "test") == [("the <unk> nd sat <eos>", "der d <unk> <eos>")]
+    for vocabulary, side_lines, joint_lines in (
+        (source, train.source, same.source),
+        (target, train.target, same.target),
+    ):
+        assert [vocabulary.words[index] for index in side_lines.ids] == [
+            joint.vocabulary.words[index] for index in joint_lines.ids
+        ]
+    # Only the German text has H and u; only the English text has o and g.
+    assert decoded_pairs(sides, "test") == [("the <unk> nd sat <eos>", "der d <unk> <eos>")]
     assert (sides.splits["test"].unknown_source, sides.splits["test"].unknown) == (1, 1)
     assert len({joint.fingerprint, sides.fingerprint, opened(write(), sides="separate").fingerprint}) == 3
     assert "merges of both sides together, pieces of each side separately" in sides.describe()
 
 
 @pytest.mark.parametrize(
-    ("pairs", "kept", "dropped"),
+    ("pairs", "remaining", "dropped"),
     [
         ({"longest": None}, 3, {"empty side": 2}),
         ({"longest": 6}, 3, {"empty side": 2}),
@@ -187,24 +192,24 @@ def test_merges_of_both_sides_and_pieces_of_each(write: Write, opened: Open) -> 
         ({"part": "1/2"}, 2, {}),
     ],
 )
-def test_filters_count_what_they_leave_out(
-    pairs: dict[str, object], kept: int, dropped: dict[str, int], write: Write, opened: Open
+def test_filters_count_the_pairs_they_drop(
+    pairs: dict[str, object], remaining: int, dropped: dict[str, int], write: Write, opened: Open
 ) -> None:
     dataset = opened(write(), pairs)
-    assert dataset.splits["train"].pairs == kept
+    assert dataset.splits["train"].pairs == remaining
     assert dataset.splits["train"].dropped == dropped
     assert dataset.splits["valid"].pairs == 2, "held-out pairs are never left out"
     assert all(f"{number} {reason}" in dataset.describe() for reason, number in dropped.items())
 
 
-def test_length_is_counted_in_pieces(write: Write, opened: Open) -> None:
+def test_longest_counts_sub_words(write: Write, opened: Open) -> None:
     train = ("abcdefgh a\nb c\n", "x\ny\n")
     assert opened(write(train), {"longest": 4}).splits["train"].pairs == 2
     assert opened(write(train), {"longest": 4}, bpe={"merges": 1}).splits["train"].dropped == {"too long": 1}
 
 
 @pytest.mark.parametrize(
-    ("train", "held_out", "sentence"),
+    ("train", "held_out", "message"),
     [
         (("a\n", "\n"), HELD_OUT, r"every pair is left out \(1 empty side\), so there is no train text"),
         (("a\n", "b\n"), ("\n\n", "c\nd\n"), r"one side has no words, so there is no valid text"),
@@ -212,31 +217,31 @@ def test_length_is_counted_in_pieces(write: Write, opened: Open) -> None:
         (("", ""), HELD_OUT, r"are empty"),
     ],
 )
-def test_texts_that_are_refused_leave_no_entry(
-    train: Sequence[str], held_out: Sequence[str], sentence: str, write: Write, opened: Open, cache: Path
+def test_rejected_text_leaves_no_cache_entry(
+    train: Sequence[str], held_out: Sequence[str], message: str, write: Write, opened: Open, cache: Path
 ) -> None:
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(DataError, match=message):
         opened(write(train, held_out))
     assert list((cache / "datasets").iterdir()) == []
 
 
-def test_an_unknown_word_is_refused_by_name_and_place(write: Write, opened: Open) -> None:
+def test_unknown_word_error_names_word_file_and_line(write: Write, opened: Open) -> None:
     with pytest.raises(DataError, match=r"valid\.en, line 1: 'bird' is not in the vocabulary"):
         opened(write(), unknown="refuse")
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [({"end_of_line": False}, "a translation must end with <eos>"), ({"keep_spellings": True}, "for language models")],
 )
-def test_words_that_a_translator_cannot_have(
-    words: dict[str, object], sentence: str, write: Write, opened: Open
+def test_vocabulary_settings_unusable_for_translation_are_rejected(
+    words: dict[str, object], message: str, write: Write, opened: Open
 ) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(SettingsError, match=message):
         opened(write(), **words)
 
 
-def test_the_cache_is_used_and_told_apart(write: Write, opened: Open, cache: Path) -> None:
+def test_equal_settings_share_a_cache_entry_others_do_not(write: Write, opened: Open, cache: Path) -> None:
     folder = write()
     first = opened(folder)
     [entry] = (cache / "datasets").iterdir()
@@ -256,60 +261,60 @@ def test_the_cache_is_used_and_told_apart(write: Write, opened: Open, cache: Pat
      "source/vocabulary.json"],
 )  # fmt: skip
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
-def test_a_damaged_entry_is_made_again(file: str, damage: str, write: Write, opened: Open, cache: Path) -> None:
+def test_damaged_cache_entry_is_encoded_again(file: str, damage: str, write: Write, opened: Open, cache: Path) -> None:
     folder = write()
     before = opened(folder, sides="separate")
     [entry] = (cache / "datasets").iterdir()
-    sound = (entry / file).read_bytes()
+    intact = (entry / file).read_bytes()
     if damage == "gone":
         (entry / file).unlink()
     elif damage == "other" and file.endswith(".json"):
-        (entry / file).write_bytes(sound.replace(b"1", b"2"))
+        (entry / file).write_bytes(intact.replace(b"1", b"2"))
     elif damage == "other" and file.endswith(".bounds"):
-        (entry / file).write_bytes(sound[8:] + sound[:8])
+        (entry / file).write_bytes(intact[8:] + intact[:8])
     else:
-        (entry / file).write_bytes(sound[:-1] if damage == "short" else sound + b"x")
-    said: list[str] = []
-    after = opened(folder, say=said.append, sides="separate")
-    assert "damaged and is encoded again" in said[0]
-    assert (entry / file).read_bytes() == sound
-    assert lines(after) == lines(before)
+        (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
+    messages: list[str] = []
+    after = opened(folder, say=messages.append, sides="separate")
+    assert "damaged and is encoded again" in messages[0]
+    assert (entry / file).read_bytes() == intact
+    assert decoded_pairs(after) == decoded_pairs(before)
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
 
 
-def test_describe_says_what_the_pairs_are(write: Write, opened: Open) -> None:
+def test_describe_states_languages_filters_and_vocabulary(write: Write, opened: Open) -> None:
     dataset = opened(write(), {"ratio": 2.5, "part": "1/1"}, min_count=2, sides="separate")
     text = dataset.describe()
     sizes = " + ".join(str(len(words)) for words in dataset.words.vocabularies)
     assert text.startswith(f"corpus/: a folder of parallel text; {sizes} types; hash {dataset.fingerprint[:12]}\n")
-    for sentence in (
+    for phrase in (
         "en is translated into de",
         "pairs with an empty side or more than 100 tokens on a side or one side more than 2.5 times as long as the",
         "vocabulary: the words of the training text, seen at least 2 times, each side separately",
         "cut to part 1/1 of its pairs",
     ):
-        assert sentence in text
+        assert phrase in text
     assert dataset.summary == f"corpus/ (hash {dataset.fingerprint[:12]}): 3 / 2 / 2 pairs, {sizes} types"
 
 
-def test_a_script_without_spaces(write: Write, opened: Open) -> None:
+def test_bpe_splits_text_without_spaces(write: Write, opened: Open) -> None:
     train = ("the cat\nthe dog\nthe cat sat\n", "猫がいる\n犬がいる\n猫が座った\n")
     held_out = ("the dog sat\nthe cat\n", "犬が座った\n鳥がいる 猫\n")
     dataset = opened(write(train, held_out), bpe={"merges": 8})
-    assert lines(dataset, "test") == [
+    assert decoded_pairs(dataset, "test") == [
         ("the dog sat <eos>", "犬が座った <eos>"),
         ("the cat <eos>", "<unk> がいる 猫 <eos>"),
     ]
     assert dataset.splits["test"].unknown == 1
     assert dataset.splits["test"].text("target") == ["犬が座った", "鳥がいる 猫"]
-    assert len(dataset.splits["test"].target[0]) > 2, "a line is cut into several pieces"
+    assert len(dataset.splits["test"].target[0]) > 2, "a line is split into several sub-words"
 
 
-def test_lines_in_memory() -> None:
-    made = Lines.of([[1, 2, 0], [0], [3, 0]])
-    assert len(made) == 3
-    assert [line.tolist() for line in made] == [[1, 2, 0], [0], [3, 0]]
-    assert made[-1].tolist() == [3, 0]
-    assert made.lengths.tolist() == [3, 1, 2]
-    assert (made.ids.dtype, made.bounds.dtype) == (np.int32, np.int64)
+def test_lines_can_be_made_from_lists() -> None:
+    lines = Lines.of([[1, 2, 0], [0], [3, 0]])
+    assert len(lines) == 3
+    assert [line.tolist() for line in lines] == [[1, 2, 0], [0], [3, 0]]
+    assert lines[-1].tolist() == [3, 0]
+    assert lines.lengths.tolist() == [3, 1, 2]
+    assert (lines.ids.dtype, lines.bounds.dtype) == (np.int32, np.int64)
     assert len(Lines.of([])) == 0

@@ -1,4 +1,4 @@
-"""Parallel text: which files are found, and which are refused in which words."""
+"""Parallel text: which files are found, and which are rejected with which message."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Find = Callable[[], PairFiles]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "corpus"
-    place.mkdir()
+    folder = tmp_path / "corpus"
+    folder.mkdir()
     for split in ("train", "valid", "test"):
-        (place / f"{split}.en").write_bytes(EN)
-        (place / f"{split}.de").write_bytes(DE)
-    return place
+        (folder / f"{split}.en").write_bytes(EN)
+        (folder / f"{split}.de").write_bytes(DE)
+    return folder
 
 
 @pytest.fixture
@@ -35,25 +35,25 @@ def find(folder: Path, cache: Path) -> Find:
     return lambda: find_pairs(settings, data=None, cache=cache)
 
 
-def words(corpus: PairFiles, split: str = "train") -> list[tuple[str, str]]:
+def joined_pairs(corpus: PairFiles, split: str = "train") -> list[tuple[str, str]]:
     return [(" ".join(pair.source), " ".join(pair.target)) for pair in corpus.pairs(split)]
 
 
-def replace(folder: Path, name: str, new: str, data: bytes) -> None:
+def replace_file(folder: Path, name: str, new: str, data: bytes) -> None:
     (folder / name).unlink()
     (folder / new).write_bytes(data)
 
 
-def test_two_files_are_read_side_by_side_in_their_place(folder: Path, find: Find) -> None:
-    found = find()
-    assert words(found) == [("a cat", "eine Katze"), ("a dog", "ein Hund")]
-    assert [(pair.number, pair.size) for pair in found.pairs("valid")] == [(1, 11), (2, 9)]
-    assert found.files["train"] == Aligned(folder / "train.en", folder / "train.de")
-    assert (found.name, found.origin) == ("corpus/", "a folder of parallel text")
+def test_two_files_are_read_in_parallel(folder: Path, find: Find) -> None:
+    corpus = find()
+    assert joined_pairs(corpus) == [("a cat", "eine Katze"), ("a dog", "ein Hund")]
+    assert [(pair.number, pair.size) for pair in corpus.pairs("valid")] == [(1, 11), (2, 9)]
+    assert corpus.files["train"] == Aligned(folder / "train.en", folder / "train.de")
+    assert (corpus.name, corpus.origin) == ("corpus/", "a folder of parallel text")
 
 
-def test_other_names_packed_files_and_columns_are_the_same_text(folder: Path, find: Find) -> None:
-    plain, expected = find().hashes, words(find())
+def test_gzip_tsv_and_other_names_give_the_same_text(folder: Path, find: Find) -> None:
+    plain, expected = find().hashes, joined_pairs(find())
     for name, new, data in (
         ("train.en", "mine.train.en.txt", EN),
         ("train.de", "train.de.gz", gzip.compress(DE, mtime=0)),
@@ -61,35 +61,35 @@ def test_other_names_packed_files_and_columns_are_the_same_text(folder: Path, fi
         ("valid.de", "DEV.de.txt.GZ", gzip.compress(DE, mtime=0)),
         ("test.en", "test.tsv", b"a cat\teine Katze\r\na dog\tein Hund"),
     ):
-        replace(folder, name, new, data)
+        replace_file(folder, name, new, data)
     (folder / "test.de").unlink()
-    found = find()
-    assert found.hashes == plain
-    assert [words(found, split) for split in found.files] == [expected] * 3
+    corpus = find()
+    assert corpus.hashes == plain
+    assert [joined_pairs(corpus, split) for split in corpus.files] == [expected] * 3
 
 
-def test_files_of_different_length_are_refused_with_both_counts(folder: Path, find: Find) -> None:
+def test_unequal_line_counts_are_rejected(folder: Path, find: Find) -> None:
     (folder / "valid.de").write_bytes(DE + b"\n")
-    sentence = r"valid\.en has 2 lines and \S*valid\.de has 3: they are not aligned"
-    with pytest.raises(DataError, match=sentence):
+    message = r"valid\.en has 2 lines and \S*valid\.de has 3: they are not aligned"
+    with pytest.raises(DataError, match=message):
         find().pairs("valid")
-    replace(folder, "valid.en", "valid.en.gz", gzip.compress(EN, mtime=0))
-    with pytest.raises(DataError, match=sentence.replace(r"\.en", r"\.en\.gz")):
+    replace_file(folder, "valid.en", "valid.en.gz", gzip.compress(EN, mtime=0))
+    with pytest.raises(DataError, match=message.replace(r"\.en", r"\.en\.gz")):
         find()
 
 
 @pytest.mark.parametrize("data", [DE.removesuffix(b"\n"), DE.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + DE])
-def test_line_ends_and_marks_change_no_pair(data: bytes, folder: Path, find: Find) -> None:
+def test_line_ending_style_and_bom_change_no_pair(data: bytes, folder: Path, find: Find) -> None:
     (folder / "train.de").write_bytes(data)
-    assert words(find()) == [("a cat", "eine Katze"), ("a dog", "ein Hund")]
+    assert joined_pairs(find()) == [("a cat", "eine Katze"), ("a dog", "ein Hund")]
 
 
 def test_only_a_newline_ends_a_line(folder: Path, find: Find) -> None:
     (folder / "train.de").write_bytes("eine\u2028 Katze\x0b\x0c\nein\x85 \rHund\n".encode())
-    assert words(find()) == [("a cat", "eine\u2028 Katze"), ("a dog", "ein\x85 Hund")]
+    assert joined_pairs(find()) == [("a cat", "eine\u2028 Katze"), ("a dog", "ein\x85 Hund")]
 
 
-def test_an_empty_text_is_refused(folder: Path, find: Find) -> None:
+def test_empty_text_is_rejected(folder: Path, find: Find) -> None:
     for language in ("en", "de"):
         (folder / f"test.{language}").write_bytes(b"")
     with pytest.raises(DataError, match=r"test\.en and \S*test\.de are empty: there is no test text"):
@@ -97,7 +97,7 @@ def test_an_empty_text_is_refused(folder: Path, find: Find) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "data", "sentence"),
+    ("new", "data", "message"),
     [
         ("train.de", b"eine \xff\nein\n", r"train\.de, line 1: byte 5 \(0xff\) is not valid UTF-8"),
         ("train.de", b"eine\nei\0n\n", r"train\.de, line 2: NUL byte"),
@@ -110,23 +110,23 @@ def test_an_empty_text_is_refused(folder: Path, find: Find) -> None:
         ),
     ],
 )
-def test_what_is_no_text_is_refused(new: str, data: bytes, sentence: str, folder: Path, find: Find) -> None:
-    replace(folder, "train.de", new, data)
-    with pytest.raises(DataError, match=sentence):
-        words(find())
+def test_undecodable_file_is_rejected(new: str, data: bytes, message: str, folder: Path, find: Find) -> None:
+    replace_file(folder, "train.de", new, data)
+    with pytest.raises(DataError, match=message):
+        joined_pairs(find())
 
 
 @pytest.mark.parametrize(
     ("line", "columns"), [(b"", "1 column"), (b"no tab", "1 column"), (b"two\ttabs\there", "3 columns")]
 )
-def test_a_line_of_a_tsv_has_two_columns(line: bytes, columns: str, folder: Path, find: Find) -> None:
+def test_tsv_line_must_have_two_columns(line: bytes, columns: str, folder: Path, find: Find) -> None:
     (folder / "train.de").unlink()
-    replace(folder, "train.en", "train.tsv", b"a\tb\n" + line + b"\n")
+    replace_file(folder, "train.en", "train.tsv", b"a\tb\n" + line + b"\n")
     with pytest.raises(DataError, match=rf"train\.tsv, line 2: expected source, tab and target, found {columns}$"):
         find()
 
 
-def test_missing_and_ambiguous_files_are_told(folder: Path, find: Find) -> None:
+def test_missing_and_ambiguous_files_are_named(folder: Path, find: Find) -> None:
     (folder / "train.tsv").write_bytes(b"a\tb\n")
     with pytest.raises(DataError, match=r"train\.en, train\.tsv could each be a side of the train text"):
         find()
@@ -136,18 +136,18 @@ def test_missing_and_ambiguous_files_are_told(folder: Path, find: Find) -> None:
         find()
 
 
-def test_a_part_of_the_training_pairs(folder: Path, cache: Path) -> None:
+def test_part_cuts_only_the_training_pairs(folder: Path, cache: Path) -> None:
     pairs = PairsSettings(source="en", target="de")
-    found = find_pairs(CorpusSettings(name=str(folder), part="2/2", pairs=pairs), data=None, cache=cache)
-    assert words(found) == [("a dog", "ein Hund")]
-    assert len(words(found, "test")) == 2
+    corpus = find_pairs(CorpusSettings(name=str(folder), part="2/2", pairs=pairs), data=None, cache=cache)
+    assert joined_pairs(corpus) == [("a dog", "ein Hund")]
+    assert len(joined_pairs(corpus, "test")) == 2
     few = find_pairs(CorpusSettings(name=str(folder), part="1/3", pairs=pairs), data=None, cache=cache)
     with pytest.raises(DataError, match=r"part 1/3 of 2 lines is empty"):
         few.pairs("train")
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"name": "multi30k"}, "multi30k is parallel text; set corpus.pairs.source and corpus.pairs.target"),
         ({"name": "ptb", "pairs": {}}, "ptb is not parallel text; use multi30k, "),
@@ -159,14 +159,14 @@ def test_a_part_of_the_training_pairs(folder: Path, cache: Path) -> None:
         ({"name": "x", "pairs": {"longest": 0}}, "greater than or equal to 1"),
     ],
 )
-def test_settings_without_a_meaning(settings: dict[str, object], sentence: str) -> None:
+def test_invalid_pair_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     pairs = settings.get("pairs")
     given = settings if pairs is None else settings | {"pairs": {"source": "en", "target": "de"} | dict(pairs)}  # type: ignore[call-overload]
-    with pytest.raises(ValidationError, match=sentence):
+    with pytest.raises(ValidationError, match=message):
         CorpusSettings.model_validate(given)
 
 
-def test_one_text_is_not_two(folder: Path, cache: Path) -> None:
+def test_monolingual_and_parallel_settings_are_not_interchangeable(folder: Path, cache: Path) -> None:
     pairs = CorpusSettings(name=str(folder), pairs=PairsSettings(source="en", target="de"))
     with pytest.raises(SettingsError, match=r"is parallel text; leave corpus\.pairs out to read one text"):
         find_corpus(pairs, data=None, cache=cache)
@@ -181,11 +181,11 @@ def test_one_text_is_not_two(folder: Path, cache: Path) -> None:
     ("source", "target", "reason"),
     [(0, 3, "empty side"), (0, 0, "empty side"), (9, 10, None), (11, 9, "too long"), (2, 6, None), (7, 2, "ratio")],
 )
-def test_pairs_are_left_out_for_one_reason(source: int, target: int, reason: str | None) -> None:
+def test_dropped_pair_has_one_reason(source: int, target: int, reason: str | None) -> None:
     settings = PairsSettings(source="en", target="de", longest=10, ratio=3.0)
     assert settings.leaves_out(source, target) == settings.leaves_out(target, source) == reason
     assert PairsSettings(source="en", target="de", longest=None).leaves_out(1, 10**6) is None
 
 
-def test_corpora_of_pairs_have_two_languages() -> None:
+def test_parallel_corpora_have_two_languages() -> None:
     assert {len(corpus.languages) for corpus in known_corpora().values()} == {0, 2}

@@ -1,4 +1,4 @@
-"""Corpora that have to be made: where their files are looked for, what is checked, and how damage is told."""
+"""Prepared corpora: where their files are searched, what is checked, and errors about damaged files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from reefknot.storage import progress
 SOURCE = "the cat sat"
 
 
-def lines(found: list[Path]) -> Iterator[tuple[str, str]]:
-    text = found[0].read_text(encoding="utf-8")
+def split_lines(files: list[Path]) -> Iterator[tuple[str, str]]:
+    text = files[0].read_text(encoding="utf-8")
     yield from ((split, f"{text} {split}") for split in SPLITS)
 
 
@@ -34,7 +34,7 @@ MADE = PreparedCorpus(
     expected="source",
     folders=("here", "there"),
     files=lambda folder: all_of(folder, "source"),
-    lines=lines,
+    lines=split_lines,
 )
 
 
@@ -45,24 +45,24 @@ def data(tmp_path: Path, register: Callable[[Corpus], None], monkeypatch: pytest
     return tmp_path / "data"
 
 
-def write(place: Path, text: str = SOURCE) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "source"
+def write_source(folder: Path, text: str = SOURCE) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "source"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("place", ["here", "there", "."])
-def test_files_are_found_and_made_into_texts(data: Path, cache: Path, place: str) -> None:
-    write(data / place)
+@pytest.mark.parametrize("below", ["here", "there", "."])
+def test_files_are_found_and_converted_to_texts(data: Path, cache: Path, below: str) -> None:
+    write_source(data / below)
     dataset = open_dataset(CorpusSettings(name="made"), VocabularySettings(), data=data, cache=cache)
     assert (dataset.name, dataset.origin) == ("made", "A made corpus")
     assert dataset.vocabulary.decode(dataset.splits["train"].ids.tolist()) == ["the", "cat", "sat", "train", "<eos>"]
     assert dataset.splits["valid"].unknown == 1
 
 
-def test_they_are_made_once_and_again_after_a_change_or_damage(data: Path, cache: Path) -> None:
-    source = write(data / "here")
+def test_corpus_is_rebuilt_only_after_a_change_or_damage(data: Path, cache: Path) -> None:
+    source = write_source(data / "here")
     made = find_corpus(CorpusSettings(name="made"), data=data, cache=cache).files["train"]
     stamp = made.stat().st_mtime_ns
     assert find_corpus(CorpusSettings(name="made"), data=data, cache=cache).files["train"] == made
@@ -75,48 +75,48 @@ def test_they_are_made_once_and_again_after_a_change_or_damage(data: Path, cache
     assert again.files["train"].read_text(encoding="utf-8") == "a dog ran on train\n"
 
 
-def test_equal_files_in_another_place_are_the_same_text(data: Path, tmp_path: Path, cache: Path) -> None:
-    write(data / "here")
-    write(tmp_path / "moved")
+def test_fingerprint_does_not_depend_on_the_folder(data: Path, tmp_path: Path, cache: Path) -> None:
+    write_source(data / "here")
+    write_source(tmp_path / "moved")
     settings = CorpusSettings(name="made"), VocabularySettings()
-    one, other = (open_dataset(*settings, data=place, cache=cache) for place in (data, tmp_path / "moved"))
-    assert one.fingerprint == other.fingerprint
+    original, moved = (open_dataset(*settings, data=folder, cache=cache) for folder in (data, tmp_path / "moved"))
+    assert original.fingerprint == moved.fingerprint
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_what_to_put_where(data: Path, cache: Path, named: bool) -> None:
+def test_missing_corpus_error_says_which_file_to_put_where(data: Path, cache: Path, named: bool) -> None:
     where = rf" in {data}: expected {data}" if named else ": expected DIR"
     message = rf"^made not found{where}/here/source\. Write it yourself\. Pass --data DIR or set REEFKNOT_DATA\.$"
     with pytest.raises(CorpusNotFound, match=message):
         find_corpus(CorpusSettings(name="made"), data=data if named else None, cache=cache)
 
 
-def test_a_file_that_is_not_the_published_one(data: Path, cache: Path, register: Callable[[Corpus], None]) -> None:
-    write(data, "something else")
-    expected, found = (hashlib.sha256(text.encode()).hexdigest() for text in (SOURCE, "something else"))
+def test_file_with_another_hash_is_rejected(data: Path, cache: Path, register: Callable[[Corpus], None]) -> None:
+    write_source(data, "something else")
+    expected, actual = (hashlib.sha256(text.encode()).hexdigest() for text in (SOURCE, "something else"))
     register(replace(MADE, sha256={"source": expected}))
     message = (
-        rf"source is not the published made file: expected SHA-256 {expected}, found {found}\. Download it again\.$"
+        rf"source is not the published made file: expected SHA-256 {expected}, found {actual}\. Download it again\.$"
     )
     with pytest.raises(DataError, match=message):
         find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
-    write(data)
+    write_source(data)
     assert find_corpus(CorpusSettings(name="made"), data=data, cache=cache).name == "made"
 
 
-def test_a_file_that_cannot_be_read_leaves_nothing_behind(data: Path, cache: Path) -> None:
-    write(data).write_bytes(b"\xff")
+def test_unreadable_file_leaves_no_cache_entry(data: Path, cache: Path) -> None:
+    write_source(data).write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"data/source: cannot be read: .*; download it again"):
         find_corpus(CorpusSettings(name="made"), data=data, cache=cache)
     assert list((cache / "corpora").iterdir()) == []
 
 
-def test_progress_is_said(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS", -1.0)
-    write(data)
-    said: list[str] = []
-    find_corpus(CorpusSettings(name="made"), data=data, cache=cache, say=said.append)
-    assert said == [f"made: {number} lines prepared" for number in (1, 2, 3)]
+    write_source(data)
+    messages: list[str] = []
+    find_corpus(CorpusSettings(name="made"), data=data, cache=cache, say=messages.append)
+    assert messages == [f"made: {number} lines prepared" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_progress_is_said(data: Path, cache: Path, monkeypatch: pytest.MonkeyPat
         (" \t\n", ""),
     ],
 )
-def test_tokens(text: str, tokens: str) -> None:
+def test_tokenise_lowers_case_and_splits_punctuation(text: str, tokens: str) -> None:
     assert tokenise(text) == tokens
 
 
-def is_here(name: str) -> bool:
+def is_available(name: str) -> bool:
     folder, corpus = os.environ.get("REEFKNOT_DATA"), known_corpus(name)
     assert isinstance(corpus, DownloadedCorpus)
     return bool(folder) and any(corpus.files_in(Path(str(folder), below)) for below in (*corpus.folders, name, "."))
@@ -146,16 +146,16 @@ def is_here(name: str) -> bool:
         ("enwiki-sample", {"train": "9d1dfa6b7f31dca0", "valid": "ca580d0dbf56dad3", "test": "93b66f57a8eb1431"}),
     ],
 )
-def test_texts_of_the_real_files(name: str, hashes: dict[str, str], tmp_path: Path) -> None:
-    if not is_here(name):
+def test_real_corpora_have_the_recorded_hashes(name: str, hashes: dict[str, str], tmp_path: Path) -> None:
+    if not is_available(name):
         pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
-    found = find_corpus(CorpusSettings(name=name), data=None, cache=tmp_path)
-    assert {split: sha256[:16] for split, sha256 in found.hashes.items()} == hashes
+    corpus = find_corpus(CorpusSettings(name=name), data=None, cache=tmp_path)
+    assert {split: sha256[:16] for split, sha256 in corpus.hashes.items()} == hashes
 
 
 @pytest.mark.corpus
-def test_the_real_text8(tmp_path: Path) -> None:
-    if not is_here("text8"):
+def test_real_text8_has_the_published_size(tmp_path: Path) -> None:
+    if not is_available("text8"):
         pytest.skip("REEFKNOT_DATA names no folder that holds text8")
     dataset = open_dataset(CorpusSettings(name="text8"), VocabularySettings(min_count=11), cache=tmp_path)
     assert 40_000 < len(dataset.vocabulary) < 50_000
@@ -163,8 +163,8 @@ def test_the_real_text8(tmp_path: Path) -> None:
 
 
 @pytest.mark.corpus
-def test_the_real_billion_word(tmp_path: Path) -> None:
-    if not is_here("billion-word"):
+def test_real_billion_word_has_the_published_counts(tmp_path: Path) -> None:
+    if not is_available("billion-word"):
         pytest.skip("REEFKNOT_DATA names no folder that holds billion-word")
     dataset = open_dataset(CorpusSettings(name="billion-word"), VocabularySettings(min_count=3), cache=tmp_path)
     assert (dataset.splits["valid"].tokens, dataset.splits["test"].tokens) == (161_828, 159_658)

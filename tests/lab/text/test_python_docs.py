@@ -1,4 +1,4 @@
-"""The built-in corpus: prose out of sources that are never run, split by module, made once."""
+"""The built-in corpus: prose from Python sources that are never run, split by module, extracted once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tool:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A standard library of twenty modules."""
+    """Return the folder of a standard library of twenty modules."""
     folder = tmp_path / "library"
     (folder / "package" / "test").mkdir(parents=True)
     for number in range(20):
@@ -59,18 +59,18 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def build(cache: Path) -> Path:
-    """The folder of the texts."""
+    """Prepare the corpus and return the folder of its texts."""
     files = python_docs.PYTHON_DOCS.open(None, cache, silent)
     assert list(files) == list(SPLITS)
     return files["train"].parent
 
 
-def texts(folder: Path) -> dict[str, list[str]]:
+def read_texts(folder: Path) -> dict[str, list[str]]:
     return {split: (folder / f"{split}.txt").read_text().splitlines() for split in SPLITS}
 
 
-def test_prose_is_kept_and_code_is_not(library: Path, cache: Path) -> None:
-    lines = [line for text in texts(build(cache)).values() for line in text]
+def test_prose_is_extracted_and_code_is_left_out(library: Path, cache: Path) -> None:
+    lines = [line for text in read_texts(build(cache)).values() for line in text]
     assert [line for line in lines if re.search(r"\b7\b", line)] == [
         "tools for the number 7 and what it is used for .",
         "the first item of the list is number 7 .",
@@ -83,35 +83,37 @@ def test_prose_is_kept_and_code_is_not(library: Path, cache: Path) -> None:
     assert len(lines) == len(set(lines)) == 3 * 20 + 2
 
 
-def test_modules_are_not_torn_apart(library: Path, cache: Path) -> None:
-    found = texts(build(cache))
-    numbers = {split: {n for line in text for n in re.findall(r"\d+", line)} for split, text in found.items()}
+def test_every_module_is_in_one_split(library: Path, cache: Path) -> None:
+    texts = read_texts(build(cache))
+    numbers = {split: {n for line in text for n in re.findall(r"\d+", line)} for split, text in texts.items()}
     assert all(numbers.values())
     assert sum(map(len, numbers.values())) == len(set.union(*numbers.values())) == 20
 
 
-def test_it_is_made_once_and_again_after_a_change_or_damage(library: Path, cache: Path) -> None:
+def test_corpus_is_rebuilt_only_after_a_change_or_damage(library: Path, cache: Path) -> None:
     folder = build(cache)
-    made = (folder / "train.txt").stat().st_mtime_ns
+    written = (folder / "train.txt").stat().st_mtime_ns
     assert build(cache) == folder
-    assert (folder / "train.txt").stat().st_mtime_ns == made
+    assert (folder / "train.txt").stat().st_mtime_ns == written
 
-    sound = (folder / "train.txt").read_bytes()
-    (folder / "train.txt").write_bytes(sound[:100])
+    intact = (folder / "train.txt").read_bytes()
+    (folder / "train.txt").write_bytes(intact[:100])
     assert build(cache) == folder
-    assert (folder / "train.txt").read_bytes() == sound
+    assert (folder / "train.txt").read_bytes() == intact
 
     (library / "new.py").write_text('"""A new module is a reason to make the text again."""')
     assert build(cache) != folder
 
 
-def test_a_python_without_sources(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_library_sources_is_rejected(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda _: str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="no sources of its standard library; use another corpus"):
         build(cache)
 
 
-def test_the_corpus_of_this_python(cache: Path) -> None:
+def test_installed_python_gives_a_usable_corpus(cache: Path) -> None:
     dataset = open_dataset(CorpusSettings(), VocabularySettings(min_count=3), cache=cache)
     tokens = {name: split.tokens for name, split in dataset.splits.items()}
     assert tokens["train"] > 200_000

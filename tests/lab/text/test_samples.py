@@ -1,4 +1,4 @@
-"""Samples of either kind: every token a target once per epoch, after its true predecessor, whoever has its row."""
+"""Blocks and Sentences: every token is a target once per epoch, after its true predecessor, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from reefknot.lab.text.sentence_batches import Sentences
 
 EOS = 0
 KINDS = (Blocks, Sentences)
-both = pytest.mark.parametrize("kind", KINDS)
+both_kinds = pytest.mark.parametrize("kind", KINDS)
 kinds = st.sampled_from(KINDS)
 sizes = st.integers(1, 9)
 
 
 @st.composite
 def texts(draw: st.DrawFn) -> np.ndarray:
-    """Ids that tell where they stand, but for <eos>: lines of any length, the last one with or without its end."""
+    """Draw lines of any length, the last one with or without <eos>. Other ids are their positions."""
     ends = draw(st.lists(st.booleans(), min_size=1, max_size=80))
     return np.where(ends, EOS, np.arange(1, len(ends) + 1)).astype(np.int32)
 
 
-def text(tokens: int, line: int = 7) -> np.ndarray:
+def make_text(tokens: int, line: int = 7) -> np.ndarray:
     ids = np.arange(1, tokens + 1, dtype=np.int32)
     ids[line - 1 :: line] = EOS
     return ids
 
 
 def rows(samples: Samples) -> list[tuple[list[int], list[int]]]:
-    """Inputs and targets of every row of the epoch, without what it was filled up with."""
-    found = []
+    """Return inputs and targets of every row of the epoch, without padding."""
+    rows_of_epoch = []
     for index in range(samples.windows):
         for x_T, y_T in zip(*samples.window(index), strict=True):
             length = int((y_T != IGNORE).sum())
             assert (y_T[length:] == IGNORE).all()  # padding is at the right
-            found.append((x_T[:length].tolist(), y_T[:length].tolist()))
-    return found
+            rows_of_epoch.append((x_T[:length].tolist(), y_T[:length].tolist()))
+    return rows_of_epoch
 
 
-def pairs(samples: Samples) -> list[tuple[int, int]]:
-    """What is read and what follows, for each target of the epoch."""
+def input_target_pairs(samples: Samples) -> list[tuple[int, int]]:
+    """Return the input and the target at every position of the epoch."""
     return [pair for x, y in rows(samples) for pair in zip(x, y, strict=True)]
 
 
@@ -60,37 +60,37 @@ def test_every_token_is_a_target_once_after_its_true_predecessor(
     samples = kind(ids, batch, steps, ids + 100, eos=EOS)
     samples.begin(epoch)
     expected = list(zip([EOS, *(ids[:-1] + 100).tolist()], ids.tolist(), strict=True))
-    assert sorted(pairs(samples)) == sorted(expected)
+    assert sorted(input_target_pairs(samples)) == sorted(expected)
     assert samples.tokens == len(ids)
 
 
 @given(kinds, texts(), sizes, sizes)
-def test_a_row_is_a_contiguous_piece_of_at_most_so_many_steps(
+def test_row_is_contiguous_and_no_longer_than_steps(
     kind: type[Samples], ids: np.ndarray, batch: int, steps: int
 ) -> None:
-    places = np.arange(1, len(ids) + 1, dtype=np.int32)
-    for x, _ in rows(kind(ids, batch, steps, places, eos=EOS)):
+    positions = np.arange(1, len(ids) + 1, dtype=np.int32)
+    for x, _ in rows(kind(ids, batch, steps, positions, eos=EOS)):
         assert len(x) <= steps
         assert x == list(range(x[0], x[0] + len(x)))
 
 
 @given(kinds, texts(), sizes, sizes, st.integers(1, 5))
-def test_the_shares_of_all_processes_are_the_whole(
+def test_slices_of_all_ranks_make_up_the_whole_batch(
     kind: type[Samples], ids: np.ndarray, batch: int, steps: int, world: int
 ) -> None:
     world = min(world, batch)
     whole = kind(ids, batch, steps, ids + 100, eos=EOS)
-    shares = [whole.slice(rank, world) for rank in range(world)]
-    assert {(part.windows, part.tokens) for part in shares} == {(whole.windows, whole.tokens)}
+    slices = [whole.slice(rank, world) for rank in range(world)]
+    assert {(part.windows, part.tokens) for part in slices} == {(whole.windows, whole.tokens)}
     for epoch in (1, 2):
-        for each in (whole, *shares):
-            each.begin(epoch)
+        for samples in (whole, *slices):
+            samples.begin(epoch)
         for index in range(whole.windows):
-            windows = [part.window(index) for part in shares]
-            assert len({each.shape for window in windows for each in window}) == 1
+            windows = [part.window(index) for part in slices]
+            assert len({tensor.shape for window in windows for tensor in window}) == 1
             x_BT, y_BT = whole.window(index)
-            # Rows go round among the processes; those that are left over hold no target.
-            x, y = (torch.stack(each, dim=1).flatten(0, 1) for each in zip(*windows, strict=True))
+            # Rows are dealt to the ranks in turn; filler rows hold no target.
+            x, y = (torch.stack(tensors, dim=1).flatten(0, 1) for tensors in zip(*windows, strict=True))
             assert torch.equal(x[: len(x_BT)], x_BT)
             assert torch.equal(y[: len(y_BT)], y_BT)
             assert (y[len(y_BT) :] == IGNORE).all()
@@ -98,18 +98,20 @@ def test_the_shares_of_all_processes_are_the_whole(
 
 
 @given(kinds, texts(), sizes, sizes, st.integers(1, 3))
-def test_counts_are_of_all_processes(kind: type[Samples], ids: np.ndarray, batch: int, steps: int, world: int) -> None:
+def test_count_is_the_sum_over_all_ranks(
+    kind: type[Samples], ids: np.ndarray, batch: int, steps: int, world: int
+) -> None:
     world = min(world, batch)
-    shares = [kind(ids, batch, steps, eos=EOS).slice(rank, world) for rank in range(world)]
-    for index in range(shares[0].windows):
-        counted = sum(int((part.window(index)[1] != IGNORE).sum()) for part in shares)
-        assert {part.count(index) for part in shares} == {counted}
-    assert sum(shares[0].count(index) for index in range(shares[0].windows)) == shares[0].tokens
+    slices = [kind(ids, batch, steps, eos=EOS).slice(rank, world) for rank in range(world)]
+    for index in range(slices[0].windows):
+        counted = sum(int((part.window(index)[1] != IGNORE).sum()) for part in slices)
+        assert {part.count(index) for part in slices} == {counted}
+    assert sum(slices[0].count(index) for index in range(slices[0].windows)) == slices[0].tokens
 
 
-@both
-def test_order_follows_from_the_seed_and_the_epoch_alone(kind: type[Samples]) -> None:
-    ids = text(500)
+@both_kinds
+def test_order_depends_only_on_seed_and_epoch(kind: type[Samples]) -> None:
+    ids = make_text(500)
     first, other = kind(ids, 4, 7, eos=EOS, seed=3), kind(ids, 4, 7, eos=EOS, seed=4)
     once, others = rows(first), rows(other)
     first.begin(2)
@@ -124,16 +126,16 @@ def test_order_follows_from_the_seed_and_the_epoch_alone(kind: type[Samples]) ->
     assert rows(again) == twice
 
 
-@both
-def test_any_window_can_be_read_alone(kind: type[Samples]) -> None:
-    """A resumed run asks for the middle of an epoch, and gets what the killed one would have had."""
-    ids = text(400)
+@both_kinds
+def test_any_window_can_be_read_on_its_own(kind: type[Samples]) -> None:
+    """A resumed run starts in the middle of an epoch and must get the same windows."""
+    ids = make_text(400)
     through, resumed = kind(ids, 3, 7, eos=EOS), kind(ids, 3, 7, eos=EOS).slice(0, 1)
     through.begin(5)
     windows = [through.window(index) for index in range(through.windows)]
     resumed.begin(5)
     for index in (4, 2, through.windows - 1):
-        assert all(torch.equal(*each) for each in zip(resumed.window(index), windows[index], strict=True))
+        assert all(torch.equal(*tensors) for tensors in zip(resumed.window(index), windows[index], strict=True))
     for outside in (-1, through.windows):
         with pytest.raises(IndexError):
             resumed.window(outside)
@@ -141,39 +143,39 @@ def test_any_window_can_be_read_alone(kind: type[Samples]) -> None:
             resumed.count(outside)
 
 
-@both
-def test_a_share_has_the_epoch_it_was_cut_in(kind: type[Samples]) -> None:
-    samples = kind(text(196), 4, 7, eos=EOS)
+@both_kinds
+def test_slice_starts_in_the_current_epoch(kind: type[Samples]) -> None:
+    samples = kind(make_text(196), 4, 7, eos=EOS)
     samples.begin(3)
-    share = samples.slice(1, 2)
-    assert torch.equal(share.window(2)[1], samples.window(2)[1][1::2])
-    share.begin(4)
-    assert samples.epoch == 3  # the others go on as they are
+    part = samples.slice(1, 2)
+    assert torch.equal(part.window(2)[1], samples.window(2)[1][1::2])
+    part.begin(4)
+    assert samples.epoch == 3  # a slice does not change the original
 
 
-@both
-def test_windows_are_contiguous_integer_tensors_at_the_full_rate(kind: type[Samples]) -> None:
-    samples = kind(text(100), 4, 7, eos=EOS)
-    for each in samples.window(1):
-        assert each.dtype == torch.int64
-        assert each.is_contiguous()
+@both_kinds
+def test_windows_are_contiguous_int64_tensors_at_full_rate(kind: type[Samples]) -> None:
+    samples = kind(make_text(100), 4, 7, eos=EOS)
+    for tensor in samples.window(1):
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
     assert [samples.rate_factor(index) for index in range(samples.windows)] == [1.0] * samples.windows
     assert (samples.batch, samples.slice(0, 2).batch, samples.slice(0, 3).batch) == (4, 2, 2)
 
 
-@both
+@both_kinds
 @pytest.mark.parametrize("world", [1, 2])
-def test_what_fills_a_row_up_can_be_looked_up(kind: type[Samples], world: int) -> None:
-    ids = text(100, line=9)
+def test_padding_inputs_are_valid_ids(kind: type[Samples], world: int) -> None:
+    ids = make_text(100, line=9)
     samples = kind(ids, 4, 8, ids + 100, eos=EOS).slice(world - 1, world)
     known = {EOS, *(ids + 100).tolist()}
     assert all(set(samples.window(index)[0].flatten().tolist()) <= known for index in range(samples.windows))
 
 
-@both
-def test_the_text_stays_on_disk(kind: type[Samples], tmp_path: Path) -> None:
+@both_kinds
+def test_memory_mapped_text_is_not_copied(kind: type[Samples], tmp_path: Path) -> None:
     path = tmp_path / "text.ids"
-    text(2_000_000, line=50).tofile(path)
+    make_text(2_000_000, line=50).tofile(path)
     ids = np.memmap(path, dtype=np.int32, mode="r")
     tracemalloc.start()
     try:
@@ -187,20 +189,20 @@ def test_the_text_stays_on_disk(kind: type[Samples], tmp_path: Path) -> None:
     assert np.shares_memory(samples._inputs, ids)
 
 
-@both
+@both_kinds
 @pytest.mark.parametrize(("batch", "steps"), [(0, 5), (5, 0)])
-def test_impossible_sizes(kind: type[Samples], batch: int, steps: int) -> None:
+def test_batch_and_steps_must_be_positive(kind: type[Samples], batch: int, steps: int) -> None:
     with pytest.raises(SettingsError, match=f"batch = {batch}, steps = {steps}: both must be at least 1"):
-        kind(text(100), batch, steps, eos=EOS)
+        kind(make_text(100), batch, steps, eos=EOS)
 
 
-@both
-def test_more_processes_than_rows(kind: type[Samples]) -> None:
+@both_kinds
+def test_more_processes_than_rows_is_rejected(kind: type[Samples]) -> None:
     with pytest.raises(SettingsError, match="batch = 2 is too small for 3 processes; some would have no row"):
-        kind(text(100), 2, 5, eos=EOS).slice(0, 3)
+        kind(make_text(100), 2, 5, eos=EOS).slice(0, 3)
 
 
-@both
-def test_a_text_without_targets(kind: type[Samples]) -> None:
+@both_kinds
+def test_text_without_targets_is_rejected(kind: type[Samples]) -> None:
     with pytest.raises(DataError, match="the text has 0 tokens, and none of them is a target; use a longer text"):
-        kind(text(0), 2, 5, eos=EOS)
+        kind(make_text(0), 2, 5, eos=EOS)

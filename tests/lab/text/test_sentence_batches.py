@@ -1,4 +1,4 @@
-"""Sentences: lines of like length together, within a budget of tokens."""
+"""Sentences groups lines of similar length into windows within a token budget."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from reefknot.lab.text.sentence_batches import Sentences, line_ends
 EOS = 0
 
 
-def text(lengths: list[int]) -> np.ndarray:
-    """Lines of so many tokens, <eos> included; other ids tell where they stand."""
+def make_text(lengths: list[int]) -> np.ndarray:
+    """Return lines of these lengths, including <eos>. Other ids are their positions."""
     ids = np.arange(1, sum(lengths) + 1, dtype=np.int32)
     ids[np.cumsum(lengths) - 1] = EOS
     return ids
 
 
 def targets(sentences: Sentences, index: int) -> list[list[int]]:
-    return [[each for each in row if each != IGNORE] for row in sentences.window(index)[1].tolist()]
+    return [[token for token in row if token != IGNORE] for row in sentences.window(index)[1].tolist()]
 
 
 def all_targets(sentences: Sentences) -> list[list[int]]:
@@ -34,28 +34,26 @@ lines = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 
 
 @given(lines, st.integers(1, 6), st.integers(1, 12), st.integers(1, 3))
-def test_a_window_keeps_within_its_budget_and_has_room_for_no_more(
-    lengths: list[int], batch: int, steps: int, epoch: int
-) -> None:
-    sentences = Sentences(text(lengths), batch, steps, eos=EOS)
+def test_windows_fill_their_token_budget(lengths: list[int], batch: int, steps: int, epoch: int) -> None:
+    sentences = Sentences(make_text(lengths), batch, steps, eos=EOS)
     sentences.begin(epoch)
     short = 0
     for index in range(sentences.windows):
         rows, longest = sentences.window(index)[1].shape
         assert rows * longest <= batch * steps
         short += (rows + 1) * longest <= batch * steps
-    assert short <= 1  # the one with what is left over
+    assert short <= 1  # only the last window may be smaller
 
 
 @given(lines, st.integers(12, 30))
-def test_lines_are_rows(lengths: list[int], steps: int) -> None:
-    ids = text(lengths)
+def test_every_line_is_one_row(lengths: list[int], steps: int) -> None:
+    ids = make_text(lengths)
     expected = [line.tolist() for line in np.split(ids, np.cumsum(lengths)[:-1])]
     assert sorted(all_targets(Sentences(ids, 2, steps, eos=EOS))) == sorted(expected)
 
 
-def test_a_line_is_read_after_the_end_of_the_one_before() -> None:
-    x_BT, y_BT = Sentences(text([3, 3, 3]), batch=3, steps=3, eos=EOS).window(0)
+def test_first_input_of_a_line_is_eos() -> None:
+    x_BT, y_BT = Sentences(make_text([3, 3, 3]), batch=3, steps=3, eos=EOS).window(0)
     assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
         ([0, 1, 2], [1, 2, 0]),
         ([0, 4, 5], [4, 5, 0]),
@@ -63,8 +61,8 @@ def test_a_line_is_read_after_the_end_of_the_one_before() -> None:
     ]
 
 
-def test_a_long_line_is_cut_into_pieces_that_follow_the_true_token() -> None:
-    sentences = Sentences(text([2, 8, 1]), batch=9, steps=3, eos=EOS)
+def test_long_line_is_cut_and_continues_after_its_true_token() -> None:
+    sentences = Sentences(make_text([2, 8, 1]), batch=9, steps=3, eos=EOS)
     (x_BT, y_BT), i = sentences.window(0), IGNORE
     assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
         ([0, 0, 0], [0, i, i]),
@@ -76,28 +74,28 @@ def test_a_long_line_is_cut_into_pieces_that_follow_the_true_token() -> None:
     assert sentences.count(0) == 11
 
 
-def test_a_text_may_end_within_a_line() -> None:
-    ids = text([2, 4])[:-1]
+def test_text_may_end_without_eos() -> None:
+    ids = make_text([2, 4])[:-1]
     assert sorted(all_targets(Sentences(ids, 2, 5, eos=EOS))) == [[1, 0], [3, 4, 5]]
     assert all_targets(Sentences(ids[2:], 2, 5, eos=EOS)) == [[3, 4, 5]]
 
 
-def test_lines_of_like_length_are_together() -> None:
+def test_lines_of_similar_length_are_batched_together() -> None:
     lengths = np.random.default_rng(0).integers(1, 41, 2000).tolist()
-    sentences = Sentences(text(lengths), batch=4, steps=40, eos=EOS)
+    sentences = Sentences(make_text(lengths), batch=4, steps=40, eos=EOS)
     padding = sum(sentences.window(index)[1].eq(IGNORE).sum().item() for index in range(sentences.windows))
     assert padding < 0.03 * sentences.tokens
 
 
-def test_windows_are_not_in_the_order_of_their_lengths() -> None:
+def test_windows_are_not_ordered_by_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 41, 2000).tolist()
-    sentences = Sentences(text(lengths), batch=4, steps=40, eos=EOS)
+    sentences = Sentences(make_text(lengths), batch=4, steps=40, eos=EOS)
     longest = np.array([sentences.window(index)[1].shape[1] for index in range(sentences.windows)])
     assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.2
 
 
-def test_lines_of_one_length_meet_others_in_the_next_epoch() -> None:
-    sentences = Sentences(text([5] * 200), batch=4, steps=5, eos=EOS)
+def test_lines_of_equal_length_are_regrouped_every_epoch() -> None:
+    sentences = Sentences(make_text([5] * 200), batch=4, steps=5, eos=EOS)
     windows = []
     for epoch in (1, 2):
         sentences.begin(epoch)
@@ -106,19 +104,19 @@ def test_lines_of_one_length_meet_others_in_the_next_epoch() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_line_ends_are_found_part_by_part(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_ends_do_not_depend_on_the_chunk_size(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_batches, "CHUNK", chunk)
     lengths = [3, 1, 9, 1, 1, 20]
-    assert line_ends(text(lengths), EOS).tolist() == np.cumsum(lengths).tolist()
+    assert line_ends(make_text(lengths), EOS).tolist() == np.cumsum(lengths).tolist()
     assert line_ends(np.ones(30, dtype=np.int32), EOS).tolist() == []
 
 
-def test_sentences_need_an_end() -> None:
+def test_vocabulary_without_eos_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r'batching = "sentences": .* <eos>.* use vocabulary.end_of_line = true'):
-        Sentences(text([3, 3]), batch=2, steps=5)
+        Sentences(make_text([3, 3]), batch=2, steps=5)
 
 
-def test_steps_beyond_sixteen_bits() -> None:
+def test_lines_longer_than_sixteen_bits_are_read() -> None:
     lengths = [70_000, 3, 66_000, 3]
-    sentences = Sentences(text(lengths), batch=1, steps=100_000, eos=EOS)
+    sentences = Sentences(make_text(lengths), batch=1, steps=100_000, eos=EOS)
     assert sorted(map(len, all_targets(sentences))) == sorted(lengths)

@@ -1,4 +1,4 @@
-"""text8: where the held-out characters begin, and lines of as many words."""
+"""text8 is split by characters and cut into lines of a fixed number of words."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 TEXT = b" one two three four five six seven eight"
 
 
-def texts(folder: Path, cache: Path) -> dict[str, str]:
-    found = find_corpus(CorpusSettings(name="text8"), data=folder, cache=cache)
-    return {split: path.read_text(encoding="ascii") for split, path in found.files.items()}
+def read_texts(folder: Path, cache: Path) -> dict[str, str]:
+    files = find_corpus(CorpusSettings(name="text8"), data=folder, cache=cache)
+    return {split: path.read_text(encoding="ascii") for split, path in files.files.items()}
 
 
 @pytest.fixture
@@ -28,29 +28,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("block", [1, 4, 7, 1000])
-def test_cut_by_characters_and_in_lines_of_words(
+def test_text_is_split_by_characters_and_lines_by_words(
     folder: Path, cache: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text8, "_BLOCK", block)
-    found = texts(folder, cache)
-    assert found["train"] == "one two three\nfour five s\n"  # characters decide, also inside a word
-    assert found["valid"] == found["test"] == "ix seven eight\n"
+    texts = read_texts(folder, cache)
+    assert texts["train"] == "one two three\nfour five s\n"  # a split may end inside a word
+    assert texts["valid"] == texts["test"] == "ix seven eight\n"
 
 
-def test_a_file_in_a_folder_of_its_name(folder: Path, cache: Path) -> None:
+def test_file_is_found_in_a_folder_of_its_name(folder: Path, cache: Path) -> None:
     (folder / "text8").rename(folder / "file")
     (folder / "text8").mkdir()
     (folder / "file").rename(folder / "text8" / "text8")
-    assert texts(folder, cache)["test"] == "ix seven eight\n"
+    assert read_texts(folder, cache)["test"] == "ix seven eight\n"
 
 
-def test_another_length_is_refused(folder: Path, cache: Path) -> None:
+def test_file_of_another_size_is_rejected(folder: Path, cache: Path) -> None:
     (folder / "text8").write_bytes(TEXT + b"!")
     with pytest.raises(DataError, match=r"text8: 41 bytes, but text8 has 40; download it again"):
-        texts(folder, cache)
+        read_texts(folder, cache)
 
 
-def test_other_characters_are_refused(folder: Path, cache: Path) -> None:
+def test_non_ascii_bytes_are_rejected(folder: Path, cache: Path) -> None:
     (folder / "text8").write_bytes(TEXT[:-1] + b"\xff")
     with pytest.raises(DataError, match=r"text8: cannot be read: 'ascii' codec"):
-        texts(folder, cache)
+        read_texts(folder, cache)

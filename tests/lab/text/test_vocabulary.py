@@ -1,4 +1,4 @@
-"""The vocabulary: its order, its limits, its policies and its file."""
+"""The vocabulary: order, size limits, unknown words and file format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def vocabulary(counts: dict[str, int] = COUNTS, **settings: object) -> Vocabular
     return Vocabulary.from_counts(counts, VocabularySettings.model_validate(settings))
 
 
-def test_words_are_in_order_of_frequency_then_of_characters() -> None:
+def test_words_are_ordered_by_frequency_then_alphabetically() -> None:
     made = vocabulary()
     assert made.words == ("the", "<eos>", "bird", "cat", "ant", "fish", "<unk>")
     assert made.counts == (5, 4, 2, 2, 1, 1, 0)
@@ -37,21 +37,19 @@ def test_words_are_in_order_of_frequency_then_of_characters() -> None:
         ({"min_count": 2, "max_size": 3}, ("<unk>", "the", "<eos>"), 6),
     ],
 )
-def test_unknown_takes_the_place_of_what_it_replaces(
-    settings: dict[str, int], words: tuple[str, ...], unknown: int
-) -> None:
+def test_unk_counts_the_words_it_replaces(settings: dict[str, int], words: tuple[str, ...], unknown: int) -> None:
     made = vocabulary(**settings)
     assert made.words == words
     assert made.counts[made.id_of("never seen")] == unknown
     assert sum(made.counts) == sum(COUNTS.values())
 
 
-def test_literal_unknowns_count_too() -> None:
+def test_literal_unk_in_the_text_is_counted() -> None:
     made = vocabulary({**COUNTS, "<unk>": 3}, min_count=2)
     assert dict(zip(made.words, made.counts, strict=True))["<unk>"] == 5
 
 
-def test_refusing_needs_no_unknown_unless_the_text_has_it() -> None:
+def test_unknown_refuse_has_unk_only_if_the_text_has_it() -> None:
     assert vocabulary(unknown="refuse").unk is None
     with_unknown = vocabulary({**COUNTS, "<unk>": 3}, unknown="refuse")
     assert with_unknown.words[2] == "<unk>"
@@ -59,12 +57,12 @@ def test_refusing_needs_no_unknown_unless_the_text_has_it() -> None:
         with_unknown.encode(["the", "wolf"], "refuse")
 
 
-def test_end_of_line_is_there_when_asked_for_even_if_never_seen() -> None:
+def test_end_of_line_adds_eos_even_if_never_seen() -> None:
     assert vocabulary({"a": 1}).words == ("a", "<eos>", "<unk>")
     assert vocabulary({"a": 1}, end_of_line=False).eos is None
 
 
-def test_encode_and_decode() -> None:
+def test_encode_and_decode_map_between_words_and_ids() -> None:
     made = vocabulary()
     assert made.encode(["the", "wolf", "cat"]) == [0, 6, 3]
     assert made.decode([0, 6, 3]) == ["the", "<unk>", "cat"]
@@ -76,7 +74,7 @@ def test_encode_and_decode() -> None:
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0, 2**62)))
-def test_any_word_survives_the_file(tmp_path_factory: pytest.TempPathFactory, counts: dict[str, int]) -> None:
+def test_save_and_load_preserve_any_word(tmp_path_factory: pytest.TempPathFactory, counts: dict[str, int]) -> None:
     path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.json"
     made = Vocabulary.from_counts(counts, VocabularySettings())
     made.save(path)
@@ -84,7 +82,7 @@ def test_any_word_survives_the_file(tmp_path_factory: pytest.TempPathFactory, co
     assert Vocabulary.load(path).fingerprint == made.fingerprint
 
 
-def test_fingerprint_tells_words_and_counts_apart() -> None:
+def test_fingerprint_depends_on_words_and_counts() -> None:
     different = [vocabulary(), vocabulary({**COUNTS, "cat": 3}), vocabulary({**COUNTS, "wolf": 1})]
     assert len({made.fingerprint for made in different}) == 3
     assert vocabulary().fingerprint == vocabulary(dict(reversed(COUNTS.items()))).fingerprint
@@ -122,14 +120,14 @@ def test_fingerprint_tells_words_and_counts_apart() -> None:
         ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["b", "b"]}, "a spelled word occurs twice"),
     ],
 )
-def test_a_file_that_is_no_vocabulary_is_refused(stored: object, problem: str, tmp_path: Path) -> None:
+def test_invalid_vocabulary_file_is_rejected(stored: object, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.json"
     path.write_bytes(stored if isinstance(stored, bytes) else json.dumps(stored).encode())
     with pytest.raises(DataError, match=rf"vocabulary\.json .*{problem}"):
         Vocabulary.load(path)
 
 
-def test_another_programs_order_survives_the_file(tmp_path: Path) -> None:
+def test_save_and_load_preserve_a_foreign_word_order(tmp_path: Path) -> None:
     made = Vocabulary(("<pad>", "b", "a"), (0, 1, 1), ordered=False)
     made.save(tmp_path / "vocabulary.json")
     assert Vocabulary.load(tmp_path / "vocabulary.json") == made
@@ -137,13 +135,13 @@ def test_another_programs_order_survives_the_file(tmp_path: Path) -> None:
     assert made.fingerprint != Vocabulary(made.words, made.counts).fingerprint
 
 
-def test_an_absent_file(tmp_path: Path) -> None:
+def test_missing_vocabulary_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"vocabulary\.json is missing"):
         Vocabulary.load(tmp_path / "vocabulary.json")
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "settings",
     [
         {"min_count": 0},
         {"max_size": 2},
@@ -158,9 +156,9 @@ def test_an_absent_file(tmp_path: Path) -> None:
         {"sides": "joint_bpe"},
     ],
 )
-def test_settings_are_checked(bad: dict[str, object]) -> None:
+def test_invalid_vocabulary_settings_are_rejected(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        VocabularySettings.model_validate(bad)
+        VocabularySettings.model_validate(settings)
 
 
 @given(
@@ -168,7 +166,7 @@ def test_settings_are_checked(bad: dict[str, object]) -> None:
     st.integers(1, 4),
     st.none() | st.integers(3, 8),
 )
-def test_no_token_is_lost(tokens: list[str], min_count: int, max_size: int | None) -> None:
+def test_every_token_is_counted_once(tokens: list[str], min_count: int, max_size: int | None) -> None:
     settings = VocabularySettings(min_count=min_count, max_size=max_size)
     made = Vocabulary.from_counts(Counter(tokens), settings)
     assert sum(made.counts) == len(tokens)
@@ -177,7 +175,7 @@ def test_no_token_is_lost(tokens: list[str], min_count: int, max_size: int | Non
     assert {word: count for word, count in zip(made.words, made.counts, strict=True) if count} == encoded
 
 
-def test_settings_that_came_later_leave_older_texts_their_names() -> None:
+def test_default_settings_keep_the_identity_of_older_texts() -> None:
     first = {"min_count": 1, "max_size": None, "unknown": "replace", "end_of_line": True}
     assert VocabularySettings().identity == first
     assert VocabularySettings(dictionary="fairseq").identity == {**first, "dictionary": "fairseq"}
@@ -186,15 +184,15 @@ def test_settings_that_came_later_leave_older_texts_their_names() -> None:
     assert VocabularySettings(sides="separate").identity == {**first, "sides": "separate"}
 
 
-def test_pieces_are_counted_and_in_order_of_frequency() -> None:
+def test_sub_words_are_counted_and_ordered_by_frequency() -> None:
     made = vocabulary({"abab": 3, "ab": 4, "ba": 1, "<eos>": 6}, bpe={"merges": 2})
-    # a b</w> stand together 7 times, then a b 3 times: ab ab</w>, ab</w>, b a</w>.
+    # "a b</w>" occurs 7 times, then "a b" 3 times. The words become ab ab</w>, ab</w> and b a</w>.
     seen = {"<eos>": 6, "ab</w>": 7, "ab": 3, "b": 1, "a</w>": 1, "a": 0, "b</w>": 0, "<unk>": 0}
     assert dict(zip(made.words, made.counts, strict=True)) == seen
     assert list(made.counts) == sorted(made.counts, reverse=True)
 
 
-def test_words_are_cut_and_joined() -> None:
+def test_bpe_vocabulary_encodes_and_decodes_words() -> None:
     made = vocabulary({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, bpe={"merges": 3})
     words = ["lowest", "<eos>", "l\u00f6w", "newt", "<unk>"]
     ids = made.encode(words)
@@ -210,32 +208,32 @@ def test_words_are_cut_and_joined() -> None:
     assert [made.ends_word(made.words[index]) for index in ids].count(True) == len(words)
 
 
-def test_a_word_that_cannot_be_spelled_is_refused_by_name() -> None:
+def test_word_with_unknown_character_is_rejected_by_name() -> None:
     made = vocabulary({"low": 5}, bpe={"merges": 1}, unknown="refuse")
     assert made.unk is None
     with pytest.raises(DataError, match="'l\u00f6w' is not in the vocabulary"):
         made.encode(["low", "l\u00f6w"])
 
 
-def test_a_word_is_known_but_for_its_new_characters() -> None:
+def test_known_parts_replaces_unseen_characters_by_unk() -> None:
     counts = {"low": 5, "<eos>": 1}
     words = ["löw", "<eos>", "low", "ÄÖ"]
     made = vocabulary(counts, bpe={"merges": 5})
     assert made.known_parts(words) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
     assert made.decode(made.encode(made.known_parts(words))) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
-    assert vocabulary(counts).known_parts(words) == words  # of words there are no parts
+    assert vocabulary(counts).known_parts(words) == words  # without BPE words have no parts
     assert vocabulary(counts, bpe={"merges": 5}, unknown="refuse").known_parts(words) == words
 
 
-def test_the_tokenizer_lies_beside_the_vocabulary(tmp_path: Path) -> None:
+def test_tokenizer_file_is_saved_and_checked_with_the_vocabulary(tmp_path: Path) -> None:
     made = vocabulary(bpe={"merges": 5})
     made.save(tmp_path / "vocabulary.json")
     loaded = Vocabulary.load(tmp_path / "vocabulary.json")
     assert loaded == made
     assert loaded.encode(["cat", "fishcat"]) == made.encode(["cat", "fishcat"])
     tokenizer = tmp_path / "tokenizer.json"
-    sound = tokenizer.read_bytes()
-    tokenizer.write_bytes(sound[:-1])
+    intact = tokenizer.read_bytes()
+    tokenizer.write_bytes(intact[:-1])
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged, or was not written together with vocab"):
         Vocabulary.load(tmp_path / "vocabulary.json")
     tokenizer.unlink()
@@ -243,26 +241,26 @@ def test_the_tokenizer_lies_beside_the_vocabulary(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path / "vocabulary.json")
 
 
-def test_fingerprints_tell_merges_apart() -> None:
-    made = [vocabulary(), *(vocabulary(bpe={"merges": merges}) for merges in (5, 6))]
-    assert len({each.fingerprint for each in made}) == 3
+def test_fingerprint_depends_on_merges() -> None:
+    vocabularies = [vocabulary(), *(vocabulary(bpe={"merges": merges}) for merges in (5, 6))]
+    assert len({made.fingerprint for made in vocabularies}) == 3
 
 
 @pytest.mark.parametrize(("types", "size"), [(267_735, 267_744), (10_000, 10_008), (6, 8), (7, 16)])
-def test_the_size_of_fairseqs_dictionary(types: int, size: int) -> None:
+def test_fairseq_dictionary_size_is_a_multiple_of_eight(types: int, size: int) -> None:
     assert fairseq_size(types) == size
 
 
-def test_fairseqs_dictionary_ends_in_types_that_no_text_has() -> None:
-    own, made = vocabulary(), vocabulary(dictionary="fairseq")
-    assert len(made) == fairseq_size(len(own)) == 16
-    assert made.words[:6] == own.words[:6]
+def test_fairseq_dictionary_is_padded_with_unused_types() -> None:
+    plain, made = vocabulary(), vocabulary(dictionary="fairseq")
+    assert len(made) == fairseq_size(len(plain)) == 16
+    assert made.words[:6] == plain.words[:6]
     fillers = [f"<filler{number}>" for number in range(7)]
     assert made.words[6:] == (*fillers, "<pad>", "<s>", "<unk>")
     assert made.counts[6:] == (0,) * 10
 
 
-def test_fairseqs_symbols_in_a_text_are_its_own() -> None:
+def test_fairseq_symbols_in_the_text_keep_their_counts() -> None:
     made = vocabulary({**COUNTS, "<s>": 3, "<filler0>": 1}, dictionary="fairseq")
     assert len(made) == 16
     assert made.counts[made.id_of("<s>")] == 3
@@ -270,7 +268,7 @@ def test_fairseqs_symbols_in_a_text_are_its_own() -> None:
     assert "<filler1>" in made
 
 
-def test_spelled_words_have_ids_after_the_classes(tmp_path: Path) -> None:
+def test_spelled_words_have_input_ids_after_the_classes(tmp_path: Path) -> None:
     made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf", "ant"))
     assert len(made) == 2
     assert made.encode(["wolf", "the", "ant", "bee"]) == [1, 0, 1, 1]
@@ -281,25 +279,25 @@ def test_spelled_words_have_ids_after_the_classes(tmp_path: Path) -> None:
     assert made.fingerprint != Vocabulary(("the", "<unk>"), (5, 2)).fingerprint
 
 
-def test_words_that_come_later_are_spelled_once_and_after_the_others() -> None:
+def test_spelling_appends_each_new_word_once() -> None:
     made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf",))
     more = made.spelling(["ant", "the", "wolf", "ant", "bee"])
     assert more.spelled == ("wolf", "ant", "bee")
     assert more.encode_inputs(["wolf", "bee", "cow"]) == [2, 4, 1]
     assert more.encode(["bee"]) == [1]
     assert (more.id_of("the"), more.id_of("bee"), more.id_of("cow")) == (0, 4, 1)
-    assert [each.reads("bee") for each in (made, more)] == [False, True]
+    assert [vocabulary.reads("bee") for vocabulary in (made, more)] == [False, True]
     assert more.reads("the")
     assert more.fingerprint != made.fingerprint
 
 
-def test_pieces_are_read_as_far_as_they_are_known() -> None:
+def test_reads_is_false_for_unknown_characters() -> None:
     made = vocabulary({"low": 5}, bpe={"merges": 5})
     assert made.reads("low")
     assert not made.reads("l\u00f6w")
 
 
-def test_sides_are_joint_by_identity_or_by_number() -> None:
+def test_sides_are_joint_if_vocabularies_or_sizes_are_equal() -> None:
     counts = {"a": 2, "<eos>": 1}, {"a": 1, "b": 1, "<eos>": 1}
     joint = Sides.from_counts(*counts, VocabularySettings())
     assert joint.joint
@@ -319,26 +317,26 @@ def test_sides_are_joint_by_identity_or_by_number() -> None:
         _ = Sides(5, 5).vocabularies
 
 
-def test_merges_are_joint_and_words_of_each_side(tmp_path: Path) -> None:
-    """Press & Wolf (2017): a side has the pieces that are seen on it, and its characters."""
+def test_joint_bpe_shares_merges_but_not_sub_words(tmp_path: Path) -> None:
+    """Press & Wolf (2017): a side has the sub-words that occur on it, and its characters."""
     counts = {"low": 5, "lower": 2, "<eos>": 3}, {"low": 1, "slow": 4, "ower": 1, "wer": 9, "<eos>": 3}
     settings = VocabularySettings.model_validate({"bpe": {"merges": 6}, "sides": "joint_bpe"})
     sides = Sides.from_counts(*counts, settings)
     assert not sides.joint
     together = vocabulary(dict(Counter(counts[0]) + Counter(counts[1])), bpe={"merges": 6})
     assert together.bpe is not None
-    for made, own in zip(sides.vocabularies, counts, strict=True):
+    for made, side_counts in zip(sides.vocabularies, counts, strict=True):
         assert made.bpe is not None
         assert made.bpe.file == together.bpe.file
-        assert [made.cut(word) for word in own] == [together.cut(word) for word in own]
-        seen = {token for word in own for token in together.cut(word)}
-        characters = {character for word in own if word != "<eos>" for character in word}
-        assert set(made.words) == seen | characters | {f"{each}</w>" for each in characters} | {"<unk>", "<eos>"}
+        assert [made.cut(word) for word in side_counts] == [together.cut(word) for word in side_counts]
+        seen = {token for word in side_counts for token in together.cut(word)}
+        characters = {character for word in side_counts if word != "<eos>" for character in word}
+        assert set(made.words) == seen | characters | {f"{c}</w>" for c in characters} | {"<unk>", "<eos>"}
         assert {word for word, count in zip(made.words, made.counts, strict=True) if count} == seen
         made.save(tmp_path / "vocabulary.json")
         assert Vocabulary.load(tmp_path / "vocabulary.json") == made
     source, target = sides.vocabularies
-    # s is a character of the target alone; low</w> is a piece of both, wer</w> of the target alone, lo of neither.
+    # Only the target has the character s and the sub-word wer</w>; both have low</w>; neither has lo.
     assert target.cut("slow") != ("slow",)
     assert source.cut("slow") == ("slow",)
     assert source.decode(source.encode(source.known_parts(["slow"]))) == ["<unk>", "low"]

@@ -1,4 +1,4 @@
-"""Records of runs that a figure can be drawn from, written by hand."""
+"""Hand-written records of runs from which figures can be drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Write = Callable[..., Result]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a finished run of a recipe's row and read it back."""
+    """Return a function that writes a finished run of a recipe's row and reads it back."""
 
     def write(
         recipe: str,
@@ -27,7 +27,7 @@ def write(tmp_path: Path) -> Write:
         settings: dict[str, Any] | None = None,
         curve: Sequence[float] = (),
         corpus: str = "ptb",
-        **found: Any,
+        **fields: Any,
     ) -> Result:
         folder = tmp_path / "runs" / recipe / row / f"seed{seed}"
         (folder / "checkpoints").mkdir(parents=True)
@@ -53,7 +53,7 @@ def write(tmp_path: Path) -> Write:
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "environment.json").write_text(json.dumps({"torch": "2.13.0"}))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (folder / "result.json").write_text(json.dumps(record | found))
+        (folder / "result.json").write_text(json.dumps(record | fields))
         return load(folder)
 
     return write

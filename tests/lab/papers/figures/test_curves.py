@@ -1,4 +1,4 @@
-"""Figure 2 of Inan et al.: curves over seeds, a panel per size."""
+"""Figure 2 of Inan et al.: curves over seeds, one panel per network size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def settings(units: int, *, tied: bool = False, augmented: bool = False) -> dict
     }
 
 
-def test_a_curve_is_the_mean_over_seeds_after_each_epoch(write: Write) -> None:
+def test_curve_is_the_mean_over_seeds_after_each_epoch(write: Write) -> None:
     runs = [write(RECIPE, "VD large", seed, settings=settings(1500), curve=[700, 100 + seed, 90]) for seed in (0, 2)]
     (curve,) = Progress().measure(runs)["curves"]
     assert (curve["method"], curve["size"], curve["seeds"], curve["epochs"]) == ("VD", 1500, [0, 2], [1, 2])
@@ -33,14 +33,14 @@ def test_a_curve_is_the_mean_over_seeds_after_each_epoch(write: Write) -> None:
     assert curve["perplexity"][1]["low"] == curve["perplexity"][1]["high"] == 90
 
 
-def test_methods_are_told_by_their_settings(write: Write) -> None:
+def test_methods_are_recognised_by_their_settings(write: Write) -> None:
     kinds = {"VD": (False, False), "VD+AL": (False, True), "VD+RE": (True, False), "VD+REAL": (True, True)}
-    for wanted, (tied, augmented) in kinds.items():
-        run = write(RECIPE, wanted, settings=settings(200, tied=tied, augmented=augmented), curve=[9, 8])
-        assert Progress().measure([run])["curves"][0]["method"] == wanted
+    for method, (tied, augmented) in kinds.items():
+        run = write(RECIPE, method, settings=settings(200, tied=tied, augmented=augmented), curve=[9, 8])
+        assert Progress().measure([run])["curves"][0]["method"] == method
 
 
-def test_the_picture_has_a_panel_for_each_size(write: Write) -> None:
+def test_picture_has_one_panel_per_size(write: Write) -> None:
     runs = [write(RECIPE, f"{n}", settings=settings(n), curve=[400, *range(120, 90, -1)]) for n in (1500, 200)]
     measured = Progress().measure(runs)
     drawing = Progress().draw(measured)
@@ -53,7 +53,7 @@ def test_the_picture_has_a_panel_for_each_size(write: Write) -> None:
 
 
 def runs_of(write: Write, units: int, lowest: dict[str, float], corpus: str = "ptb") -> list[Result]:
-    """Three seeds of each method, a little apart, whose second epoch is the best."""
+    """Write three seeds of each method with slightly different scores, whose second epoch is the best."""
     kinds = {"VD": {}, "VD+AL": {"augmented": True}, "VD+RE": {"tied": True}}
     return [
         write(
@@ -69,12 +69,12 @@ def runs_of(write: Write, units: int, lowest: dict[str, float], corpus: str = "p
     ]
 
 
-def test_what_the_paper_finds_is_seen_or_not(write: Write) -> None:
+def test_verdicts_on_the_papers_claims(write: Write) -> None:
     runs = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
     runs += runs_of(write, 1500, {"VD": 77, "VD+AL": 74, "VD+RE": 77})
-    told = Progress().lines(Progress().measure(runs))[7:]
-    assert told[0] == "The paper has no figures of first sessions: those of its small networks are of second ones."
-    assert [line.partition(", ptb): ")[2].partition(",")[0] for line in told[1:]] == [
+    lines = Progress().lines(Progress().measure(runs))[7:]
+    assert lines[0] == "The paper has no figures of first sessions: those of its small networks are of second ones."
+    assert [line.partition(", ptb): ")[2].partition(",")[0] for line in lines[1:]] == [
         "AL lowers the perplexity: seen",
         "RE lowers the perplexity: seen",
         "AL lowers it more than RE: seen",
@@ -82,18 +82,18 @@ def test_what_the_paper_finds_is_seen_or_not(write: Write) -> None:
         "RE lowers the perplexity: not decided",
         "RE lowers it more than AL: the contrary is seen",
     ]
-    assert told[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227] ")
-    assert all(line.endswith("] of validation perplexity.") for line in told[1:])
+    assert lines[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227] ")
+    assert all(line.endswith("] of validation perplexity.") for line in lines[1:])
 
 
-def test_what_no_run_tells_is_not_decided(write: Write) -> None:
+def test_claim_without_runs_is_not_decided(write: Write) -> None:
     runs = runs_of(write, 200, {"VD+AL": 91, "VD+RE": 92})
-    runs += runs_of(write, 200, {"VD": 93}, "wikitext-2")  # another text
+    runs += runs_of(write, 200, {"VD": 93}, "wikitext-2")  # another corpus
     runs += [write(RECIPE, f"VD {n}", settings=settings(1500), curve=[900, 80]) for n in (1, 2)]
     measured = Progress().measure(runs)
-    told = Progress().lines(measured)[7:]
-    assert told[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: seen, 1.000 [")
-    assert told[1:] == [
+    lines = Progress().lines(measured)[7:]
+    assert lines[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: seen, 1.000 [")
+    assert lines[1:] == [
         "Small network (200 units, ptb): the rest is not decided: one row each of VD (here 0) is needed.",
         "Large network (1500 units, ptb): not decided: one row each of VD (here 2), VD+AL (here 0), VD+RE (here 0) "
         "is needed.",
@@ -101,10 +101,10 @@ def test_what_no_run_tells_is_not_decided(write: Write) -> None:
     ]
 
 
-def test_rows_of_another_size_or_text_are_named(write: Write) -> None:
-    """They stand in the table, so that `here 0` alone would seem wrong."""
+def test_rows_of_another_size_or_corpus_are_named(write: Write) -> None:
+    """These rows are in the table, so `here 0` needs an explanation."""
     runs = runs_of(write, 16, {"VD": 93, "VD+RE": 92}, "tiny") + runs_of(write, 300, {"VD+AL": 91})
-    real = settings(16, tied=True, augmented=True)  # which no verdict asks for
+    real = settings(16, tied=True, augmented=True)  # no claim is about this method
     runs.append(write(RECIPE, "REAL", settings=real, curve=[900, 80], corpus="tiny"))
     *_, small, large, last = Progress().lines(Progress().measure(runs))
     for line in (small, large):
@@ -117,14 +117,14 @@ def test_rows_of_another_size_or_text_are_named(write: Write) -> None:
     assert not any("Not counted" in line for line in Progress().lines(Progress().measure(counted)))
 
 
-def test_a_record_from_before_curves_had_their_text_is_read(write: Write) -> None:
+def test_old_record_without_corpus_is_read(write: Write) -> None:
     measured = Progress().measure(runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92}))
-    told = Progress().lines(measured)
+    lines = Progress().lines(measured)
     for curve in measured["curves"]:
         del curve["corpus"]
-    assert Progress().lines(measured) == told
+    assert Progress().lines(measured) == lines
 
 
-def test_runs_without_epochs_are_refused(write: Write) -> None:
+def test_runs_without_validation_by_epoch_are_rejected(write: Write) -> None:
     with pytest.raises(DataError, match="logged no validation perplexity by epoch"):
         Progress().measure([write(RECIPE, "VD", curve=[100])])

@@ -1,4 +1,4 @@
-"""Figures 2 to 5 of Baevski & Auli: losses by band, of rows that have the same tokens."""
+"""Figures 2 to 5 of Baevski & Auli: losses by band, of rows with the same tokens."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def bands(*losses: float, tokens: int = 100) -> list[dict[str, Any]]:
     ]
 
 
-def test_rows_by_band_over_seeds(write: Write) -> None:
+def test_losses_by_band_are_means_over_seeds(write: Write) -> None:
     runs = [
         write("baevski2019/table3", row, seed, frequency={"target": bands(9 + seed, 7, 3), "previous": bands(1, 2, 4)})
         for row in ("SM", "ADP-T")
         for seed in (0, 1)
     ]
-    found = ByTarget().measure(runs)
-    assert [band["share"] for band in found["bands"]] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-    assert [loss["mean"] for loss in found["rows"][0]["nll"]] == [9.5, 7, 3]
-    assert found["rows"][0]["nll"][0]["low"] < 9.5
+    measured = ByTarget().measure(runs)
+    assert [band["share"] for band in measured["bands"]] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert [loss["mean"] for loss in measured["rows"][0]["nll"]] == [9.5, 7, 3]
+    assert measured["rows"][0]["nll"][0]["low"] < 9.5
     previous = ByPrevious().measure(runs)
     assert [loss["mean"] for loss in previous["rows"][1]["nll"]] == [1, 2, 4]
-    lines = ByTarget().lines(found)
+    lines = ByTarget().lines(measured)
     assert lines[0] == "loss in nats by the training frequency of the word to predict, ptb"
     assert lines[1].split() == ["row", "0-9", "10-99", "100+"]
     assert [line.split()[0] for line in lines[2:]] == ["SM", "ADP-T"]
-    svg = ByTarget().draw(found).svg
+    svg = ByTarget().draw(measured).svg
     assert all(text in svg for text in ("ADP-T", "less that of SM", "10-99"))
 
 
 @pytest.mark.parametrize(
     ("figure", "word"), [(ByTarget, "the word to predict"), (ByPreviousBillionWord, "the word before")]
 )
-def test_the_picture_says_which_word_and_which_text(write: Write, figure: type[ByTarget], word: str) -> None:
+def test_picture_names_the_word_and_the_corpus(write: Write, figure: type[ByTarget], word: str) -> None:
     frequency = {"target": bands(9, 7, 3), "previous": bands(1, 2, 4)}
     run = write("baevski2019/enwiki", "SM", corpus="enwiki-sample", frequency=frequency)
     canvas = Canvas()
@@ -55,16 +55,16 @@ def test_the_picture_says_which_word_and_which_text(write: Write, figure: type[B
     assert axes.get_xlabel() == f"training count of {word}, and share of tokens"
 
 
-def test_rows_with_other_tokens_are_named_and_left_out(write: Write) -> None:
-    pieces = {"vocabulary": {"bpe": {"merges": 100}}}
+def test_rows_with_other_tokens_are_left_out_and_named(write: Write) -> None:
+    sub_words = {"vocabulary": {"bpe": {"merges": 100}}}
     frequency = {"target": bands(1, 1, 1, tokens=150)}
-    runs = [write("baevski2019/table3", "BPE", settings=pieces, corpus="another", frequency=frequency)]
+    runs = [write("baevski2019/table3", "BPE", settings=sub_words, corpus="another", frequency=frequency)]
     with pytest.raises(DataError, match="no losses by frequency"):
         ByTarget().measure(runs)
     runs.append(write("baevski2019/table3", "SM", frequency={"target": bands(9, 7, 3)}))
-    found = ByTarget().measure(runs)
-    assert [row["row"] for row in found["rows"]] == ["SM"]
-    assert found["left_out"] == ["BPE"]
-    assert found["corpus"] == "ptb"
-    assert ByTarget().lines(found)[-1] == "left out, as their tokens are others: BPE"
-    assert "less that of" not in ByTarget().draw(found).svg
+    measured = ByTarget().measure(runs)
+    assert [row["row"] for row in measured["rows"]] == ["SM"]
+    assert measured["left_out"] == ["BPE"]
+    assert measured["corpus"] == "ptb"
+    assert ByTarget().lines(measured)[-1] == "left out, as their tokens are others: BPE"
+    assert "less that of" not in ByTarget().draw(measured).svg

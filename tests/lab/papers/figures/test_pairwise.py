@@ -20,22 +20,22 @@ UNITS = {"encoder": {"hidden_dim": 200}}
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables drawn from the seed in the folder's name: the tied one is the output table with some noise."""
+    """Draw tables from the seed in the folder's name; the tied table is the output table plus noise."""
 
     def vectors(values: np.ndarray) -> WordVectors:
         return WordVectors(tuple(f"word{n}" for n in range(len(values))), values.astype(np.float32))
 
     def opened(path: Path, *, device: str = "cpu") -> dict[str, WordVectors]:
-        draw = np.random.default_rng(int(path.name.removeprefix("seed")))
-        one, other, noise = (draw.normal(size=(60, 8)) for _ in range(3))
+        rng = np.random.default_rng(int(path.name.removeprefix("seed")))
+        input_table, output_table, noise = (rng.normal(size=(60, 8)) for _ in range(3))
         if "WT" in path.parent.name or path.parent.name == "tied":
-            return {"tied": vectors(other + 0.2 * noise)}
-        return {"input": vectors(one), "output": vectors(other)}
+            return {"tied": vectors(output_table + 0.2 * noise)}
+        return {"input": vectors(input_table), "output": vectors(output_table)}
 
     monkeypatch.setattr(pairwise, "open_vectors", opened)
 
 
-def test_the_tied_table_is_closer_to_the_output(write: Write) -> None:
+def test_tied_table_is_closer_to_the_output_table(write: Write) -> None:
     runs = [write("press2017/table3", row, seed, settings=UNITS) for row in ("Small", "WT") for seed in range(3)]
     measured = PairwiseSimilarity().measure(runs)
     (model,) = measured["models"]
@@ -53,7 +53,7 @@ def test_the_tied_table_is_closer_to_the_output(write: Write) -> None:
     assert "NNLM, 200 units, ptb" in PairwiseSimilarity().draw(measured).svg
 
 
-def test_models_are_told_apart_and_may_lack_a_tied_form(write: Write) -> None:
+def test_models_are_separate_and_may_have_no_tied_run(write: Write) -> None:
     runs = [
         write("press2017/table2", "untied", settings={"skip_gram": {"dim": 100}}, corpus="text8"),
         write("press2017/table2", "tied", settings={"skip_gram": {"dim": 100}}, corpus="text8"),
@@ -68,40 +68,42 @@ def test_models_are_told_apart_and_may_lack_a_tied_form(write: Write) -> None:
     PairwiseSimilarity().draw(measured)
 
 
-def test_tied_runs_alone_are_refused(write: Write) -> None:
+def test_only_tied_runs_are_rejected(write: Write) -> None:
     with pytest.raises(DataError, match="no run with separate tables"):
         PairwiseSimilarity().measure([write("press2017/table3", "WT", settings=UNITS)])
 
 
-def test_runs_are_compared_seed_by_seed_and_the_rest_is_named(write: Write) -> None:
-    """With the tables above a tied run is like the output of its own seed alone."""
+def test_runs_are_compared_by_seed_and_unpaired_ones_named(write: Write) -> None:
+    """In these tables, a tied run resembles only the output table of its own seed."""
     seeds = {"Small": (0, 1, 2), "WT": (1, 2, 5)}
-    runs = [write("press2017/table3", row, seed, settings=UNITS) for row, own in seeds.items() for seed in own]
+    runs = [
+        write("press2017/table3", row, seed, settings=UNITS) for row, row_seeds in seeds.items() for seed in row_seeds
+    ]
     measured = PairwiseSimilarity().measure(runs)
     (model,) = measured["models"]
     assert model["pairs"]["input, output"]["runs"] == 3
     assert model["pairs"]["output, tied"]["runs"] == model["closer"]["runs"] == 2
     assert model["pairs"]["output, tied"]["mean"] > 0.8
     assert model["alone"] == {"untied": [0], "tied": [5]}
-    told = "not paired with the tied table, because there is no run with the same seed: untied 0, tied 5"
-    assert any(told in line for line in PairwiseSimilarity().lines(measured))
+    note = "not paired with the tied table, because there is no run with the same seed: untied 0, tied 5"
+    assert any(note in line for line in PairwiseSimilarity().lines(measured))
 
 
-def test_what_is_closer_is_found_within_a_pair_of_runs(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A figure that is missing in one pair shifts none of the others."""
+def test_missing_correlation_does_not_shift_other_pairs(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences are computed within a pair of runs."""
     rhos = iter([0.1, 0.1, 0.1, None, 0.2, 0.3, 0.9, 0.7, 0.6])
 
-    def found(one: WordVectors, other: WordVectors) -> PairwiseCorrelation:
+    def next_correlation(first: WordVectors, second: WordVectors) -> PairwiseCorrelation:
         return PairwiseCorrelation(next(rhos), None, None, 1770, exact=True)
 
-    monkeypatch.setattr(pairwise, "pairwise_correlation", found)
+    monkeypatch.setattr(pairwise, "pairwise_correlation", next_correlation)
     runs = [write("press2017/table3", row, seed, settings=UNITS) for row in ("Small", "WT") for seed in range(3)]
     (model,) = PairwiseSimilarity().measure(runs)["models"]
     # 0.7 - 0.2 and 0.6 - 0.3.
     assert (model["closer"]["mean"], model["closer"]["runs"]) == (pytest.approx(0.4), 2)
 
 
-def test_rows_of_one_size_are_not_seeds_of_one(write: Write) -> None:
+def test_different_rows_of_one_size_are_not_averaged(write: Write) -> None:
     runs = [write("press2017/table6", row, seed, settings=UNITS) for seed, row in enumerate(("Small", "Small + PR"))]
     with pytest.raises(DataError, match=rf"{runs[0].folder} and .* are of different rows"):
         PairwiseSimilarity().measure(runs)

@@ -1,4 +1,4 @@
-"""Grouped bars: where they stand, and in which colour."""
+"""Grouped bars: positions, colours and axis scale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from reefknot.lab.papers.figures.pictures import Panel, bars
 
 
-def test_bars_stand_over_their_label_however_many_series_other_panels_have() -> None:
+def test_bars_are_centred_on_their_labels_in_every_panel() -> None:
     point = {"mean": 1.0, "low": None, "high": None}
     panels = [Panel("few", ["a"], {"one": [point]}), Panel("many", ["a"], {"two": [point], "three": [point]})]
     figure = Figure()
@@ -28,9 +28,7 @@ def test_bars_stand_over_their_label_however_many_series_other_panels_have() -> 
         ((-400.0, -2.0), "symlog", [-100, -10, -5, 0]),
     ],
 )
-def test_one_long_bar_leaves_the_others_their_height(
-    means: tuple[float, ...], scale: str, ticks: list[float] | None
-) -> None:
+def test_outlier_switches_to_a_symlog_axis(means: tuple[float, ...], scale: str, ticks: list[float] | None) -> None:
     estimates = [{"mean": mean, "low": None, "high": None} for mean in means]
     panel = Panel("", ["a", "b"], {"one": estimates}, linear_to=10.0)
     figure = Figure()
@@ -41,6 +39,6 @@ def test_one_long_bar_leaves_the_others_their_height(
         assert list(axes.get_yticks()) == ticks
         assert [label.get_text() for label in axes.get_yticklabels()] == [f"{n:,}".replace("-", "−") for n in ticks]
         low, high = axes.get_ylim()
-        place = axes.transScale.transform
-        height = place((0, min(high, 10.0)))[1] - place((0, max(low, -10.0)))[1]
-        assert height > 0.3 * (place((0, high))[1] - place((0, low))[1])
+        transform = axes.transScale.transform
+        height = transform((0, min(high, 10.0)))[1] - transform((0, max(low, -10.0)))[1]
+        assert height > 0.3 * (transform((0, high))[1] - transform((0, low))[1])

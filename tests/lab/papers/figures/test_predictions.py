@@ -18,38 +18,38 @@ WORDS = ["<eos>", "the", "complaints", "filed", "in", "federal", "court"]
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What a model was given to read; it finds "the" and "federal" likely, by its seed."""
-    given: list[list[str]] = []
+def contexts_read(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return what the models read; they predict "the" and "federal", depending on the seed."""
+    contexts: list[list[str]] = []
 
-    def guess(model: int, words: list[str], vocabulary: Any, k: int) -> Prediction:
-        given.append(words)
+    def fake_predict(model: int, words: list[str], vocabulary: Any, k: int) -> Prediction:
+        contexts.append(words)
         return Prediction([("the", 0.5 + model / 10), ("federal", 0.4 - model / 10), ("in", 0.1)], {})
 
-    def opened(path: Any, device: str) -> Any:
+    def fake_open(path: Any, device: str) -> Any:
         return SimpleNamespace(model=int(path.name.removeprefix("seed")), vocabulary=WORDS)
 
     text = [1, 0, 1, 2, 3, 4, 5, 0]  # the / the complaints filed in federal /
     dataset = SimpleNamespace(
         vocabulary=SimpleNamespace(words=WORDS, eos=0), splits={"test": SimpleNamespace(ids=text)}
     )
-    monkeypatch.setattr(predictions, "open_language_model", opened)
-    monkeypatch.setattr(predictions, "predict", guess)
+    monkeypatch.setattr(predictions, "open_language_model", fake_open)
+    monkeypatch.setattr(predictions, "predict", fake_predict)
     monkeypatch.setattr(predictions, "open_texts", lambda run, data: dataset)
-    return given
+    return contexts
 
 
-def test_means_over_seeds_and_the_line_before_a_context(write: Write, read: list[list[str]]) -> None:
+def test_predictions_are_means_over_seeds_after_the_whole_line(write: Write, contexts_read: list[list[str]]) -> None:
     runs = [write("inan2017/table1", "VD-LSTM large", seed) for seed in (0, 1)]
     measured = NextWords().measure(runs)
     first, second = measured["contexts"][:2]
-    assert read[0] == ["the", "complaints", "filed", "in"]
-    assert read[1] == CONTEXTS[1].end.split()
+    assert contexts_read[0] == ["the", "complaints", "filed", "in"]
+    assert contexts_read[1] == CONTEXTS[1].end.split()
     assert (first["whole_line"], second["whole_line"]) == (True, False)
     row = first["rows"]["VD-LSTM large"]
     assert [(word, round(value, 6)) for word, value in row["words"]] == [("the", 0.55), ("federal", 0.35), ("in", 0.1)]
     assert (row["rank"], row["probability"]) == (2, pytest.approx(0.35))
-    assert second["rows"]["VD-LSTM large"]["rank"] is None  # august is no word of this vocabulary
+    assert second["rows"]["VD-LSTM large"]["rank"] is None  # august is not in this vocabulary
     lines = NextWords().lines(measured)
     assert lines[0] == "complaints filed in [federal]   read as its line of the test text"
     assert lines[2].split() == ["0.55", "the", "0.27", "the", "0.22", "federal"]
@@ -59,26 +59,26 @@ def test_means_over_seeds_and_the_line_before_a_context(write: Write, read: list
     assert "paper: VD-LSTM+REAL large" in svg
 
 
-def test_words_that_are_cut_have_no_rank(write: Write, read: list[list[str]]) -> None:
+def test_words_of_several_sub_words_have_no_rank(write: Write, contexts_read: list[list[str]]) -> None:
     run = write("ends", "BPE", settings={"vocabulary": {"bpe": {"merges": 9}}})
     lines = NextWords().lines(NextWords().measure([run]))
     assert "august: no rank in BPE, whose tokens are pieces of words" in lines
     assert sum(": no rank in BPE" in line for line in lines) == len(CONTEXTS) - 1  # federal is a token here
 
 
-def test_without_the_text_the_printed_words_are_read(
-    write: Write, read: list[list[str]], monkeypatch: pytest.MonkeyPatch
+def test_without_the_corpus_the_printed_words_are_read(
+    write: Write, contexts_read: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(run: Any, data: Any) -> Any:
+    def missing(run: Any, data: Any) -> Any:
         raise DataError("not here")
 
-    monkeypatch.setattr(predictions, "open_texts", absent)
+    monkeypatch.setattr(predictions, "open_texts", missing)
     measured = NextWords().measure([write("inan2017/table1", "VD-LSTM large")])
-    assert read == [context.end.split() for context in CONTEXTS]
+    assert contexts_read == [context.end.split() for context in CONTEXTS]
     assert not any(context["whole_line"] for context in measured["contexts"])
 
 
-def test_the_papers_words_are_ten_each_and_fall() -> None:
+def test_paper_lists_ten_words_in_descending_order() -> None:
     for context in CONTEXTS:
         for words in (context.plain, context.real):
             assert len(words) == 10

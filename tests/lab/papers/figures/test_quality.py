@@ -1,4 +1,4 @@
-"""Tables 2 and 3 of Press & Wolf: correlations beside the paper's, and findings with intervals."""
+"""Tables 2 and 3 of Press & Wolf: correlations next to the paper's, and claims with intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reefknot.lab.papers.figures.quality import LanguageModelQuality, SkipGramQu
 from .conftest import Write
 
 
-def judged(*rhos: float | None) -> list[dict[str, Any]]:
+def judgements(*rhos: float | None) -> list[dict[str, Any]]:
     return [
         {"name": name, "rho": rho, "low": rho, "high": rho, "pairs": 90 + n, "of": 999}
         for n, (name, rho) in enumerate(zip(PRESS, rhos, strict=True))
@@ -23,17 +23,18 @@ def judged(*rhos: float | None) -> list[dict[str, Any]]:
 
 
 def language_models(write: Write, corpus: str, seeds: int) -> list[Any]:
+    """Write untied and tied runs with correlations that shift with the seed."""
     runs = []
     for seed in range(seeds):
         shift = 0.01 * seed
-        ends = {"input": judged(*[0.1 + shift] * 5), "output": judged(*[0.3 + 2 * shift] * 5)}
+        ends = {"input": judgements(*[0.1 + shift] * 5), "output": judgements(*[0.3 + 2 * shift] * 5)}
         runs.append(write("press2017/table3", f"Small, {corpus}", seed, corpus=corpus, similarity=ends))
-        tied = {"tied": judged(*[0.32 - shift] * 5)}
+        tied = {"tied": judgements(*[0.32 - shift] * 5)}
         runs.append(write("press2017/table3", f"Small + WT, {corpus}", seed, corpus=corpus, similarity=tied))
     return runs
 
 
-def test_ours_over_seeds_beside_the_papers(write: Write) -> None:
+def test_correlations_over_seeds_are_shown_next_to_the_papers(write: Write) -> None:
     (text,) = LanguageModelQuality().measure(language_models(write, "ptb", 3))["texts"]
     first = text["benchmarks"][0]
     assert (first["name"], first["of"]) == ("SimLex-999", 999)
@@ -41,7 +42,7 @@ def test_ours_over_seeds_beside_the_papers(write: Write) -> None:
     assert first["ours"]["output"]["mean"] == pytest.approx(0.32)
     assert first["paper"] == {"input": 0.02, "output": 0.13, "tied": 0.14}
     (output, tied) = text["findings"]
-    # Within each run: 0.20, 0.21, 0.22.
+    # The differences within the runs are 0.20, 0.21 and 0.22.
     assert output["difference"]["mean"] == pytest.approx(0.21)
     assert output["difference"]["low"] == pytest.approx(0.21 - 4.3027 * 0.01 / 3**0.5, abs=1e-5)
     assert tied["difference"]["mean"] == pytest.approx(0.2)
@@ -52,7 +53,7 @@ def test_ours_over_seeds_beside_the_papers(write: Write) -> None:
     assert lines[-1].startswith("The tied table ranks pairs better than the input one: seen, 0.200 [")
 
 
-def test_a_stand_in_says_so(write: Write) -> None:
+def test_substitute_corpus_is_named(write: Write) -> None:
     measured = LanguageModelQuality().measure(language_models(write, "enwiki-sample", 1))
     (text,) = measured["texts"]
     assert text["beside"] == "text8"
@@ -64,19 +65,21 @@ def test_a_stand_in_says_so(write: Write) -> None:
     assert all(text in svg for text in ("enwiki-sample, in the place of text8", "the paper's", "MTurk-771"))
 
 
-def test_skip_gram_has_claims_of_its_own(write: Write) -> None:
+def test_skip_gram_has_its_own_claims(write: Write) -> None:
     runs = []
     for seed in (0, 1):
-        ends = {"input": judged(*[0.4 + seed / 50] * 5), "output": judged(*[0.38] * 5)}
+        ends = {"input": judgements(*[0.4 + seed / 50] * 5), "output": judgements(*[0.38] * 5)}
         runs.append(write("press2017/table2", "untied", seed, corpus="text8", similarity=ends))
-        runs.append(write("press2017/table2", "tied", seed, corpus="text8", similarity={"tied": judged(*[0.2] * 5)}))
+        runs.append(
+            write("press2017/table2", "tied", seed, corpus="text8", similarity={"tied": judgements(*[0.2] * 5)})
+        )
     (text,) = SkipGramQuality().measure(runs)["texts"]
     assert [finding["difference"]["mean"] for finding in text["findings"]] == pytest.approx([0.21, 0.18])
     assert text["benchmarks"][2]["paper"] == {"input": 0.66, "output": 0.61, "tied": 0.5}
 
 
-def test_benchmarks_without_known_pairs_are_left_out_for_all(write: Write) -> None:
-    ends = {"input": judged(None, 0.1, 0.1, 0.1, 0.1), "output": judged(0.9, 0.2, 0.2, 0.2, 0.2)}
+def test_benchmark_without_known_pairs_is_left_out_for_all_tables(write: Write) -> None:
+    ends = {"input": judgements(None, 0.1, 0.1, 0.1, 0.1), "output": judgements(0.9, 0.2, 0.2, 0.2, 0.2)}
     run = write("press2017/table3", "Small, PTB", similarity=ends)
     (text,) = LanguageModelQuality().measure([run])["texts"]
     assert [row["name"] for row in text["benchmarks"]] == list(PRESS[1:])
@@ -84,17 +87,17 @@ def test_benchmarks_without_known_pairs_are_left_out_for_all(write: Write) -> No
     assert [finding["claim"] for finding in text["findings"]] == [
         "The output table ranks pairs better than the input one"
     ]
-    none = write("press2017/table3", "Small, text8", similarity={"input": judged(*[None] * 5)})
+    none = write("press2017/table3", "Small, text8", similarity={"input": judgements(*[None] * 5)})
     with pytest.raises(DataError, match="none of the five benchmarks"):
         LanguageModelQuality().measure([none])
 
 
-def test_a_record_without_judgements_has_no_weights_to_judge(write: Write, tmp_path: Path) -> None:
+def test_record_without_judgements_needs_the_benchmarks(write: Write, tmp_path: Path) -> None:
     with pytest.raises(ReefknotError, match="word-similarity benchmarks not found"):
         LanguageModelQuality().measure([write("press2017/table3", "Small, PTB")], data=tmp_path)
 
 
-def test_runs_of_a_row_with_other_settings_are_not_averaged(write: Write) -> None:
+def test_runs_with_other_settings_are_not_averaged(write: Write) -> None:
     runs = [
         write("press2017/table3", "Small, PTB", seed, settings={"encoder": {"hidden_dim": dim}}, similarity={"x": []})
         for seed, dim in ((0, 200), (1, 100))
@@ -103,8 +106,8 @@ def test_runs_of_a_row_with_other_settings_are_not_averaged(write: Write) -> Non
         LanguageModelQuality().measure(runs)
 
 
-def test_two_rows_on_one_text_are_not_seeds_of_one(write: Write) -> None:
-    ends = {"input": judged(*[0.1] * 5), "output": judged(*[0.3] * 5)}
+def test_two_rows_on_one_corpus_are_not_averaged(write: Write) -> None:
+    ends = {"input": judgements(*[0.1] * 5), "output": judgements(*[0.3] * 5)}
     small = write("press2017/table6", "Small", 0, similarity=ends)
     large = write("press2017/table5", "Large", 1, similarity=ends)
     with pytest.raises(DataError, match=rf"{small.folder} and {large.folder} are of different rows, not seeds of one"):
@@ -115,19 +118,22 @@ def test_two_rows_on_one_text_are_not_seeds_of_one(write: Write) -> None:
         LanguageModelQuality().measure([small, replace(again, seed=0)])
 
 
-def test_coverage_is_that_of_the_runs_it_stands_for(write: Write) -> None:
-    tied = [each | {"pairs": 40} for each in judged(*[0.2] * 5)]
-    ends = {"input": judged(*[0.1] * 5), "output": judged(*[0.3] * 5)}
-    runs = [write("press2017/table3", row, similarity=found) for row, found in (("a", ends), ("b", {"tied": tied}))]
+def test_coverage_is_shown_per_table(write: Write) -> None:
+    tied = [judgement | {"pairs": 40} for judgement in judgements(*[0.2] * 5)]
+    ends = {"input": judgements(*[0.1] * 5), "output": judgements(*[0.3] * 5)}
+    runs = [
+        write("press2017/table3", row, similarity=similarity)
+        for row, similarity in (("a", ends), ("b", {"tied": tied}))
+    ]
     lines = LanguageModelQuality().lines(LanguageModelQuality().measure(runs))
     assert lines[2].startswith("SimLex-999 (input 90, output 90, tied 40 of 999)")
 
 
 def test_intervals_of_rho_stay_within_one(write: Write) -> None:
     runs = [
-        write("press2017/table3", "Small, PTB", seed, similarity={"input": judged(*[rho] * 5)})
+        write("press2017/table3", "Small, PTB", seed, similarity={"input": judgements(*[rho] * 5)})
         for seed, rho in enumerate((0.7, 0.9))
     ]
     (text,) = LanguageModelQuality().measure(runs)["texts"]
-    for found in (text["mean"]["input"], text["benchmarks"][0]["ours"]["input"]):
-        assert -1 < found["low"] < found["high"] < 1
+    for interval in (text["mean"]["input"], text["benchmarks"][0]["ours"]["input"]):
+        assert -1 < interval["low"] < interval["high"] < 1

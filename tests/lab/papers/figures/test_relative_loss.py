@@ -1,4 +1,4 @@
-"""Figure 3 of Pappas & Henderson: which runs may stand beside DRILL, and what is said of the others."""
+"""Figure 3 of Pappas & Henderson: which runs can be compared with DRILL, and notes on the others."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LINES = ["green river house bird", "green river tree", "green house", "green riv
 
 
 @pytest.fixture
-def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score:
-    """A finished run with random losses on a text, cut into tokens as its settings say."""
+def write_scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score:
+    """Return a function that writes a finished run with random losses on a text, tokenised by its settings."""
     text = tmp_path / "text"
     text.mkdir()
     for name in ("train", "valid", "test"):
@@ -40,10 +40,10 @@ def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sco
         corpus = CorpusSettings(name=str(text), **settings.get("corpus", {}))
         return open_dataset(corpus, VocabularySettings(**settings.get("vocabulary", {})), cache=tmp_path / "cache")
 
-    def scored(row: str, kind: str, table: str = "words", found: Any = None, **settings: Any) -> Result:
+    def write_scored(row: str, kind: str, table: str = "words", fields: Any = None, **settings: Any) -> Result:
         ends = {"input": {"table": "words"}, "output": {"classifier": {"kind": kind, "table": table, "depth": 2}}}
         score = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 1}}
-        result = write("ends", row, settings=ends | settings, **score | (found or {}))
+        result = write("ends", row, settings=ends | settings, **score | (fields or {}))
         run = RunFolder.open(result.folder)
         texts = open_texts(run, None)
         (result.folder / "config.json").write_text(json.dumps(run.config | {"corpus": texts.fingerprint}))
@@ -52,31 +52,29 @@ def scored(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sco
         return result
 
     monkeypatch.setattr(relative_loss, "open_texts", open_texts)
-    return scored
+    return write_scored
 
 
-def test_baselines_with_other_tokens_are_named_and_left_out(scored: Score) -> None:
+def test_baselines_with_other_tokens_are_left_out_and_named(write_scored: Score) -> None:
     runs = [
-        scored("DRILL", "drill"),
-        scored("tied", "plain"),
-        scored("BPE", "plain", vocabulary={"bpe": {"merges": 4}}),
-        scored("fewer words", "bilinear", vocabulary={"max_size": 5}),
-        scored("less text", "dual", corpus={"tokens": 10}),
+        write_scored("DRILL", "drill"),
+        write_scored("tied", "plain"),
+        write_scored("BPE", "plain", vocabulary={"bpe": {"merges": 4}}),
+        write_scored("fewer words", "bilinear", vocabulary={"max_size": 5}),
+        write_scored("less text", "dual", corpus={"tokens": 10}),
     ]
     measured = RelativeLoss().measure(runs)
-    assert [each["row"] for each in measured["compared"]] == ["tied"]
-    assert [line for line in RelativeLoss().lines(measured) if line.startswith("left out: ")] == [
-        "left out: BPE: no fair comparison with DRILL: their tokens are others; name runs with one vocabulary",
-        "left out: fewer words: no fair comparison with DRILL: 0 unknown words, scored as <unk>, against 120; compare "
-        "runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)",
-        "left out: less text: no fair comparison with DRILL: 0 unknown words, scored as <unk>, against 40; compare "
-        "runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)",
-    ]
+    assert [baseline["row"] for baseline in measured["compared"]] == ["tied"]
+    notes = [line for line in RelativeLoss().lines(measured) if line.startswith("left out: ")]
+    facts = (("BPE", "tokens"), ("fewer words", "0 unknown words", "120"), ("less text", "0 unknown words", "40"))
+    for note, (row, *reasons) in zip(notes, facts, strict=True):
+        assert note.startswith(f"left out: {row}: no fair comparison with DRILL")
+        assert all(reason in note for reason in reasons)
 
 
-def test_one_type_without_loss_decides_a_mean_but_not_a_band(scored: Score) -> None:
-    """DRILL is certain of one rare word: its mean over types is better by far, its whole loss is not."""
-    runs = [scored("DRILL", "drill"), scored("tied", "plain")]
+def test_one_certain_type_changes_the_mean_but_not_the_total(write_scored: Score) -> None:
+    """DRILL is certain of one rare word: its mean over types is far better, its total loss is not."""
+    runs = [write_scored("DRILL", "drill"), write_scored("tied", "plain")]
     texts = relative_loss.open_texts(RunFolder.open(runs[0].folder), None)
     targets = torch.from_numpy(texts.splits["test"].ids.astype("int64"))
     certain = targets == texts.vocabulary.words.index("bird")
@@ -92,22 +90,22 @@ def test_one_type_without_loss_decides_a_mean_but_not_a_band(scored: Score) -> N
     expected = 100 * float(ours[inside].double().sum() / theirs[inside].double().sum() - 1)
     assert band["whole"]["mean"] == pytest.approx(expected, rel=1e-5)
     assert expected > 0
-    # The text repeats itself, so that every part of it says the same.
+    # The text repeats itself, so all parts of it are equal.
     assert (band["whole"]["low"], band["whole"]["high"]) == pytest.approx((expected, expected))
     RelativeLoss().draw(measured)
 
 
 @pytest.mark.parametrize(("certain", "missing"), [(1, "whole"), (0, "relative")])
-def test_without_a_loss_there_is_nothing_to_divide_by(scored: Score, certain: int, missing: str) -> None:
-    """The whole loss is in parts of the baseline's, that of types in parts of DRILL's."""
-    runs = [scored("DRILL", "drill"), scored("tied", "plain")]
+def test_relative_loss_is_none_without_a_loss_to_divide_by(write_scored: Score, certain: int, missing: str) -> None:
+    """The total is relative to the baseline, the mean over types to DRILL."""
+    runs = [write_scored("DRILL", "drill"), write_scored("tied", "plain")]
     run = RunFolder.open(runs[certain].folder)
     run.write_scores({"test": torch.zeros_like(torch.as_tensor(run.read_scores()["test"]))})
     measured = RelativeLoss().measure(runs)
     bands = measured["compared"][0]["bands"]
     assert [band[missing] for band in bands] == [None] * len(bands)
-    there = {"whole", "relative"} - {missing}
-    assert [band[name]["mean"] for name in there for band in bands] == pytest.approx(
+    present = {"whole", "relative"} - {missing}
+    assert [band[name]["mean"] for name in present for band in bands] == pytest.approx(
         [100.0 if certain else -100.0] * len(bands)
     )
     assert len(RelativeLoss().lines(measured)) > len(bands)
@@ -115,34 +113,34 @@ def test_without_a_loss_there_is_nothing_to_divide_by(scored: Score, certain: in
 
 
 @pytest.mark.parametrize("baseline", sorted(relative_loss.PAPER))
-def test_the_papers_figures_have_a_band_each(baseline: str) -> None:
-    bands = len(FIGURE_3) - 1  # but the unseen
+def test_paper_has_one_value_per_band(baseline: str) -> None:
+    bands = len(FIGURE_3) - 1  # without unseen words
     assert len(relative_loss.PAPER[baseline]) == len(relative_loss.PAPER_WHOLE[baseline]) == bands
 
 
-def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
-    runs = [scored("DRILL", "drill"), scored("fewer words", "plain", vocabulary={"max_size": 5})]
+def test_no_baseline_with_the_same_tokens_is_rejected(write_scored: Score) -> None:
+    runs = [write_scored("DRILL", "drill"), write_scored("fewer words", "plain", vocabulary={"max_size": 5})]
     with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: 0 unknown words, scored as"):
         RelativeLoss().measure(runs)
 
 
-def test_other_streams_leave_other_context(scored: Score) -> None:
-    found = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 7}}
-    runs = [scored("drill", "drill"), scored("plain", "plain", found=found)]
+def test_different_streams_are_rejected(write_scored: Score) -> None:
+    fields = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 7}}
+    runs = [write_scored("drill", "drill"), write_scored("plain", "plain", fields=fields)]
     with pytest.raises(DataError, match="drill: scored in 1 and in 7 streams; train both with one"):
         RelativeLoss().measure(runs)
 
 
-def test_other_windows_leave_other_context(scored: Score) -> None:
-    found = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 1, "windows": "lines"}}
-    runs = [scored("DRILL", "drill"), scored("lines", "plain", found=found)]
+def test_different_windows_are_rejected(write_scored: Score) -> None:
+    fields = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 1, "windows": "lines"}}
+    runs = [write_scored("DRILL", "drill"), write_scored("lines", "plain", fields=fields)]
     with pytest.raises(DataError, match=r"context, one stream and lines; train both with one evaluation\.windows"):
         RelativeLoss().measure(runs)
-    runs.append(scored("tied", "bilinear"))
+    runs.append(write_scored("tied", "bilinear"))
     assert list(RelativeLoss().measure(runs)["left_out"]) == ["lines"]
 
 
-def test_what_a_baseline_must_be_is_said(scored: Score) -> None:
-    runs = [scored("DRILL", "drill"), scored("untied", "plain", table="classes")]
+def test_error_says_which_baselines_are_possible(write_scored: Score) -> None:
+    runs = [write_scored("DRILL", "drill"), write_scored("untied", "plain", table="classes")]
     with pytest.raises(DataError, match=r"a plain classifier tied to the input's table, a bilinear or a dual one"):
         RelativeLoss().measure(runs)

@@ -1,4 +1,4 @@
-"""Which runs a figure takes, what it says of missing ones, and that each figure has rows that exist."""
+"""Which runs a figure uses, notes on missing ones, and that the rows of every figure exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = "inan2017/table1"
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_each_figure_says_what_it_shows_and_has_recipes(name: str) -> None:
+def test_every_figure_has_a_description_and_existing_recipes(name: str) -> None:
     figure = open_figure(name)
     assert figure.name == name
     assert set(figure.recipes) <= set(shipped())
@@ -31,14 +31,14 @@ def test_each_figure_says_what_it_shows_and_has_recipes(name: str) -> None:
     assert figure.shows.endswith(".")
 
 
-def test_a_name_that_is_not_known() -> None:
+def test_unknown_figure_is_rejected_with_suggestions() -> None:
     with pytest.raises(SettingsError, match="no figure 'inan2017/22'; did you mean inan2017/2"):
         open_figure("inan2017/22")
     with pytest.raises(SettingsError, match="no figure 'zebra'; there are: inan2017/1, "):
         open_figure("zebra")
 
 
-def test_of_named_runs_those_of_its_rows_count_in_their_order(write: Write, tmp_path: Path) -> None:
+def test_runs_of_the_figures_rows_are_chosen_in_order(write: Write, tmp_path: Path) -> None:
     for row in ("VD-LSTM+REAL large", "VD-LSTM large", "VD-LSTM medium"):
         write(LARGE, row)
     chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
@@ -47,7 +47,7 @@ def test_of_named_runs_those_of_its_rows_count_in_their_order(write: Write, tmp_
     assert choose(open_figure("inan2017/table4"), [run.folder for run in chosen.runs]).notes == []
 
 
-def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Path) -> None:
+def test_missing_rows_are_named_with_their_command(write: Write, tmp_path: Path) -> None:
     write(LARGE, "VD-LSTM large")
     (note,) = choose(open_figure("inan2017/table4"), [tmp_path / "runs"]).notes
     assert note == (
@@ -56,22 +56,22 @@ def test_missing_rows_are_named_with_what_trains_them(write: Write, tmp_path: Pa
     )
 
 
-def test_settings_that_are_not_the_recipes_are_told(write: Write, tmp_path: Path) -> None:
+def test_changed_settings_are_noted(write: Write, tmp_path: Path) -> None:
     fewer, figure = change("training.epochs", 100, 1), open_figure("inan2017/table4")
     runs = [write(LARGE, "VD-LSTM large", seed, changed=[fewer]) for seed in (0, 1)]
     (_, note) = choose(figure, [run.folder for run in runs]).notes
-    told = "training.epochs: 100 -> 1"
-    assert note == f"VD-LSTM large: not the recipe's settings ({told})"
+    changes = "training.epochs: 100 -> 1"
+    assert note == f"VD-LSTM large: not the recipe's settings ({changes})"
     real = write(LARGE, "VD-LSTM+REAL large", changed=[fewer, change("corpus.tokens", None, 9)])
     notes = choose(figure, [tmp_path / "runs"]).notes
-    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({told}; corpus.tokens: not set -> 9)"]
+    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({changes}; corpus.tokens: not set -> 9)"]
     record = json.loads((real.folder / "result.json").read_text())
     (real.folder / "result.json").write_text(json.dumps(record | {"changed": [fewer]}))
     notes = choose(figure, [tmp_path / "runs"]).notes
-    assert notes == [f"Every row: not the recipe's settings ({told})"]
+    assert notes == [f"Every row: not the recipe's settings ({changes})"]
 
 
-def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:
+def test_record_without_weights_is_rejected_if_weights_are_needed(write: Write, tmp_path: Path) -> None:
     run = write(LARGE, "VD-LSTM large")
     (run.folder / "checkpoints").rmdir()
     with pytest.raises(DataError, match=r"inan2017/table4 reads weights, and .*seed0 has none"):
@@ -79,16 +79,16 @@ def test_records_have_no_weights_to_read(write: Write, tmp_path: Path) -> None:
     assert choose(open_figure("inan2017/2"), [tmp_path / "runs"]).runs
 
 
-def test_a_run_that_is_not_finished_is_left_out_and_named(write: Write, tmp_path: Path) -> None:
+def test_unfinished_run_is_left_out_and_named(write: Write, tmp_path: Path) -> None:
     write(LARGE, "VD-LSTM large")
-    open_run = write(LARGE, "VD-LSTM+REAL large")
-    (open_run.folder / "result.json").unlink()
+    unfinished = write(LARGE, "VD-LSTM+REAL large")
+    (unfinished.folder / "result.json").unlink()
     chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
     assert [run.row for run in chosen.runs] == ["VD-LSTM large"]
-    assert chosen.notes[-1] == f"left out, not finished: {open_run.folder}"
+    assert chosen.notes[-1] == f"left out, not finished: {unfinished.folder}"
 
 
-def test_without_names_the_runs_lie_where_training_puts_them(
+def test_default_runs_are_those_in_the_runs_folder(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,16 +104,16 @@ def test_without_names_the_runs_lie_where_training_puts_them(
     assert [run.recipe for run in choose(figure, []).runs] == ["baevski2019/table3"]
 
 
-def test_other_runs_stand_in_only_where_there_are_none_of_its_own(write: Write, tmp_path: Path) -> None:
+def test_other_runs_are_used_only_if_the_figure_has_none(write: Write, tmp_path: Path) -> None:
     other = write("demo", "tied")
     figure = open_figure("pappas2019/3")
     assert [run.folder for run in choose(figure, [other.folder]).runs] == [other.folder]
-    own = write("pappas2019/table4", "DRILL 4-layers")
-    assert [run.folder for run in choose(figure, [tmp_path / "runs"]).runs] == [own.folder]
+    run_of_figure = write("pappas2019/table4", "DRILL 4-layers")
+    assert [run.folder for run in choose(figure, [tmp_path / "runs"]).runs] == [run_of_figure.folder]
     assert among(figure, [other]) is None
 
 
-def test_a_record_says_where_its_runs_came_from(write: Write) -> None:
+def test_record_states_the_origin_of_its_runs(write: Write) -> None:
     run = write(LARGE, "VD-LSTM large", 3)
     record = record_of(open_figure("inan2017/2"), {"curves": []}, [run], ["a note"])
     assert (record["figure"], record["notes"]) == ("inan2017/2", ["a note"])
@@ -126,7 +126,7 @@ def test_a_record_says_where_its_runs_came_from(write: Write) -> None:
 SKIP_GRAM = {"skip_gram": {"dim": 100}}
 
 
-def test_named_runs_that_are_not_used_are_counted_by_recipe(write: Write, tmp_path: Path) -> None:
+def test_unused_runs_are_counted_by_recipe(write: Write, tmp_path: Path) -> None:
     write("press2017/table3", "Small, PTB")
     for seed in (0, 1):
         write("demo", "tied", seed)
@@ -137,17 +137,17 @@ def test_named_runs_that_are_not_used_are_counted_by_recipe(write: Write, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["press2017/section3", "press2017/table4"])
-def test_one_of_several_recipes_has_a_stand_in(
+def test_one_of_several_recipes_can_be_substituted(
     write: Write, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write("press2017/table3", "Small, PTB")
     write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM)
-    stood_in = "not the rows of press2017/table2: runs of press2017/enwiki-vectors stand in for them"
+    substituted = "not the rows of press2017/table2: runs of press2017/enwiki-vectors stand in for them"
     for named in ([], [tmp_path / "runs"]):
         chosen = choose(open_figure(name), named)
         assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/enwiki-vectors"]
-        assert chosen.notes[0] == stood_in
+        assert chosen.notes[0] == substituted
         assert not any("table2" in note for note in chosen.notes[1:])
     write("press2017/table2", "untied", settings=SKIP_GRAM)
     chosen = choose(open_figure(name), [tmp_path / "runs"])
@@ -155,21 +155,21 @@ def test_one_of_several_recipes_has_a_stand_in(
     assert chosen.notes[-1] == "left out, not of its rows: press2017/enwiki-vectors (1 run)"
 
 
-def test_runs_that_a_figure_cannot_speak_of_are_refused(write: Write) -> None:
+def test_runs_of_another_task_are_rejected(write: Write) -> None:
     vectors = write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM).folder
     model = write("demo", "tied").folder
     translator = write("demo", "pairs", settings={"corpus": {"pairs": {"source": "en"}}}).folder
-    for name, wrong, said in (
+    for name, folder, message in (
         ("press2017/table3", vectors, f"it is about language models, and {vectors} is a skip-gram; name "),
         ("press2017/table2", model, f"it is about skip-grams, and {model} is a language model; name "),
         ("press2017/section3", translator, f"language models and skip-grams, and {translator} is a translator; name "),
     ):
-        with pytest.raises(DataError, match=re.escape(said)):
-            choose(open_figure(name), [wrong])
+        with pytest.raises(DataError, match=re.escape(message)):
+            choose(open_figure(name), [folder])
 
 
 @pytest.mark.parametrize("name", ["inan2017/1", "inan2017/table4"])
-def test_a_skip_gram_among_language_models_is_left_out(write: Write, name: str) -> None:
+def test_skip_gram_among_language_models_is_left_out(write: Write, name: str) -> None:
     named = [write("demo", "tied").folder, write("words", "untied", settings=SKIP_GRAM).folder]
     chosen = choose(open_figure(name), named)
     assert [run.folder for run in chosen.runs] == named[:1]

@@ -1,4 +1,4 @@
-"""Figure 1 of Inan et al.: which runs make which point, from results or from weights, drawn and told."""
+"""Figure 1 of Inan et al.: which runs give which point, from results or weights, and the verdicts."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from reefknot.lab.text.streams import Streams
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def run(folder: Path, *, beta: float | None, tau: float, seed: int = 0, distance: float | None = None) -> Result:
-    place = folder / f"{beta}-{tau}-{seed}"
-    place.mkdir()
-    found = {} if distance is None else {"subspace": {"distance": distance, "chance": 0.95, "words": 30, "dim": 3}}
-    record = RunResult.model_validate(result("Small", seed) | found)
+def make_run(folder: Path, *, beta: float | None, tau: float, seed: int = 0, distance: float | None = None) -> Result:
+    run_folder = folder / f"{beta}-{tau}-{seed}"
+    run_folder.mkdir()
+    fields = {} if distance is None else {"subspace": {"distance": distance, "chance": 0.95, "words": 30, "dim": 3}}
+    record = RunResult.model_validate(result("Small", seed) | fields)
     settings: dict[str, Any] = {"output": {"kind": "augmented", "tau": tau} | ({} if beta is None else {"beta": beta})}
-    return Result(place, "inan2017/figure1", f"beta {beta}, tau {tau}", seed, record, (), settings, {})
+    return Result(run_folder, "inan2017/figure1", f"beta {beta}, tau {tau}", seed, record, (), settings, {})
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Result]:
     return [
-        run(tmp_path, beta=0.0, tau=10.0, distance=0.9),
-        run(tmp_path, beta=0.0, tau=10.0, seed=1, distance=1.0),
-        run(tmp_path, beta=1.0, tau=10.0, distance=0.1),
-        run(tmp_path, beta=1.0, tau=2.0, distance=0.3),
+        make_run(tmp_path, beta=0.0, tau=10.0, distance=0.9),
+        make_run(tmp_path, beta=0.0, tau=10.0, seed=1, distance=1.0),
+        make_run(tmp_path, beta=1.0, tau=10.0, distance=0.1),
+        make_run(tmp_path, beta=1.0, tau=2.0, distance=0.3),
     ]
 
 
-def test_beta_is_swept_at_tau_ten_and_tau_at_beta_one(runs: list[Result]) -> None:
+def test_beta_varies_at_tau_ten_and_tau_at_beta_one(runs: list[Result]) -> None:
     measured = SubspaceDistance().measure(runs)
 
     assert [(point["at"], point["mean"], point["runs"]) for point in measured["beta"]] == [
@@ -49,13 +49,13 @@ def test_beta_is_swept_at_tau_ten_and_tau_at_beta_one(runs: list[Result]) -> Non
         (1.0, 0.1, 1),
     ]
     assert [(point["at"], point["mean"]) for point in measured["tau"]] == [(2.0, 0.3), (10.0, 0.1)]
-    # Student's interval, 0.95 ± 0.64, would pass 1.
+    # Student's interval, 0.95 ± 0.64, would exceed 1.
     assert 0.0 < measured["beta"][0]["low"] < 0.9 < 0.99 < measured["beta"][0]["high"] < 1.0
     assert measured["chance"] == pytest.approx(0.95)
     assert json.loads(json.dumps(measured)) == measured
 
 
-def test_lines_tell_each_point_and_the_papers_words(runs: list[Result]) -> None:
+def test_lines_list_each_point_and_the_papers_description(runs: list[Result]) -> None:
     lines = SubspaceDistance().lines(SubspaceDistance().measure(runs))
 
     assert any(line.startswith("beta = 0 ") and line.endswith("near 1") for line in lines)
@@ -63,7 +63,7 @@ def test_lines_tell_each_point_and_the_papers_words(runs: list[Result]) -> None:
     assert any(line.startswith("tau = 2 ") and line.endswith("already low") for line in lines)
 
 
-def test_the_picture_marks_what_is_described_as_such(runs: list[Result]) -> None:
+def test_picture_marks_the_papers_descriptions(runs: list[Result]) -> None:
     svg = SubspaceDistance().draw(SubspaceDistance().measure(runs)).svg
 
     assert svg.startswith("<svg")
@@ -71,53 +71,57 @@ def test_the_picture_marks_what_is_described_as_such(runs: list[Result]) -> None
         assert text in svg
 
 
-def test_one_sweep_alone_is_drawn(runs: list[Result], tmp_path: Path) -> None:
+def test_one_sweep_can_be_drawn_alone(runs: list[Result], tmp_path: Path) -> None:
     measured = SubspaceDistance().measure(runs[:2])
 
     assert measured["tau"] == []
     assert "temperature" not in SubspaceDistance().draw(measured).svg
 
 
-def test_without_a_stored_distance_the_weights_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distance_is_computed_from_weights_if_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     words = tuple(f"w{number}" for number in range(30))
     tables = {end: WordVectors(words, random.normal(size=(30, 3)).astype(np.float32)) for end in ("input", "output")}
     monkeypatch.setattr(module, "open_vectors", lambda folder, device: tables)
 
-    measured = SubspaceDistance().measure([run(tmp_path, beta=1.0, tau=10.0)])
+    measured = SubspaceDistance().measure([make_run(tmp_path, beta=1.0, tau=10.0)])
 
     expected = between_ends(tables["input"].vectors_VD, tables["output"].vectors_VD).distance
     assert measured["beta"][0]["mean"] == expected
 
 
-def test_a_tied_run_and_one_without_beta_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_runs_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "open_vectors", lambda folder, device: {"tied": None})
 
     with pytest.raises(DataError, match="one table"):
-        SubspaceDistance().measure([run(tmp_path, beta=1.0, tau=10.0)])
+        SubspaceDistance().measure([make_run(tmp_path, beta=1.0, tau=10.0)])
     with pytest.raises(DataError, match=r"output\.beta"):
-        SubspaceDistance().measure([run(tmp_path, beta=None, tau=10.0)])
+        SubspaceDistance().measure([make_run(tmp_path, beta=None, tau=10.0)])
     with pytest.raises(DataError, match="none of these runs"):
-        SubspaceDistance().measure([run(tmp_path, beta=0.5, tau=20.0, distance=0.5)])
+        SubspaceDistance().measure([make_run(tmp_path, beta=0.5, tau=20.0, distance=0.5)])
 
 
-def test_the_recipe_has_both_sweeps_and_no_regularisation() -> None:
+def test_recipe_has_both_sweeps_and_no_regularisation() -> None:
     recipe = load_recipe(SubspaceDistance.recipe)
     settings = [flatten(experiment.model_dump()) for experiment in recipe.experiments.values()]
-    at = {(each["output.beta"], each["output.tau"]) for each in settings}
+    points = {(row["output.beta"], row["output.tau"]) for row in settings}
 
-    assert {beta for beta, tau in at if tau == 10.0} == {tenth / 10 for tenth in range(11)}
-    assert {tau for beta, tau in at if beta == 1.0} == {1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0}
-    assert len(at) == len(recipe.rows) == 20
-    for each in settings:
-        assert not any(value for key, value in each.items() if "dropout" in key or "decay" in key)
-        assert each["input.table"] == each["output.table"] != each["output.classifier.table"]
-        assert each["tables.words.unit_norm"]
-        assert not each["tables.classes.unit_norm"]
-        assert not each["output.classifier.bias"]
+    assert {beta for beta, tau in points if tau == 10.0} == {tenth / 10 for tenth in range(11)}
+    assert {tau for beta, tau in points if beta == 1.0} == {1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0}
+    assert len(points) == len(recipe.rows) == 20
+    for experiment_settings in settings:
+        assert not any(value for key, value in experiment_settings.items() if "dropout" in key or "decay" in key)
+        assert (
+            experiment_settings["input.table"]
+            == experiment_settings["output.table"]
+            != experiment_settings["output.classifier.table"]
+        )
+        assert experiment_settings["tables.words.unit_norm"]
+        assert not experiment_settings["tables.classes.unit_norm"]
+        assert not experiment_settings["output.classifier.bias"]
 
 
-def test_the_rate_has_fallen_to_zero_when_training_ends() -> None:
+def test_learning_rate_reaches_zero_at_the_end() -> None:
     settings = flatten(next(iter(load_recipe(SubspaceDistance.recipe).experiments.values())).model_dump())
     batch, steps = settings["training.batch"], settings["training.steps"]
     windows = Streams(np.zeros(settings["corpus.tokens"], dtype=np.int32), batch, steps).windows
@@ -125,7 +129,7 @@ def test_the_rate_has_fallen_to_zero_when_training_ends() -> None:
     assert settings["training.schedule.period"] == windows * settings["training.epochs"]
 
 
-def test_other_models_are_not_points_of_one_curve(runs: list[Result]) -> None:
+def test_runs_with_other_settings_are_rejected(runs: list[Result]) -> None:
     other = replace(runs[2], settings=runs[2].settings | {"encoder": {"hidden_dim": 9}})
     with pytest.raises(DataError, match=rf"{runs[0].folder} and {other.folder} differ in encoder\.hidden_dim, beside"):
         SubspaceDistance().measure([*runs[:2], other])
@@ -135,14 +139,14 @@ def test_other_models_are_not_points_of_one_curve(runs: list[Result]) -> None:
 
 def verdicts(tmp_path: Path, distances: dict[tuple[float, float], tuple[float, ...]]) -> list[str]:
     runs = [
-        run(tmp_path, beta=beta, tau=tau, seed=seed, distance=distance)
-        for (beta, tau), found in distances.items()
-        for seed, distance in enumerate(found)
+        make_run(tmp_path, beta=beta, tau=tau, seed=seed, distance=distance)
+        for (beta, tau), values in distances.items()
+        for seed, distance in enumerate(values)
     ]
     return SubspaceDistance().lines(SubspaceDistance().measure(runs))[-3:]
 
 
-def test_the_papers_statements_are_judged_by_their_intervals(tmp_path: Path) -> None:
+def test_paper_claims_are_decided_by_intervals(tmp_path: Path) -> None:
     seen = {(0.0, 10.0): (0.95, 0.951, 0.949), (1.0, 10.0): (0.06, 0.061, 0.059), (1.0, 2.0): (0.2, 0.21, 0.19)}
     chance, about, low = verdicts(tmp_path, seen)
     assert chance.startswith("At beta = 0 the distance is near its chance level (within 0.03 of 0.950): seen, 0.950 [")
@@ -150,9 +154,9 @@ def test_the_papers_statements_are_judged_by_their_intervals(tmp_path: Path) -> 
     assert low.startswith("At tau = 2 the distance is already low (below 0.5 of chance, 0.475): seen, 0.200 [")
 
 
-def test_the_contrary_of_them_and_too_few_seeds_are_told(tmp_path: Path) -> None:
-    found = {(0.0, 10.0): (0.4, 0.41, 0.39), (1.0, 10.0): (0.02, 0.1), (1.0, 2.0): (0.2,)}
-    chance, about, low = verdicts(tmp_path, found)
+def test_opposite_results_and_too_few_seeds_are_stated(tmp_path: Path) -> None:
+    values = {(0.0, 10.0): (0.4, 0.41, 0.39), (1.0, 10.0): (0.02, 0.1), (1.0, 2.0): (0.2,)}
+    chance, about, low = verdicts(tmp_path, values)
     assert ": the contrary is seen, 0.400 [" in chance
     assert ": not decided, 0.060 [" in about
     assert low.endswith("0.200; one run has no interval, so that nothing is decided.")

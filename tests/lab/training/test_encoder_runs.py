@@ -22,7 +22,7 @@ def test_all_encoders_are_tested() -> None:
 
 
 @pytest.mark.parametrize("kind", DROPPING)
-def test_a_stop_in_the_middle_of_an_epoch(
+def test_run_stopped_in_mid_epoch_resumes_bit_for_bit(
     tmp_path: Path,
     train: Any,
     outcome: Callable[[Path], dict[str, Any]],

@@ -16,7 +16,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.training.display import Silent
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
-from tiny import DROPPING, encoder
+from tiny import DROPOUT_SETTINGS, encoder
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +47,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "change",
     [
-        *((encoder(kind), RANDOM) for kind in DROPPING),
+        *((encoder(kind), RANDOM) for kind in DROPOUT_SETTINGS),
         (encoder("awd_lstm"), AVERAGED),
         ("training.accumulate=2",),
         ("training.precision=bfloat16", encoder("variational_lstm")),

@@ -30,25 +30,27 @@ WORDS = Vocabulary(
     ("the", "<eos>", "of", "<unk>", "file", "a", "naïve", "in", "x", "string", "is"), tuple(range(11, 0, -1))
 )
 VOCABULARY = len(WORDS)
+DIM = 8
+"""All dimensions, so that all parts fit together. Bands have 8, 4 and 2 dimensions.
+
+A band of one dimension would not do: a classifier that scales its vectors has no gradient there.
+"""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "tables.word": {"dim": 6},
-    "tables.banded": {"dim": 6, "sizes": [4, 4], "factor": 2},
-    "projections.bands": {"dim": 6},
-    "inputs.char_cnn": {"dim": 6, "filters": [[1, 3], [2, 4]], "byte_dim": 4},
-    **{f"encoders.{kind}": {"hidden_dim": 6} for kind in LANGUAGE_MODEL_ENCODERS},
-    "encoders.highway": {"hidden_dim": 6, "depth": 2},
+    "tables.word": {"dim": DIM},
+    "tables.banded": {"dim": DIM, "sizes": [4, 4], "factor": 2},
+    "projections.bands": {"dim": DIM},
+    "inputs.char_cnn": {"dim": DIM, "filters": [[1, 5], [2, 6]], "byte_dim": 4},
+    **{f"encoders.{kind}": {"hidden_dim": DIM} for kind in LANGUAGE_MODEL_ENCODERS},
+    "encoders.highway": {"hidden_dim": DIM, "depth": 2},
     "encoders.transformer": {"layers": 2, "heads": 2, "ffn_dim": 12},
-    "encoders.attention_gru": {"units": 6},
+    "encoders.attention_gru": {"units": DIM},
     "encoders.encoder_decoder": {"layers": 2, "heads": 2, "ffn_dim": 12},
     "outputs.augmented": {"tau": 2.0, "gamma": 0.5},
     "outputs.mixture": {"experts": 3},
     "outputs.sampled": {"samples": 5},
 }
-"""Test values, by `family.kind`, of arguments whose default is missing or too large for a test.
-
-All dimensions are 6, so that all parts fit together.
-"""
+"""Test values, by `family.kind`, of arguments whose default is missing or too large for a test."""
 
 EXPERIMENT: dict[str, Any] = {
     "corpus": {},
@@ -121,7 +123,7 @@ class Case:
         """Return the output end tied to an input end that has no table."""
         experiment = check_experiment(self.settings(), self.name)
         source = self.build_input()
-        arguments = {"tables": {"words": source}, "projections": {"words": None}, "context_dim": 6}
+        arguments = {"tables": {"words": source}, "projections": {"words": None}, "context_dim": DIM}
         built: OutputEnd = OUTPUTS.build(experiment.output, arguments)
         return built
 

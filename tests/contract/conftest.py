@@ -13,6 +13,7 @@ from reefknot.lab.config.parts import ENCODERS
 from reefknot.nn.encoders.contract import Encoder
 
 from .combinations import (
+    DIM,
     LANGUAGE_MODEL_ENCODERS,
     Case,
     covering_cases,
@@ -48,8 +49,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def encoder(encoder_kind: str) -> Encoder:
-    """Return an encoder of vectors with 6 dimensions, in float64 and without dropout."""
+    """Return an encoder of vectors with `DIM` dimensions, in float64 and without dropout."""
     settings = TypeAdapter(ENCODERS.settings()).validate_python(part_settings(ENCODERS, encoder_kind, {}))
     torch.manual_seed(0)
-    built: Encoder = ENCODERS.build(settings, {"input_dim": 6})
+    built: Encoder = ENCODERS.build(settings, {"input_dim": DIM})
     return built.double().eval()

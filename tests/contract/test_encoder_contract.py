@@ -16,7 +16,7 @@ from torch import Tensor
 from reefknot.lab.config.parts import ENCODERS
 from reefknot.nn.encoders.contract import Encoder, State, detach, join_streams, select_streams
 
-from .combinations import part_settings
+from .combinations import DIM, part_settings
 
 STREAMS, STEPS = 3, 7
 
@@ -27,13 +27,13 @@ def with_dropout(encoder_kind: str) -> Encoder:
     rates = [argument.name for argument in ENCODERS.arguments(encoder_kind) if "drop" in argument.name]
     settings = part_settings(ENCODERS, encoder_kind, {}) | dict.fromkeys(rates, 0.5)
     torch.manual_seed(0)
-    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": 6})
+    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": DIM})
     return built.double().train()
 
 
 def vectors(encoder: Encoder) -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(STREAMS, STEPS, 6, dtype=next(encoder.parameters()).dtype)
+    return torch.randn(STREAMS, STEPS, DIM, dtype=next(encoder.parameters()).dtype)
 
 
 def some_state(encoder: Encoder) -> State:
@@ -44,7 +44,7 @@ def some_state(encoder: Encoder) -> State:
 
 def test_outputs_and_states_have_the_right_shapes(encoder: Encoder) -> None:
     encoded = encoder(vectors(encoder), encoder.initial_state(STREAMS))
-    assert encoder.input_dim == 6
+    assert encoder.input_dim == DIM
     assert encoded.output.shape == encoded.raw.shape == (STREAMS, STEPS, encoder.dim)
     for name, tensor in encoder.initial_state(STREAMS).items():
         assert encoded.state[name].shape == tensor.shape

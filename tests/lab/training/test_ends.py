@@ -39,14 +39,14 @@ DRAWS: dict[str, tuple[str, ...]] = {
     "mixture DRILL": ("output.dropout=0.3", "output.classifier.dropout=0.3", "output.classifier.variational=false"),
     "sampled": ("output.samples=6",),
     "spelled": ("input.dropout=0.2",),
-    "pieces": ("input.word_dropout=0.2",),
+    "sub-words": ("input.word_dropout=0.2",),
 }
 """Settings that use random numbers in training, by row.
 
 Every process and every micro-batch draws different numbers, so updates equal those of the whole batch only without
 these settings. The sampled row then samples the whole vocabulary.
 """
-PARTS = {"AL": {"augmented"}, "REAL": {"augmented"}, "pieces": {"activation", "temporal_activation"}}
+PARTS = {"AL": {"augmented"}, "REAL": {"augmented"}, "sub-words": {"activation", "temporal_activation"}}
 STEPS, STOP = 12, 8
 """Number of updates of a row, and the update in the middle of the second epoch after which it is stopped."""
 TWO_UPDATES = ("training.epochs=1", "training.steps=30", "training.log_every=1", "training.save_every=1")

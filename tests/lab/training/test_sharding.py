@@ -28,14 +28,14 @@ RECIPE = Path(__file__).with_name("together.toml")
 ROWS = (
     "blocks",
     "one-block",
-    "blocks-in-pieces",
+    "blocks-in-micro-batches",
     "float16",
     "sentences",
-    "sentences-in-pieces",
-    "streams-in-pieces",
+    "sentences-in-micro-batches",
+    "streams-in-micro-batches",
     "frozen",
 )
-RESUMED = ("blocks-in-pieces", "sentences-in-pieces", "streams-in-pieces", "frozen")
+RESUMED = ("blocks-in-micro-batches", "sentences-in-micro-batches", "streams-in-micro-batches", "frozen")
 """Rows with several optimiser tensors per parameter, averages, a hidden state, and a frozen table."""
 MODES = ("copies", "shards")
 LAST, EARLIER = "step_00000004", "step_00000002"

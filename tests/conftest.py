@@ -1,9 +1,9 @@
-"""What all tests share: a cache of their own, a small made text, a small recipe, and the longer campaigns.
+"""Fixtures of all tests (a separate cache, a small text and a small recipe) and options for longer tests.
 
-pytest tests/crash --kills 1000 [--device cuda]                 more kills than CI has time for, also on a GPU
+pytest tests/crash --kills 1000 [--device cuda]                 more kills than in CI, also on a GPU
 HYPOTHESIS_PROFILE=campaign pytest tests/fuzz --timeout 0       more damaged recipes
-pytest tests/contract --combinations all                        every combination of ends, not a pairwise covering
-pytest tests/contract tests/cli tests/golden --freeze           write the frozen files anew, to be read and committed
+pytest tests/contract --combinations all                        all combinations of ends instead of a pairwise covering
+pytest tests/contract tests/lab/cli tests/golden --freeze       write the frozen files; read and commit the difference
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ name = "tied"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=20, help="how often tests/crash kills a training process")
-    parser.addoption("--device", default="cpu", help="where tests/crash trains: cpu or cuda")
+    parser.addoption("--kills", type=int, default=20, help="number of kills in tests/crash")
+    parser.addoption("--device", default="cpu", help="device of tests/crash: cpu or cuda")
     parser.addoption(
-        "--combinations", choices=["pairs", "all"], default="pairs", help="which ends tests/contract joins"
+        "--combinations", choices=["pairs", "all"], default="pairs", help="combinations of ends in tests/contract"
     )
     parser.addoption("--freeze", action="store_true", help="write the frozen files instead of comparing with them")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """How many combinations of ends there are, and how many of them are tested."""
+    """Print the number of combinations of ends, and how many of them are tested."""
     from contract.combinations import summary
     from contract.conftest import chosen_cases
 
@@ -75,8 +75,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test touches the user's cache; one thread each, because small models only wait for a second one."""
+def separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep tests away from the user's cache, and use one thread, which is faster for small models."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REEFKNOT_CACHE", str(folder))
@@ -86,8 +86,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_parser() -> Iterator[None]:
-    """typer makes the parser of all verbs anew for each command, which takes most of its time; here it is kept."""
+def cached_parser() -> Iterator[None]:
+    """Keep the parser of all verbs, because building it takes most of the time of a command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
@@ -95,17 +95,17 @@ def one_parser() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for the disk guards against a loss of power, which no test can cause; processes of their own do wait."""
+    """Do not wait for the disk, which only guards against power loss. Child processes still wait."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
 def frozen(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, Any]], dict[str, Any]]:
-    """What a committed JSON file says; with --freeze it is first made to say what is so now."""
+    """Read a committed JSON file. With --freeze, first write the current values to it."""
 
-    def read(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    def read(path: Path, current: dict[str, Any]) -> dict[str, Any]:
         if request.config.getoption("--freeze"):
-            path.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(current, indent=1) + "\n", encoding="utf-8")
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return stored
 
@@ -114,19 +114,19 @@ def frozen(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, Any]], d
 
 @pytest.fixture(scope="session")
 def made_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """A folder of train, valid and test text, the first of about so many tokens; equal numbers, equal text."""
+    """Write a folder of train, valid and test text with about `tokens` training tokens, which also seed the text."""
 
     def write(tokens: int) -> Path:
         folder = tmp_path_factory.mktemp("text")
-        draw = random.Random(tokens)
+        generator = random.Random(tokens)
         words = [f"w{index}" for index in range(30)]
         for name, size in (("train", tokens), ("valid", 60), ("test", 60)):
             lines = []
             for _ in range(size // 10):
-                # Every word has few successors, so that there is something to learn.
-                line = [draw.randrange(30)]
+                # Every word has few successors, so that a model can learn them.
+                line = [generator.randrange(30)]
                 while len(line) < 9:
-                    line.append((3 * line[-1] + draw.randrange(3)) % 30)
+                    line.append((3 * line[-1] + generator.randrange(3)) % 30)
                 lines.append(" ".join(words[index] for index in line) + "\n")
             (folder / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
         return folder
@@ -136,7 +136,7 @@ def made_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]
 
 @pytest.fixture
 def tiny_recipe(tmp_path: Path, made_text: Callable[[int], Path]) -> Callable[..., Path]:
-    """Writes a recipe with the rows "tied" and "untied", dropout on; 120 tokens make 6 updates an epoch."""
+    """Write a recipe with the rows "tied" and "untied" and with dropout. 120 tokens make 6 updates per epoch."""
 
     def write(tokens: int = 120, classifier: str = "projected") -> Path:
         path = tmp_path / "tiny.toml"

@@ -1,4 +1,4 @@
-"""Realistic run folders: three rows of a recipe, one or two seeds, with hostile words in their text."""
+"""Realistic run folders of three rows with one or two seeds. Some of their words look like HTML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def scored(perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: int = 1) -> dict[str, Any]:
-    """A score as result.json has it; `pieces` tokens make a word."""
+    """Return a score as in result.json. Every word has `pieces` sub-words."""
     nll, words, size = math.log(perplexity), 82_430, 449_945
     return {
         "perplexity": perplexity,
@@ -52,12 +52,13 @@ def scored(perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: in
 
 
 def in_pieces(row: str, unknown: int) -> dict[str, Any]:
-    """The record of a run whose words are two pieces each: perplexity 10, or 100 per word."""
-    figures = scored(10.0, pieces=2, unknown=unknown)
-    return result(row, 0, test=figures, valid=figures)
+    """Return the result of a run with two sub-words per word: perplexity 10 per sub-word, 100 per word."""
+    scores = scored(10.0, pieces=2, unknown=unknown)
+    return result(row, 0, test=scores, valid=scores)
 
 
 def bands(shift: float) -> list[dict[str, Any]]:
+    """Return losses by word frequency, which `shift` improves most for rare words."""
     ends = [(1, 9), (10, 99), (100, 999), (1000, 9999), (10_000, None)]
     shares = [0.04, 0.14, 0.24, 0.26, 0.32]
     return [
@@ -73,17 +74,22 @@ def bands(shift: float) -> list[dict[str, Any]]:
 
 
 def change(key: str, old: Any, new: Any) -> dict[str, Any]:
-    """A changed setting as result.json has it."""
+    """Return a changed setting as in result.json."""
     return {"key": key, "old": old, "new": new}
 
 
 def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
-    about = ROWS[row]
+    """Return the content of result.json for a row and a seed."""
+    row_data = ROWS[row]
     shift = 0.1 * list(ROWS).index(row)
-    near = {
+    neighbours_of = {
         word: [[NEAR[(n + k + seed) % len(NEAR)], 0.83 - 0.06 * k] for k in range(5)] for n, word in enumerate(WORDS)
     }
-    output = near if about["tied"] else {word: list(reversed(close)) for word, close in near.items()}
+    output = (
+        neighbours_of
+        if row_data["tied"]
+        else {word: list(reversed(neighbours)) for word, neighbours in neighbours_of.items()}
+    )
     record = {
         "format": 2,
         "task": "language_model",
@@ -100,10 +106,10 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
             "fingerprint": "ef" * 32,
             "describe": "Penn Treebank\ntrain 929,589 tokens",
         },
-        "parameters": {"total": about["total"], "parts": {"encoder": 641_600}, "expected": about["total"]},
-        "paper": about["paper"],
-        "valid": scored(about["ppl"] + seed),
-        "test": scored(about["ppl"] - 4 + seed),
+        "parameters": {"total": row_data["total"], "parts": {"encoder": 641_600}, "expected": row_data["total"]},
+        "paper": row_data["paper"],
+        "valid": scored(row_data["ppl"] + seed),
+        "test": scored(row_data["ppl"] - 4 + seed),
         "best": {"step": 20_907, "epoch": 9},
         "changed": [],
         "training": {
@@ -116,7 +122,7 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
             "device": "NVIDIA H200",
         },
         "frequency": {"target": bands(shift), "previous": bands(shift / 2)},
-        "neighbors": {"input": near, "output": output, "tied": about["tied"]},
+        "neighbors": {"input": neighbours_of, "output": output, "tied": row_data["tied"]},
         "samples": [
             {
                 "prompt": "the company",
@@ -132,6 +138,7 @@ def result(row: str, seed: int, /, **changes: Any) -> dict[str, Any]:
 
 
 def metrics(row: str) -> list[dict[str, Any]]:
+    """Return lines of metrics.jsonl that fall to the perplexity of a row."""
     best = ROWS[row]["ppl"]
     lines: list[dict[str, Any]] = []
     for epoch in range(1, 14):
@@ -147,7 +154,7 @@ def metrics(row: str) -> list[dict[str, Any]]:
 def write_run(
     root: Path, row: str, seed: int = 0, record: dict[str, Any] | None = None, **sections: dict[str, Any]
 ) -> Path:
-    """Write one run folder; without a record it is unfinished. `sections` are added to its settings."""
+    """Write a run folder, which is unfinished without a record. `sections` are added to the settings."""
     slug = "-".join(row.lower().replace("+", " ").split())
     folder = root / "press2017" / "table6" / slug / f"seed{seed}"
     folder.mkdir(parents=True)
@@ -180,7 +187,7 @@ def write_run(
 
 
 def write_evaluation(run: Path, kind: str, test: float, valid: float = 100.0, **changes: Any) -> None:
-    """What `reefknot evaluate RUN --save` leaves in a run."""
+    """Write the file that `reefknot evaluate RUN --save` adds to a run."""
     added = {"mode": {"kind": kind, **MODES[kind]}} if kind in MODES else {"windows": kind}
     record = {
         "format": 2,
@@ -199,7 +206,7 @@ def write_evaluation(run: Path, kind: str, test: float, valid: float = 100.0, **
 
 
 def write_runs(root: Path) -> Path:
-    """Five finished runs: two seeds of the first and of the last row, one of the second."""
+    """Write five finished runs: two seeds of the first and last row, one seed of the second row."""
     for row, seeds in (("Small", 2), ("Small + WT", 1), ("Small + WT + PR", 2)):
         for seed in range(seeds):
             write_run(root, row, seed, result(row, seed))

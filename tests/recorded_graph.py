@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs on machines without a GPU: it records the operators of a step and runs them again."""
+"""A replacement for CUDA graphs on a CPU: it records the operators of a step and runs them again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from reefknot.kernels import capture
 
 
 class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The operators of a step, on the tensors that they had when it was recorded.
+    """The recorded operators of a step, with their tensors.
 
-    As with a CUDA graph, recording changes no tensor that was there before and draws no random number, values of Python
-    stay those of the recording, and a step that asks for the value of a tensor is an error.
+    As with a CUDA graph, recording changes no existing tensor and draws no random numbers, Python values are those of
+    the recording, and reading the value of a tensor on the host is an error.
     """
 
     def __init__(self, step: Callable[[], Any]) -> None:
@@ -40,35 +40,35 @@ class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[position] if position < len(args) else kwargs.get(argument.name)
-                self._keep(tree_leaves(written))
+                self._save_before_write(tree_leaves(written))
         results = func(*args, **kwargs)
         self._calls.append((func, args, kwargs, results))
         return results
 
-    def _keep(self, tensors: list[Any]) -> None:
+    def _save_before_write(self, tensors: list[Any]) -> None:
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                self._before.setdefault(_place(tensor), (storage, storage.clone()))
+                self._before.setdefault(_address(tensor), (storage, storage.clone()))
 
     def replay(self) -> None:
-        # What was recorded has passed autograd and autocast already.
+        # The recorded operators are already below autograd and autocast.
         with torch._C._AutoDispatchBelowAutograd(), torch.autocast("cpu", enabled=False):
             for func, args, kwargs, results in self._calls:
-                again = func(*args, **kwargs)
-                for tensor, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                    # Views, and what is changed in place, are already what they should be.
-                    if isinstance(tensor, Tensor) and _place(tensor) != _place(new):
-                        tensor.copy_(new)
+                new_results = func(*args, **kwargs)
+                for tensor, new_tensor in zip(tree_leaves(results), tree_leaves(new_results), strict=True):
+                    # Views and tensors changed in place are already up to date.
+                    if isinstance(tensor, Tensor) and _address(tensor) != _address(new_tensor):
+                        tensor.copy_(new_tensor)
 
 
-def _place(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[RecordedGraph]:
-    """Steps are captured by recording them; what was recorded, in order."""
+    """Capture steps by recording them, and return the list of recorded graphs."""
     graphs: list[RecordedGraph] = []
 
     def record(step: Callable[[], Any], device: torch.device, pool: Any) -> tuple[RecordedGraph, Any]:

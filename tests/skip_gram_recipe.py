@@ -1,4 +1,4 @@
-"""A small recipe of skip-gram, tied and untied, and judgements of its words."""
+"""A small skip-gram recipe with an untied and a tied row, and similarity judgements of its words."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ skip_gram.tied = true
 
 
 def write_recipe(folder: Path, corpus: Path) -> Path:
-    """The recipe, on a text in that folder."""
+    """Write the recipe for a text."""
     path = folder / "vectors.toml"
     path.write_text(RECIPE.format(corpus=repr(str(corpus))), encoding="utf-8")
     return path
 
 
 def write_judgements(folder: Path) -> Path:
-    """A data folder with one benchmark, as many pairs as it has, of words of the made text and of others."""
-    place = folder / "data" / "word-similarity"
-    place.mkdir(parents=True)
+    """Write a data folder with one benchmark of 999 pairs, 60 of them with words of the text."""
+    benchmarks = folder / "data" / "word-similarity"
+    benchmarks.mkdir(parents=True)
     pairs = [(f"w{n % 10}", f"w{n % 7 + 10}", n % 11) for n in range(60)]
     pairs += [("king", f"queen{n}", n) for n in range(939)]
-    (place / "EN-SIMLEX-999.txt").write_text("".join(f"{a}\t{b}\t{score}\n" for a, b, score in pairs), encoding="utf-8")
-    return place.parent
+    (benchmarks / "EN-SIMLEX-999.txt").write_text(
+        "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs), encoding="utf-8"
+    )
+    return benchmarks.parent

@@ -1,4 +1,4 @@
-"""What docs/attention.md says is true: recipes, schedules, windows, and what it quotes of the code."""
+"""Recipes, schedules, windows and quoted code in docs/attention.md are correct."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ PAGE = Page("docs/attention.md")
 (ADAMW,) = PAGE.snippets("AdamW")
 (SCORING,) = PAGE.snippets("Context")
 TEXT = torch.tensor([1, 1, 1, 0, 1, 1, 0, 1, 1, 0])
-"""Ten tokens in lines of 4, 3 and 3, where <eos> is 0."""
+"""Ten tokens in lines of 4, 3 and 3 tokens. <eos> is 0."""
 EXAMPLES = re.findall(
     r"^\| `(\{.+\})` \| (.+) \|$", PAGE.sections["Windows: what a token is predicted from"], re.MULTILINE
 )
 
 
 def paper(folder: Path, training: str = TRAINING) -> LanguageModelExperiment:
+    """Return the experiment of the paper, joined from the snippets of the page."""
     (experiment,) = experiments(folder, FRAME, MODEL, training, SCORING).values()
     return experiment
 
 
-def test_the_first_model_builds(tmp_path: Path) -> None:
+def test_first_model_is_built_with_tied_ends(tmp_path: Path) -> None:
     (experiment,) = experiments(tmp_path, FIRST).values()
     assert experiment.input.model_dump()["scale"] == pytest.approx(128**0.5, rel=1e-2)
     with torch.device("meta"):
@@ -42,53 +43,53 @@ def test_the_first_model_builds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [TRAINING, ADAMW])
-def test_the_papers_recipe_is_complete(tmp_path: Path, training: str) -> None:
-    found = paper(tmp_path, training)
-    assert found.training.batch * found.training.steps == 65_536
-    assert found.training.batch // (found.training.accumulate or 1) * found.training.steps == 16_384
-    assert found.windows is not None
-    assert found.windows.name == "complete-512"
+def test_recipe_of_the_paper_has_its_batches_and_windows(tmp_path: Path, training: str) -> None:
+    experiment = paper(tmp_path, training)
+    assert experiment.training.batch * experiment.training.steps == 65_536
+    assert experiment.training.batch // (experiment.training.accumulate or 1) * experiment.training.steps == 16_384
+    assert experiment.windows is not None
+    assert experiment.windows.name == "complete-512"
 
 
-def test_training_is_that_of_the_papers_table(tmp_path: Path) -> None:
-    theirs = load_recipe("baevski2019/table3", row="ADP-T").experiments["ADP-T"]
-    assert paper(tmp_path).model_dump() == theirs.model_dump()
+def test_training_snippet_equals_the_shipped_recipe(tmp_path: Path) -> None:
+    published = load_recipe("baevski2019/table3", row="ADP-T").experiments["ADP-T"]
+    assert paper(tmp_path).model_dump() == published.model_dump()
 
 
-def test_training_ends_in_a_valley(tmp_path: Path) -> None:
+def test_training_ends_with_the_last_cycle(tmp_path: Path) -> None:
     settings = paper(tmp_path).training
     schedule = SCHEDULES.build(settings.schedule, {})
     cycles = [18_000, 36_000, 72_000, 144_000]
     assert 16_000 + sum(cycles) == settings.updates
-    assert all(f"{cycle:,}" in PAGE.sections["Warm-up and cycles"] for cycle in cycles)
-    last, next_one = (schedule.factor(1, settings.updates + shift) for shift in (-1, 0))
-    assert last < 1e-4 < 0.3 < next_one == pytest.approx(0.75**4)
+    last, following = (schedule.factor(1, settings.updates + shift) for shift in (-1, 0))
+    assert last < 1e-4 < 0.3 < following == pytest.approx(0.75**4)
 
 
-def test_the_formula_of_the_rate_is_the_codes(tmp_path: Path) -> None:
+def test_formula_of_the_learning_rate_equals_the_code(tmp_path: Path) -> None:
     schedule = SCHEDULES.build(paper(tmp_path).training.schedule, {})
     for step, i, s in ((16_000, 0, 0.0), (25_000, 0, 0.5), (34_000, 1, 0.0), (43_000, 1, 0.25), (88_000, 2, 0.25)):
         expected = 0.75**i * (1e-5 + (1 - 1e-5) * (1 + math.cos(math.pi * s)) / 2)
         assert schedule.factor(1, step) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("settings", "shown"), EXAMPLES)
-def test_an_example_of_windows_is_what_is_cut(tmp_path: Path, settings: str, shown: str) -> None:
+@pytest.mark.parametrize(("settings", "expected"), EXAMPLES)
+def test_window_examples_equal_the_code(tmp_path: Path, settings: str, expected: str) -> None:
     (experiment,) = experiments(tmp_path, FIRST, f"[base.evaluation]\nwindows = {settings}").values()
     assert experiment.windows is not None
     spans = experiment.windows.cut(TEXT, 0)
-    found = [f"{start + 1}-{stop} ({scored + 1}-{stop})" for start, scored, stop in zip(*map(list, spans), strict=True)]
-    assert shown == ", ".join(found)
+    windows = [
+        f"{start + 1}-{stop} ({scored + 1}-{stop})" for start, scored, stop in zip(*map(list, spans), strict=True)
+    ]
+    assert expected == ", ".join(windows)
 
 
-def test_windows_that_are_left_out(tmp_path: Path) -> None:
+def test_default_windows_have_no_context(tmp_path: Path) -> None:
     (experiment,) = experiments(tmp_path, FIRST).values()
     assert experiment.windows is not None
     assert experiment.windows.name == "context-0-stride-64"
 
 
-def test_settings_that_a_command_takes_away(tmp_path: Path) -> None:
-    changes = re.findall(r"`(training\.updates=\S+ training\.epochs=\S+)`", PAGE.text)
-    assert changes == ["training.updates=default training.epochs=3"]
-    found = load_recipe("baevski2019/table2", changes[0].split()).experiments["Adaptive inputs"].training
-    assert (found.updates, found.epochs) == (None, 3)
+def test_example_override_removes_a_setting(tmp_path: Path) -> None:
+    (changes,) = re.findall(r"`(training\.updates=\S+ training\.epochs=\S+)`", PAGE.text)
+    training = load_recipe("baevski2019/table2", changes.split()).experiments["Adaptive inputs"].training
+    assert (training.updates, training.epochs) == (None, 3)

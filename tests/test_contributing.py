@@ -1,4 +1,4 @@
-"""The examples in CONTRIBUTING.md work as they are written: a classifier, for which the contract holds, and a verb."""
+"""The examples in CONTRIBUTING.md work: a classifier, which passes the contract tests, and a verb."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reefknot.nn.tables import WordTable
 FILE, LINE, VERB = code((ROOT / "CONTRIBUTING.md").read_text("utf-8"), "python")
 KIND, HOME = re.fullmatch(r' *"(\w+)": "([\w.:]+)",\n', LINE).groups()  # type: ignore[union-attr]
 
-REGISTERS = f"""
+REGISTER_EXAMPLE = f"""
 import reefknot.nn.classifiers
 from reefknot.lab.config.parts import CLASSIFIERS
 
@@ -31,7 +31,7 @@ CLASSIFIERS._parts[{KIND!r}] = {HOME!r}
 """
 
 
-def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_classifier_scales_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")
     monkeypatch.setattr(reefknot.nn.classifiers, "__path__", [*reefknot.nn.classifiers.__path__, str(tmp_path)])
     monkeypatch.setitem(CLASSIFIERS._parts, KIND, HOME)
@@ -39,25 +39,25 @@ def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.allclose(classifier.weight().norm(dim=-1), torch.full((11,), 2.0))
 
 
-def test_the_contract_holds_for_the_example(tmp_path: Path) -> None:
-    """In a process of its own, because the settings of a recipe are made when they are first imported."""
+def test_example_classifier_passes_the_contract_tests(tmp_path: Path) -> None:
+    """Run in another process, because the settings of recipes are derived at the first import."""
     (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")
-    (tmp_path / "registers_the_example.py").write_text(REGISTERS.format(folder=str(tmp_path)), encoding="utf-8")
-    options = ["-p", "registers_the_example", "-p", "no:cacheprovider", "-k", f"{KIND} and tied"]
-    done = subprocess.run(
+    (tmp_path / "register_example.py").write_text(REGISTER_EXAMPLE.format(folder=str(tmp_path)), encoding="utf-8")
+    options = ["-p", "register_example", "-p", "no:cacheprovider", "-k", f"{KIND} and tied"]
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/contract", *options],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    passed = re.search(r"(\d+) passed", done.stdout)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    passed = re.search(r"(\d+) passed", completed.stdout)
     assert passed is not None
-    assert int(passed[1]) >= 40, done.stdout
+    assert int(passed[1]) >= 40, completed.stdout
 
 
-def test_the_verb_of_the_example_prints_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_verb_prints_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.py").write_text(VERB, encoding="utf-8")
     monkeypatch.setattr(reefknot.lab.cli, "__path__", [*reefknot.lab.cli.__path__, str(tmp_path)])
     outcome = CliRunner().invoke(load_verb("rows"), ["press2017/table6"])

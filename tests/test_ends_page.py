@@ -1,4 +1,4 @@
-"""What docs/ends.md says of the ends is true: parts, pictures, recipes, sizes, combinations."""
+"""Recipes and sizes in docs/ends.md are correct, and its pictures are reproducible."""
 
 import importlib
 import re
@@ -12,10 +12,10 @@ from reefknot.lab.tasks import build_model
 from reefknot.nn.models.language_model import LanguageModel
 
 PAGE = Page("docs/ends.md")
-WORDS = 10_000  # the Penn Treebank's, which the page's recipes name
+WORDS = 10_000  # vocabulary of the Penn Treebank, the corpus of the recipes on the page
 FRAME, CHANGE = PAGE.snippets("How to read this page")
 PARTS = re.findall(r"^### (.+)$", PAGE.text, re.MULTILINE)
-"""Headings of the sections on a part."""
+"""Headings of the sections about parts."""
 
 
 def _recipe(section: str) -> str:
@@ -24,24 +24,24 @@ def _recipe(section: str) -> str:
 
 
 def _build(snippet: str, folder: Path) -> LanguageModel:
-    """The model of a recipe as the page says to make it: the frame, and the snippet below it."""
+    """Build the model of a recipe that consists of the frame and a snippet."""
     (experiment,) = experiments(folder, FRAME, snippet).values()
     with torch.device("meta"):
         return build_model(experiment, WORDS)
 
 
 @pytest.mark.parametrize("heading", PARTS)
-def test_a_recipe_builds_and_has_the_size_it_claims(heading: str, tmp_path: Path) -> None:
+def test_recipe_of_a_part_builds_with_the_stated_size(heading: str, tmp_path: Path) -> None:
     snippet = _recipe(PAGE.sections[heading])
     counts = _build(snippet, tmp_path).parameter_counts()
     claimed = re.findall(r"^# ends: ([\d,]+) parameters", snippet, re.MULTILINE)
     if "[base.vocabulary" in snippet:
-        assert not claimed, "another vocabulary has another size"
+        assert not claimed, "the size would depend on the vocabulary"
     else:
         assert claimed == [f"{counts['input'] + counts['output']:,}"]
 
 
-def test_a_row_changes_the_base_as_the_page_says(tmp_path: Path) -> None:
+def test_row_changes_the_base(tmp_path: Path) -> None:
     base = _recipe(PAGE.sections["Tying: ends that hold one table"]).replace("dim = 400", "dim = 400\nunit_norm = true")
     changed = FRAME.replace('name = "mine"\n', f'name = "mine"\n{CHANGE}')
     vocabulary = "[base.vocabulary]\nmin_count = 2\nmax_size = 5_000\n"
@@ -51,8 +51,8 @@ def test_a_row_changes_the_base_as_the_page_says(tmp_path: Path) -> None:
     assert (experiment.vocabulary.min_count, experiment.vocabulary.max_size) == (2, None)
 
 
-def test_a_picture_has_the_same_bytes_when_it_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`script/pictures --check` depends on it."""
+def test_picture_is_drawn_with_the_same_bytes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`script/pictures --check` compares bytes."""
     monkeypatch.syspath_prepend(str(ROOT / "script"))
     pictures = importlib.import_module("drawing.shapes").PICTURES
     importlib.import_module("drawing.ends")

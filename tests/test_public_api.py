@@ -1,4 +1,4 @@
-"""What others rely on and what readers were promised: exported names, cheap import, exit codes, no pickle."""
+"""The public interface: exported names, fast import, exit codes, packaged files, and no unsafe code."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ def test_type_checkers_see_every_exported_name() -> None:
     assert imported == EXPORTED
 
 
-def test_a_name_that_is_not_there() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Hardmax'"):
         _ = reefknot.Hardmax
 
 
-def test_importing_the_package_costs_nothing() -> None:
+def test_importing_the_package_imports_nothing_heavy() -> None:
     script = "import sys, reefknot; print({'torch', 'numpy', 'pydantic', 'typer'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"
+    completed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert completed.stdout.strip() == "set()"
 
 
 def test_exit_codes_are_frozen() -> None:
@@ -115,21 +115,21 @@ def test_exit_codes_are_frozen() -> None:
 @pytest.mark.parametrize(
     "name", ["py.typed", "lab/recipes/demo.toml", "lab/recipes/press2017/table6.toml", "lab/reports/page.html"]
 )
-def test_files_beside_the_code_are_shipped(name: str) -> None:
+def test_data_files_are_in_the_package(name: str) -> None:
     assert files("reefknot").joinpath(name).is_file()
 
 
-def test_every_exported_name_says_what_it_is() -> None:
+def test_every_exported_name_has_a_docstring() -> None:
     assert [name for name in EXPORTED if not getattr(reefknot, name).__doc__] == []
 
 
 def test_source_files_cannot_run_untrusted_input() -> None:
-    """No pickle, no eval, no shell: a checkpoint or a recipe from a stranger can be wrong but cannot run code."""
+    """No pickle, no eval and no shell: checkpoints and recipes of other people cannot run code."""
     assert [f"{path.relative_to(SOURCE)}: {problem}" for path in MODULES for problem in dangers(tree(path))] == []
 
 
 def dangers(module: ast.Module) -> Iterator[str]:
-    """Imports and calls that would let a file run code."""
+    """Yield imports and calls that could run code of a file."""
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from {alias.name.partition(".")[0] for alias in node.names} & BANNED_IMPORTS
@@ -138,7 +138,7 @@ def dangers(module: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             yield from {name} & BANNED_CALLS
-            keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            keywords = {keyword_node.arg: ast.unparse(keyword_node.value) for keyword_node in node.keywords}
             if name == "torch.load" and keywords.get("weights_only") != "True":
                 yield "torch.load without weights_only=True"
             for keyword in ("allow_pickle", "shell"):
@@ -146,6 +146,6 @@ def dangers(module: ast.Module) -> Iterator[str]:
                     yield f"{name}({keyword}={keywords[keyword]})"
 
 
-def test_the_check_for_untrusted_input_sees_each_danger() -> None:
+def test_check_for_untrusted_input_finds_every_danger() -> None:
     bad = ["import pickle", "from dill import x", "eval(x)", "torch.load(x)", "np.load(x, allow_pickle=True)"]
     assert [code for code in bad if not list(dangers(ast.parse(code)))] == []

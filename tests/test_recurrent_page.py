@@ -1,4 +1,4 @@
-"""What docs/recurrent.md says is true: recipes that go together, choices of settings, figures of the code."""
+"""Recipes in docs/recurrent.md can be combined and load."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ TRAININGS = PAGE.snippets("Training")
 (SCORING,) = PAGE.snippets("Perplexity: ours and the papers'")
 
 
-def test_encoders_and_trainings_go_together(tmp_path: Path) -> None:
+def test_every_encoder_works_with_every_training(tmp_path: Path) -> None:
     assert len(TRAININGS) == 2
     for heading, training in product(ENCODER_HEADINGS, TRAININGS):
         assert experiments(tmp_path, FRAME, *PAGE.snippets(heading), training, SCORING).keys() == {"mine"}
 
 
-def test_finetuning_begins_with_the_first_row(tmp_path: Path) -> None:
+def test_finetuning_starts_from_the_first_row(tmp_path: Path) -> None:
     awd = next(heading for heading in ENCODER_HEADINGS if "awd" in heading)
-    found = experiments(tmp_path, FRAME, *PAGE.snippets(awd), TRAININGS[1], FINETUNING)["finetuned"].training
-    assert found.start is not None
-    assert found.averaging is not None
-    assert found.random_steps is not None
-    assert (found.start.row, found.averaging.start, found.random_steps.most) == ("mine", "at_once", 80)
+    training_settings = experiments(tmp_path, FRAME, *PAGE.snippets(awd), TRAININGS[1], FINETUNING)[
+        "finetuned"
+    ].training
+    assert training_settings.start is not None
+    assert training_settings.averaging is not None
+    assert training_settings.random_steps is not None
+    assert (training_settings.start.row, training_settings.averaging.start, training_settings.random_steps.most) == (
+        "mine",
+        "at_once",
+        80,
+    )

@@ -1,4 +1,4 @@
-"""What docs/vectors.md says is true: settings and their defaults, benchmarks, formats, figures, recipes, its Python."""
+"""Recipes and Python code in docs/vectors.md work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = Page("docs/vectors.md")
 PYTHON = code(PAGE.text, "python")
 
 
-def test_the_first_vectors_are_skip_gram_untied_and_tied(tmp_path: Path) -> None:
+def test_first_recipe_trains_skip_gram_untied_and_tied(tmp_path: Path) -> None:
     untied, tied = experiments(tmp_path, FIRST).values()
     assert isinstance(untied, SkipGramExperiment)
     assert isinstance(tied, SkipGramExperiment)
@@ -32,11 +32,9 @@ def test_the_first_vectors_are_skip_gram_untied_and_tied(tmp_path: Path) -> None
     assert tied.skip_gram.model_copy(update={"tied": False}) == untied.skip_gram
 
 
-def test_the_report_has_benchmarks_only_of_runs_that_were_judged(
-    tmp_path: Path, made_text: Callable[[int], Path]
-) -> None:
+def test_report_shows_benchmarks_only_of_judged_runs(tmp_path: Path, made_text: Callable[[int], Path]) -> None:
     recipe, data = write_recipe(tmp_path, made_text(600)), write_judgements(tmp_path)
-    judged = []
+    shown = []
     for similarity, options in (("true", ("--data", data)), ("false", ())):
         run, page = tmp_path / similarity, tmp_path / f"{similarity}.html"
         settings = ("training.epochs=1", f"evaluation.similarity={similarity}")
@@ -46,24 +44,26 @@ def test_the_report_has_benchmarks_only_of_runs_that_were_judged(
             assert outcome.code == 0, outcome.err
         html = page.read_text(encoding="utf-8")
         assert "<h2>Results</h2>" in html
-        judged.append(("<h3>Word similarity</h3>" in html, "60 of 999" in html))
-    assert judged == [(True, True), (False, False)]
+        shown.append(("<h3>Word similarity</h3>" in html, "60 of 999" in html))
+    assert shown == [(True, True), (False, False)]
 
 
-def test_a_table_starts_from_the_file_and_may_be_frozen(tmp_path: Path) -> None:
+def test_table_starts_from_the_file_and_may_be_frozen(tmp_path: Path) -> None:
     drawn, started, frozen = experiments(tmp_path, START).values()
     with torch.device("meta"):
-        tables = [build_model(each, 100).input.tables()[0] for each in (drawn, started, frozen)]
-    files = [list(table_files(each.tables).values()) for each in (drawn, started, frozen)]
+        tables = [build_model(experiment, 100).input.tables()[0] for experiment in (drawn, started, frozen)]
+    files = [list(table_files(experiment.tables).values()) for experiment in (drawn, started, frozen)]
     assert files == [[], [Path("words.vec")], [Path("words.vec")]]
     assert [table.frozen for table in tables] == [False, False, True]
 
 
 @pytest.mark.parametrize("gensim", [False, True])
-def test_the_python_examples_run(gensim: bool, tmp_path: Path) -> None:
-    ours, with_gensim = PYTHON
+def test_python_examples_run(gensim: bool, tmp_path: Path) -> None:
+    program, with_gensim = PYTHON
     if gensim:
         pytest.importorskip("gensim")
-        ours += with_gensim
-    done = subprocess.run([sys.executable, "-c", ours], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        program += with_gensim
+    completed = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr

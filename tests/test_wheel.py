@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_wheel_works_outside_the_repository(tmp_path: Path) -> None:
+def test_wheel_works_outside_the_repository(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -28,9 +28,9 @@ def test_a_wheel_works_outside_the_repository(tmp_path: Path) -> None:
     assert {name for name in packaged if "__pycache__" not in name} <= names
     assert not [name for name in names if name.startswith(("tests", "results"))]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    where = [sys.executable, "-c", "import reefknot; print(reefknot.__file__)"]
-    shown = subprocess.run(where, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True)
+    show_path = [sys.executable, "-c", "import reefknot; print(reefknot.__file__)"]
+    shown = subprocess.run(show_path, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert str(tmp_path / "installed") in shown.stdout
     command = [sys.executable, "-m", "reefknot", "validate", "press2017/table6"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert "2,691,800 parameters" in done.stdout
+    completed = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "2,691,800 parameters" in completed.stdout

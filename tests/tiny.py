@@ -1,4 +1,4 @@
-"""The parts of a small recipe that several tests write: a tied LSTM of width 8, and the row that unties it."""
+"""Parts of a small recipe for several tests: a tied LSTM with 8 dimensions, and a row without tying."""
 
 MODEL = """
 [base.corpus]
@@ -31,7 +31,7 @@ tables.classes = { kind = "word", dim = 8 }
 output.classifier.table = "classes"
 """
 
-DROPPING = {
+DROPOUT_SETTINGS = {
     "lstm": "hidden_dim = 8, dropout = 0.3",
     "gru": "hidden_dim = 8, dropout = 0.3",
     "rnn": "hidden_dim = 8, dropout = 0.3",
@@ -41,9 +41,9 @@ DROPPING = {
     "highway": "hidden_dim = 8, depth = 2, dropout_input = 0.2, dropout_hidden = 0.3, dropout_output = 0.4",
     "transformer": "layers = 2, heads = 2, ffn_dim = 12, dropout = 0.3, dropout_attention = 0.2, dropout_relu = 0.4",
 }
-"""Every encoder at the width of the recipe above, with all that it can drop dropped."""
+"""Settings of every encoder that fit the recipe above, with all kinds of dropout."""
 
 
 def encoder(kind: str) -> str:
-    """The override that puts it into the recipe."""
-    return f'encoder={{kind = "{kind}", {DROPPING[kind]}}}'
+    """Return the override that uses this encoder."""
+    return f'encoder={{kind = "{kind}", {DROPOUT_SETTINGS[kind]}}}'

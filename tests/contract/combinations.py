@@ -1,7 +1,7 @@
-"""Every combination of registered parts, built from settings as a recipe would build it.
+"""Every combination of registered parts, built from settings as in a recipe.
 
-A new part is covered as soon as its line stands in `lab/config/parts.py`. Only an argument without a default needs a
-small value in `SETTINGS`, and its absence says so.
+A new part is covered as soon as its line is in `lab/config/parts.py`. An argument without a default also needs a small
+value in `SETTINGS`; the test fails with this advice if it is missing.
 """
 
 from __future__ import annotations
@@ -22,31 +22,35 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import OutputEnd
 from reefknot.nn.tables import BandedTable
 
-ALONE, TRANSLATING = (
+LANGUAGE_MODEL_ENCODERS, TRANSLATOR_ENCODERS = (
     [kind for kind in ENCODERS if ENCODERS.load(kind).reads_source is reads] for reads in (False, True)
 )
-"""Encoders of language models, and those of translators."""
+"""Kinds of encoders of language models and of translators."""
 WORDS = Vocabulary(
     ("the", "<eos>", "of", "<unk>", "file", "a", "naïve", "in", "x", "string", "is"), tuple(range(11, 0, -1))
 )
 VOCABULARY = len(WORDS)
+DIM = 8
+"""All dimensions, so that all parts fit together. Bands have 8, 4 and 2 dimensions.
+
+A band of one dimension would not do: a classifier that scales its vectors has no gradient there.
+"""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "tables.word": {"dim": 6},
-    "tables.banded": {"dim": 6, "sizes": [4, 4], "factor": 2},
-    "projections.bands": {"dim": 6},
-    "inputs.char_cnn": {"dim": 6, "filters": [[1, 3], [2, 4]], "byte_dim": 4},
-    **{f"encoders.{kind}": {"hidden_dim": 6} for kind in ALONE},
-    "encoders.highway": {"hidden_dim": 6, "depth": 2},
+    "tables.word": {"dim": DIM},
+    "tables.banded": {"dim": DIM, "sizes": [4, 4], "factor": 2},
+    "projections.bands": {"dim": DIM},
+    "inputs.char_cnn": {"dim": DIM, "filters": [[1, 5], [2, 6]], "byte_dim": 4},
+    **{f"encoders.{kind}": {"hidden_dim": DIM} for kind in LANGUAGE_MODEL_ENCODERS},
+    "encoders.highway": {"hidden_dim": DIM, "depth": 2},
     "encoders.transformer": {"layers": 2, "heads": 2, "ffn_dim": 12},
-    "encoders.attention_gru": {"units": 6},
+    "encoders.attention_gru": {"units": DIM},
     "encoders.encoder_decoder": {"layers": 2, "heads": 2, "ffn_dim": 12},
     "outputs.augmented": {"tau": 2.0, "gamma": 0.5},
     "outputs.mixture": {"experts": 3},
     "outputs.sampled": {"samples": 5},
 }
-"""Test values of the arguments that have no default, or one too large for a test, as `family.kind`. All widths are 6,
-so that everything joins."""
+"""Test values, by `family.kind`, of arguments whose default is missing or too large for a test."""
 
 EXPERIMENT: dict[str, Any] = {
     "corpus": {},
@@ -58,17 +62,17 @@ EXPERIMENT: dict[str, Any] = {
         "schedule": {"kind": "constant"},
     },
 }
-"""What an experiment has beside its model."""
+"""Settings of an experiment other than its model."""
 PAIRS: dict[str, Any] = {
     "corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}},
     "training": EXPERIMENT["training"] | {"batching": "pairs"},
 }
-"""The same for a translator."""
+"""Settings of an experiment with a translator, other than its model."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One combination. `classifier` is None for an output end that takes none."""
+    """One combination of parts. `classifier` is None for an output end without classifier."""
 
     input: str
     encoder: str
@@ -82,24 +86,24 @@ class Case:
         return "-".join(end for end in ends if end)
 
     def settings(self) -> dict[str, Any]:
-        """The model's part of a recipe: one table for both ends where they are tied, else one each."""
+        """Return the settings of the model, with one table for both ends if they are tied."""
         classes = "words" if self.tied else "classes"
         reads_bands, writes_bands = _banded(INPUTS, self.input), _banded(OUTPUTS, self.output)
         tables: dict[str, Any] = {}
         if _takes_table(INPUTS, self.input):
             tables["words"] = table_settings(reads_bands or (self.tied and writes_bands))
             if self.input == "lookup" and self.tied and writes_bands:
-                tables["words"]["factor"] = 1  # a plain lookup needs one width
+                tables["words"]["factor"] = 1  # a plain lookup needs bands of equal dimension
         tables.setdefault(classes, table_settings(writes_bands))
         projections: dict[str, Any] = {}
         if reads_bands:
             projections["words"] = part_settings(PROJECTIONS, "bands", {"table": "words"})
         if writes_bands and not (reads_bands and self.tied):
             projections[classes] = part_settings(PROJECTIONS, "bands", {"table": classes}) | {"head": False}
-        # The soft targets of an augmented loss are made of the input's vectors where these have one width.
+        # An augmented loss uses the input vectors for its soft targets if they have one dimension.
         targets = "words" if tables.get("words", {}).get("kind") == "word" else classes
         source = part_settings(INPUTS, self.input, {"table": "words", "projections": "words"})
-        translates = self.encoder in TRANSLATING
+        translates = self.encoder in TRANSLATOR_ENCODERS
         return (PAIRS | {"source": source} if translates else EXPERIMENT) | {
             "tables": tables,
             "projections": projections,
@@ -116,11 +120,11 @@ class Case:
         return build_model(experiment, WORDS)
 
     def tie_by_force(self) -> OutputEnd:
-        """The output end over whatever the input end is, for an input end without a table."""
+        """Return the output end tied to an input end that has no table."""
         experiment = check_experiment(self.settings(), self.name)
         source = self.build_input()
-        given = {"tables": {"words": source}, "projections": {"words": None}, "context_dim": 6}
-        built: OutputEnd = OUTPUTS.build(experiment.output, given)
+        arguments = {"tables": {"words": source}, "projections": {"words": None}, "context_dim": DIM}
+        built: OutputEnd = OUTPUTS.build(experiment.output, arguments)
         return built
 
     def build_input(self) -> Any:
@@ -141,20 +145,19 @@ def part_settings(
     nested: str | None = None,
     shared_inside: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Settings of a part from its signature: shared objects and nested part by role, the rest by default or
-    `SETTINGS`."""
+    """Return the settings of a part: names of shared objects, nested parts, and values of `SETTINGS`."""
     entry = f"{registry.family}.{kind}"
     values = SETTINGS.get(entry, {})
-    found: dict[str, Any] = {"kind": kind, **values}
+    settings: dict[str, Any] = {"kind": kind, **values}
     for argument in registry.arguments(kind):
         if argument.role == "shared":
-            found[argument.name] = shared[argument.name]
+            settings[argument.name] = shared[argument.name]
         elif argument.family is not None:
             inner = nested if argument.family is CLASSIFIERS and nested else next(iter(argument.family))
-            found[argument.name] = part_settings(argument.family, inner, shared_inside or shared)
+            settings[argument.name] = part_settings(argument.family, inner, shared_inside or shared)
         elif argument.role == "setting" and argument.default is ... and argument.name not in values:
             pytest.fail(f'{entry} needs {argument.name}: add "{entry}": {{"{argument.name}": ...}} to SETTINGS')
-    return found
+    return settings
 
 
 def _takes_table(registry: Registry, kind: str) -> bool:
@@ -162,34 +165,35 @@ def _takes_table(registry: Registry, kind: str) -> bool:
 
 
 def _banded(registry: Registry, kind: str) -> bool:
-    """Whether an end reads bands: its table must have them, or it holds projections of them."""
+    """Return whether an end needs a banded table or projections of bands."""
     return any(
         argument.annotation is BandedTable or argument.group == "projections" for argument in registry.arguments(kind)
     )
 
 
 def all_cases() -> list[Case]:
-    """The whole product of language models, with and without a meaning."""
-    return list(_product(ALONE))
+    """Return all combinations for language models, including those that cannot work."""
+    return list(_product(LANGUAGE_MODEL_ENCODERS))
 
 
 def _product(encoders: Sequence[str]) -> Iterator[Case]:
     for source in INPUTS:
         for encoder in encoders:
             for output in OUTPUTS:
-                takes_labels = any(argument.family is CLASSIFIERS for argument in OUTPUTS.arguments(output))
-                for classifier in CLASSIFIERS if takes_labels else (None,):
+                takes_classifier = any(argument.family is CLASSIFIERS for argument in OUTPUTS.arguments(output))
+                for classifier in CLASSIFIERS if takes_classifier else (None,):
                     for tied in (True, False):
                         yield Case(source, encoder, output, classifier, tied)
 
 
 def meaningful_cases() -> list[Case]:
+    """Return the combinations for language models that can work."""
     return [case for case in all_cases() if _has_meaning(case)]
 
 
 def translating_cases() -> list[Case]:
-    """Those of translators, whose source goes in as their target does, by the same table if there is one."""
-    return [case for case in _product(TRANSLATING) if _has_meaning(case)]
+    """Return the combinations for translators, whose source input end is like the target input end."""
+    return [case for case in _product(TRANSLATOR_ENCODERS) if _has_meaning(case)]
 
 
 def _has_meaning(case: Case) -> bool:
@@ -197,14 +201,14 @@ def _has_meaning(case: Case) -> bool:
 
 
 def covering_cases(cases: Sequence[Case] | None = None) -> list[Case]:
-    """A few combinations in which every two parts that can meet do meet."""
+    """Return a few combinations that contain every pair of parts that can work together."""
     pairs = {case: _pairs(case) for case in (meaningful_cases() if cases is None else cases)}
-    left = set().union(*pairs.values())
+    uncovered = set().union(*pairs.values())
     chosen: list[Case] = []
-    while left:
-        best = max(pairs, key=lambda case: len(left & pairs[case]))
+    while uncovered:
+        best = max(pairs, key=lambda case: len(uncovered & pairs[case]))
         chosen.append(best)
-        left -= pairs[best]
+        uncovered -= pairs[best]
     return chosen
 
 
@@ -213,5 +217,6 @@ def _pairs(case: Case) -> set[tuple[Any, Any]]:
 
 
 def summary(tested: list[Case]) -> str:
-    every, kept = len(all_cases()), len(meaningful_cases())
-    return f"contract: {kept} combinations with a meaning, {every - kept} without; {len(tested)} tested"
+    """Return a line with the number of combinations that work and that are tested."""
+    total, working = len(all_cases()), len(meaningful_cases())
+    return f"contract: {working} combinations work, {total - working} do not; {len(tested)} tested"

@@ -1,4 +1,4 @@
-"""Which combinations are tested: those of a pairwise covering, or with `--combinations all` every one."""
+"""Choose the combinations to test: a pairwise covering, or all with `--combinations all`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from pydantic import TypeAdapter
 from reefknot.lab.config.parts import ENCODERS
 from reefknot.nn.encoders.contract import Encoder
 
-from .combinations import ALONE, Case, covering_cases, meaningful_cases, part_settings, translating_cases
+from .combinations import (
+    DIM,
+    LANGUAGE_MODEL_ENCODERS,
+    Case,
+    covering_cases,
+    meaningful_cases,
+    part_settings,
+    translating_cases,
+)
 
 
 @cache
@@ -21,26 +29,28 @@ def chosen_cases(config: pytest.Config) -> list[Case]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`case`: a model; `end_case`: the same with one encoder, for what the output end alone decides."""
+    """Parametrise `case` by models, and `end_case` by models with one encoder, for tests of the output end only."""
     cases = chosen_cases(metafunc.config)
-    first = ALONE[0]
+    first = LANGUAGE_MODEL_ENCODERS[0]
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
     if "end_case" in metafunc.fixturenames:
         ends = list(dict.fromkeys(replace(case, encoder=first) for case in cases))
         metafunc.parametrize("end_case", ends, ids=[case.name for case in ends])
     if "encoder_kind" in metafunc.fixturenames:
-        metafunc.parametrize("encoder_kind", ALONE)
+        metafunc.parametrize("encoder_kind", LANGUAGE_MODEL_ENCODERS)
     if "translating_case" in metafunc.fixturenames:
-        every = translating_cases()
-        some = every if metafunc.config.getoption("--combinations") == "all" else covering_cases(every)
-        metafunc.parametrize("translating_case", some, ids=[case.name for case in some])
+        all_translators = translating_cases()
+        chosen = (
+            all_translators if metafunc.config.getoption("--combinations") == "all" else covering_cases(all_translators)
+        )
+        metafunc.parametrize("translating_case", chosen, ids=[case.name for case in chosen])
 
 
 @pytest.fixture
 def encoder(encoder_kind: str) -> Encoder:
-    """An encoder over vectors of width 6, in float64 and without dropout, so that equal means equal."""
+    """Return an encoder of vectors with `DIM` dimensions, in float64 and without dropout."""
     settings = TypeAdapter(ENCODERS.settings()).validate_python(part_settings(ENCODERS, encoder_kind, {}))
     torch.manual_seed(0)
-    built: Encoder = ENCODERS.build(settings, {"input_dim": 6})
+    built: Encoder = ENCODERS.build(settings, {"input_dim": DIM})
     return built.double().eval()

@@ -1,4 +1,4 @@
-"""The list of combinations: complete, counted, buildable, and honest about what is left out."""
+"""The list of combinations is complete, and combinations that cannot work raise their listed error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, WI
 from reefknot.nn.classifiers.plain import Plain
 
 from .combinations import (
-    ALONE,
+    LANGUAGE_MODEL_ENCODERS,
     SETTINGS,
     Case,
     all_cases,
@@ -30,65 +30,74 @@ from .combinations import (
 Frozen = Callable[[Path, dict[str, Any]], dict[str, Any]]
 
 
-def test_every_registered_part_is_walked() -> None:
-    every, kept = all_cases(), meaningful_cases()
-    print(summary(kept))
-    assert len(every) == len(set(every)) == len(INPUTS) * len(ALONE) * len(OUTPUTS) * len(CLASSIFIERS) * 2
-    for family, field in ((INPUTS, "input"), (ALONE, "encoder"), (OUTPUTS, "output"), (CLASSIFIERS, "classifier")):
-        assert set(family) <= {getattr(case, field) for case in every}
-    assert {case.tied for case in kept} == {True, False}
+def test_every_registered_part_is_in_a_combination() -> None:
+    all_combinations, working = all_cases(), meaningful_cases()
+    print(summary(working))
+    assert (
+        len(all_combinations)
+        == len(set(all_combinations))
+        == len(INPUTS) * len(LANGUAGE_MODEL_ENCODERS) * len(OUTPUTS) * len(CLASSIFIERS) * 2
+    )
+    for family, field in (
+        (INPUTS, "input"),
+        (LANGUAGE_MODEL_ENCODERS, "encoder"),
+        (OUTPUTS, "output"),
+        (CLASSIFIERS, "classifier"),
+    ):
+        assert set(family) <= {getattr(case, field) for case in all_combinations}
+    assert {case.tied for case in working} == {True, False}
 
 
-def test_listed_combinations_raise_their_sentence() -> None:
-    for pattern, sentence in WITHOUT_MEANING:
+def test_listed_combinations_raise_their_error() -> None:
+    for pattern, message in WITHOUT_MEANING:
         matching = [case for case in all_cases() if case.matches(pattern)]
-        assert matching, f"{pattern} names nothing that is registered"
+        assert matching, f"{pattern} matches no registered parts"
         for case in matching:
             build = case.tie_by_force if not case.build_input().tables() else case.build
-            with pytest.raises(SettingsError, match=re.escape(sentence)):
+            with pytest.raises(SettingsError, match=re.escape(message)):
                 build()
 
 
-def test_the_covering_joins_every_two_parts_that_can_meet() -> None:
-    chosen, kept = covering_cases(), meaningful_cases()
-    assert set(chosen) < set(kept)
+def test_covering_contains_every_working_pair_of_parts() -> None:
+    chosen, working = covering_cases(), meaningful_cases()
+    assert set(chosen) < set(working)
     fields = ("input", "encoder", "output", "classifier", "tied")
-    for one, other in itertools.combinations(fields, 2):
-        met = {(getattr(case, one), getattr(case, other)) for case in chosen}
-        assert met == {(getattr(case, one), getattr(case, other)) for case in kept}
+    for first_field, second_field in itertools.combinations(fields, 2):
+        covered = {(getattr(case, first_field), getattr(case, second_field)) for case in chosen}
+        assert covered == {(getattr(case, first_field), getattr(case, second_field)) for case in working}
 
 
-def test_tied_means_one_table(case: Case) -> None:
+def test_tied_ends_share_one_table(case: Case) -> None:
     model = case.build()
     assert model.tied == case.tied
     assert sum(model.parameter_counts().values()) == sum(p.numel() for p in set(model.parameters()))
 
 
-def test_a_new_part_needs_its_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CLASSIFIERS._parts, "newcomer", f"{Plain.__module__}:{Plain.__name__}")
-    assert "newcomer" in {case.classifier for case in meaningful_cases()}
+def test_new_part_is_covered_by_its_registry_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLASSIFIERS._parts, "new_part", f"{Plain.__module__}:{Plain.__name__}")
+    assert "new_part" in {case.classifier for case in meaningful_cases()}
 
 
-def test_a_missing_test_value_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_test_value_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(SETTINGS, "encoders.lstm")
     with pytest.raises(pytest.fail.Exception, match=r"encoders.lstm needs hidden_dim: add .* to SETTINGS"):
         part_settings(ENCODERS, "lstm", {})
 
 
 def test_state_dict_keys_are_frozen(frozen: Frozen) -> None:
-    """Checkpoints stay readable. New parts join the list by `pytest tests/contract --freeze`.
+    """Otherwise old checkpoints could not be read. `pytest tests/contract --freeze` adds new parts to the list.
 
-    Every combination of ends with one encoder and every encoder with one combination of ends: neither changes what the
-    other stores.
+    The list has every combination of ends with one encoder, and every encoder with one combination of ends, because
+    the keys of ends and encoders do not depend on each other.
     """
     cases = meaningful_cases()
     chosen = [
         case for case in cases if case in (replace(cases[0], encoder=case.encoder), replace(case, encoder="lstm"))
     ]
-    translating: dict[str, Case] = {}
+    translators: dict[str, Case] = {}
     for case in translating_cases():
-        translating.setdefault(case.encoder, case)  # the first, so that a new end changes no entry
-    now = {case.name: list(case.build().state_dict()) for case in (*chosen, *translating.values())}
-    stored = frozen(Path(__file__).with_name("keys.json"), now)
-    assert stored.keys() == now.keys()
-    assert stored == now
+        translators.setdefault(case.encoder, case)  # the first case, so that a new end does not change this entry
+    keys = {case.name: list(case.build().state_dict()) for case in (*chosen, *translators.values())}
+    stored = frozen(Path(__file__).with_name("keys.json"), keys)
+    assert stored.keys() == keys.keys()
+    assert stored == keys

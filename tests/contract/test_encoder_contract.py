@@ -1,6 +1,6 @@
-"""What every encoder promises.
+"""The contract of every encoder.
 
-Shapes: B streams, T steps, D width.
+Shapes: B streams, T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from torch import Tensor
 from reefknot.lab.config.parts import ENCODERS
 from reefknot.nn.encoders.contract import Encoder, State, detach, join_streams, select_streams
 
-from .combinations import part_settings
+from .combinations import DIM, part_settings
 
 STREAMS, STEPS = 3, 7
 
 
 @pytest.fixture
-def dropping(encoder_kind: str) -> Encoder:
-    """The same in training, with every rate it has at one half."""
-    rates = [each.name for each in ENCODERS.arguments(encoder_kind) if "drop" in each.name]
+def with_dropout(encoder_kind: str) -> Encoder:
+    """Return an encoder in training mode with all dropout rates at one half."""
+    rates = [argument.name for argument in ENCODERS.arguments(encoder_kind) if "drop" in argument.name]
     settings = part_settings(ENCODERS, encoder_kind, {}) | dict.fromkeys(rates, 0.5)
     torch.manual_seed(0)
-    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": 6})
+    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": DIM})
     return built.double().train()
 
 
 def vectors(encoder: Encoder) -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(STREAMS, STEPS, 6, dtype=next(encoder.parameters()).dtype)
+    return torch.randn(STREAMS, STEPS, DIM, dtype=next(encoder.parameters()).dtype)
 
 
 def some_state(encoder: Encoder) -> State:
-    """A state that something was read into."""
+    """Return the state after some steps."""
     state: State = encoder(vectors(encoder), encoder.memory(STREAMS)).state
     return state
 
 
-def test_shapes(encoder: Encoder) -> None:
-    found = encoder(vectors(encoder), encoder.initial_state(STREAMS))
-    assert encoder.input_dim == 6
-    assert found.output.shape == found.raw.shape == (STREAMS, STEPS, encoder.dim)
+def test_outputs_and_states_have_the_right_shapes(encoder: Encoder) -> None:
+    encoded = encoder(vectors(encoder), encoder.initial_state(STREAMS))
+    assert encoder.input_dim == DIM
+    assert encoded.output.shape == encoded.raw.shape == (STREAMS, STEPS, encoder.dim)
     for name, tensor in encoder.initial_state(STREAMS).items():
-        assert found.state[name].shape == tensor.shape
+        assert encoded.state[name].shape == tensor.shape
         assert tensor.shape[1] == STREAMS
-    assert found.state.keys() == encoder.initial_state(STREAMS).keys()
+    assert encoded.state.keys() == encoder.initial_state(STREAMS).keys()
 
 
-def test_a_carried_state_joins_windows(encoder: Encoder) -> None:
+def test_two_windows_with_carried_state_equal_one_window(encoder: Encoder) -> None:
     x_BTD = vectors(encoder)
     long = encoder(x_BTD, encoder.memory(STREAMS))
     first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
@@ -62,24 +62,24 @@ def test_a_carried_state_joins_windows(encoder: Encoder) -> None:
         torch.testing.assert_close(second.state[name], tensor)
 
 
-def test_a_memory_may_keep_its_size(encoder: Encoder) -> None:
-    """From the first step to the last, and changes nothing; a state that never grows is as it is."""
-    grown, fixed = encoder.memory(STREAMS), encoder.memory(STREAMS, steps=STEPS + 2)
-    shapes = {name: each.shape for name, each in fixed.items()}
+def test_state_of_fixed_size_gives_the_same_outputs(encoder: Encoder) -> None:
+    """A state of fixed size gives the same outputs as a state that grows."""
+    growing, fixed = encoder.memory(STREAMS), encoder.memory(STREAMS, steps=STEPS + 2)
+    shapes = {name: tensor.shape for name, tensor in fixed.items()}
     for x_B1D in vectors(encoder).split(1, dim=1):
-        one, other = encoder(x_B1D, grown), encoder(x_B1D, fixed)
-        torch.testing.assert_close(other.output, one.output)
-        grown, fixed = one.state, other.state
-        assert {name: each.shape for name, each in fixed.items()} == shapes
-        assert {each.shape[1] for each in fixed.values()} == {STREAMS}
+        grown, fixed_step = encoder(x_B1D, growing), encoder(x_B1D, fixed)
+        torch.testing.assert_close(fixed_step.output, grown.output)
+        growing, fixed = grown.state, fixed_step.state
+        assert {name: tensor.shape for name, tensor in fixed.items()} == shapes
+        assert {tensor.shape[1] for tensor in fixed.values()} == {STREAMS}
 
 
-def test_a_window_carries_on_or_is_computed_afresh(encoder: Encoder) -> None:
+def test_only_carrying_encoders_depend_on_the_last_window(encoder: Encoder) -> None:
     x_BTD = vectors(encoder)
-    afresh = encoder(x_BTD, encoder.initial_state(STREAMS))
-    after = encoder(x_BTD, afresh.state)
-    assert torch.equal(after.output, afresh.output) is not encoder.carries
-    torch.testing.assert_close(encoder(x_BTD, encoder.memory(STREAMS)).output, afresh.output)
+    first = encoder(x_BTD, encoder.initial_state(STREAMS))
+    after = encoder(x_BTD, first.state)
+    assert torch.equal(after.output, first.output) is not encoder.carries
+    torch.testing.assert_close(encoder(x_BTD, encoder.memory(STREAMS)).output, first.output)
     assert bool(encoder.initial_state(STREAMS)) is encoder.carries
 
 
@@ -93,7 +93,7 @@ def test_streams_do_not_see_each_other(encoder: Encoder) -> None:
     torch.testing.assert_close(encoder(disturbed, state).output[1:], whole.output[1:])
 
 
-def test_nothing_comes_from_the_future(encoder: Encoder) -> None:
+def test_outputs_do_not_depend_on_later_inputs(encoder: Encoder) -> None:
     x_BTD = vectors(encoder)
     changed = x_BTD.clone()
     changed[:, 5:] += 1.0
@@ -102,7 +102,7 @@ def test_nothing_comes_from_the_future(encoder: Encoder) -> None:
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
 
-def test_streams_are_selected_and_joined(encoder: Encoder) -> None:
+def test_selected_streams_can_be_joined_again(encoder: Encoder) -> None:
     state = some_state(encoder)
     parts = [select_streams(state, part) for part in (slice(0, 1), slice(1, 3))]
     joined = join_streams(parts)
@@ -117,75 +117,75 @@ def test_detach_cuts_the_graph(encoder: Encoder) -> None:
     assert not any(tensor.requires_grad for tensor in detach(state).values())
 
 
-def test_evaluation_repeats_itself_and_drops_nothing(encoder: Encoder) -> None:
+def test_evaluation_is_deterministic_without_dropout(encoder: Encoder) -> None:
     first, second = (encoder(vectors(encoder), encoder.initial_state(STREAMS)) for _ in range(2))
     assert torch.equal(first.output, second.output)
     assert torch.equal(first.output, first.raw)
 
 
-def test_bf16_autocast_carries_float32(encoder: Encoder) -> None:
+def test_carried_state_is_float32_under_autocast(encoder: Encoder) -> None:
     encoder = encoder.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = encoder(vectors(encoder), encoder.initial_state(STREAMS))
-        again = encoder(vectors(encoder), found.state)
-    assert all(tensor.dtype == torch.float32 for tensor in found.state.values())
+        encoded = encoder(vectors(encoder), encoder.initial_state(STREAMS))
+        again = encoder(vectors(encoder), encoded.state)
+    assert all(tensor.dtype == torch.float32 for tensor in encoded.state.values())
     assert again.output.isfinite().all()
 
 
-def test_a_state_is_saved_exactly(encoder: Encoder) -> None:
-    """In float32 as in training, and cut by stream as a process of several would."""
+def test_saved_state_gives_the_same_outputs(encoder: Encoder) -> None:
+    """In float32 as in training, and for some of the streams as with several processes."""
     encoder = encoder.float()
     state = detach(select_streams(some_state(encoder), slice(1, 3)))
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
     stored = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
     assert all(torch.equal(stored[name], tensor) for name, tensor in state.items())
-    # As training does, for some products are rounded by where in memory their numbers begin.
-    stored, state = ({name: tensor.clone() for name, tensor in each.items()} for each in (stored, state))
+    # Cloned as in training, because the rounding of some products depends on memory alignment.
+    stored, state = ({name: tensor.clone() for name, tensor in tensors.items()} for tensors in (stored, state))
     x_BTD = vectors(encoder)[1:]
     assert torch.equal(encoder(x_BTD, stored).output, encoder(x_BTD, state).output)
 
 
-def test_evaluation_mode_has_gradients(encoder: Encoder) -> None:
-    """Dynamic evaluation adapts a model that drops nothing."""
+def test_parameters_get_gradients_in_evaluation_mode(encoder: Encoder) -> None:
+    """Dynamic evaluation trains in evaluation mode."""
     encoder(vectors(encoder), encoder.initial_state(STREAMS)).output.square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in encoder.parameters())
 
 
-def test_training_drops_as_the_generator_says(dropping: Encoder) -> None:
-    x_BTD, state = vectors(dropping), dropping.initial_state(STREAMS)
+def test_dropout_depends_on_the_seed(with_dropout: Encoder) -> None:
+    x_BTD, state = vectors(with_dropout), with_dropout.initial_state(STREAMS)
     torch.manual_seed(3)
-    first, second = (dropping(x_BTD, state).output for _ in range(2))
+    first, second = (with_dropout(x_BTD, state).output for _ in range(2))
     torch.manual_seed(3)
-    assert torch.equal(dropping(x_BTD, state).output, first)
+    assert torch.equal(with_dropout(x_BTD, state).output, first)
     assert not torch.equal(first, second)
 
 
-def test_training_reaches_every_parameter_and_the_carried_state(dropping: Encoder) -> None:
-    state = {name: tensor.requires_grad_() for name, tensor in detach(some_state(dropping)).items()}
-    found = dropping(vectors(dropping), state)
-    found.output.square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in dropping.parameters())
+def test_training_gives_gradients_to_parameters_and_carried_state(with_dropout: Encoder) -> None:
+    state = {name: tensor.requires_grad_() for name, tensor in detach(some_state(with_dropout)).items()}
+    encoded = with_dropout(vectors(with_dropout), state)
+    encoded.output.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in with_dropout.parameters())
     assert all(tensor.grad is not None and tensor.grad.any() for tensor in state.values())
 
 
-def test_the_carried_state_is_not_dropped(dropping: Encoder) -> None:
-    assert all((tensor != 0).all() for tensor in some_state(dropping).values())
+def test_dropout_does_not_zero_the_carried_state(with_dropout: Encoder) -> None:
+    assert all((tensor != 0).all() for tensor in some_state(with_dropout).values())
 
 
-def test_what_is_dropped_returns_in_evaluation(dropping: Encoder, encoder: Encoder) -> None:
-    """Rates are no part of the weights: the same seed gives the encoder without them."""
-    dropping.eval()
+def test_dropout_is_off_in_evaluation(with_dropout: Encoder, encoder: Encoder) -> None:
+    """Dropout has no weights, so the same seed gives the same encoder with and without dropout."""
+    with_dropout.eval()
     x_BTD, state = vectors(encoder), some_state(encoder)
-    assert torch.equal(dropping(x_BTD, state).output, encoder(x_BTD, state).output)
+    assert torch.equal(with_dropout(x_BTD, state).output, encoder(x_BTD, state).output)
 
 
-def test_copies_and_narrow_numbers_train(dropping: Encoder) -> None:
-    copied = copy.deepcopy(dropping).float()
+def test_copies_train_in_bfloat16_and_under_autocast(with_dropout: Encoder) -> None:
+    copied = copy.deepcopy(with_dropout).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = copied(vectors(copied), copied.initial_state(STREAMS))
-    found.output.float().square().sum().backward()
-    assert all(tensor.dtype == torch.float32 for tensor in found.state.values())
+        encoded = copied(vectors(copied), copied.initial_state(STREAMS))
+    encoded.output.float().square().sum().backward()
+    assert all(tensor.dtype == torch.float32 for tensor in encoded.state.values())
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in copied.parameters())
-    assert all(parameter.grad is None for parameter in dropping.parameters())
-    whole = copy.deepcopy(dropping).bfloat16()
+    assert all(parameter.grad is None for parameter in with_dropout.parameters())
+    whole = copy.deepcopy(with_dropout).bfloat16()
     assert whole(vectors(whole), whole.initial_state(STREAMS)).output.isfinite().all()

@@ -1,4 +1,4 @@
-"""What joining, converting, copying and storing a model must keep: every weight once, and the tie."""
+"""Converting, copying and saving a model keep tied tables tied, and every weight is stored once."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def loss(model: LanguageModel) -> Tensor:
 
 def stored_numbers(path: Path) -> int:
     with safe_open(str(path), framework="pt") as file:
-        return sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118 - no mapping
+        return sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118 - not a mapping
 
 
-def test_every_parameter_learns(case: Case) -> None:
+def test_every_parameter_gets_a_gradient(case: Case) -> None:
     model = case.build()
     penalties = model.output.penalties()
     torch.stack([loss(model), *penalties.values()]).sum().backward()
-    still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert still == []
+    untrained = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert untrained == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_tie_survives_a_change_of_type(case: Case, dtype: torch.dtype) -> None:
+def test_tie_survives_a_change_of_dtype(case: Case, dtype: torch.dtype) -> None:
     model = case.build()
     expected = loss(model).detach()
     model = model.to(dtype)
@@ -78,7 +78,7 @@ def test_tie_survives_a_checkpoint(case: Case, tmp_path: Path) -> None:
     assert torch.equal(loss(other), loss(model))
 
 
-def test_safetensors_own_functions_work(case: Case, tmp_path: Path) -> None:
+def test_safetensors_save_model_and_load_model_work(case: Case, tmp_path: Path) -> None:
     model, other = case.build(), case.build(seed=1)
     save_model(model, str(tmp_path / "model.safetensors"))
     assert stored_numbers(tmp_path / "model.safetensors") == sum(p.numel() for p in model.parameters())
@@ -87,49 +87,49 @@ def test_safetensors_own_functions_work(case: Case, tmp_path: Path) -> None:
     assert torch.equal(loss(other), loss(model))
 
 
-def test_tables_have_a_vector_per_word(case: Case) -> None:
+def test_tables_have_one_vector_per_word(case: Case) -> None:
     model = case.build()
     assert model.input.vocab_size == model.output.vocab_size == VOCABULARY
     assert model.input.vectors().shape[0] == model.output.vectors().shape[0] == VOCABULARY
 
 
-def test_builds_on_the_meta_device(case: Case) -> None:
-    real = case.build().parameter_counts()
+def test_model_builds_on_the_meta_device(case: Case) -> None:
+    expected = case.build().parameter_counts()
     with torch.device("meta"):
         model = case.build()
     assert all(p.is_meta for p in model.parameters())
-    assert model.parameter_counts() == real
+    assert model.parameter_counts() == expected
 
 
-def real_ends() -> nn.Module:
-    """Input vectors, class vectors and the soft targets of an augmented loss."""
+def model_with_soft_targets() -> nn.Module:
+    """Return a model with one table for input vectors, class vectors and the soft targets of an augmented loss."""
     table = WordTable(VOCABULARY, 6)
     return LanguageModel(Lookup(table), LSTM(6, 6), Augmented(Plain(table), table, gamma=0.5))
 
 
-def translator_ends() -> nn.Module:
-    """Source words, target words and classes (Press & Wolf 2017, section 3.2): any module may hold the ends."""
+def module_with_three_ends() -> nn.Module:
+    """Return a module with one table for source words, target words and classes (Press & Wolf 2017, section 3.2)."""
     table = WordTable(VOCABULARY, 6)
     return nn.ModuleDict({"source": Lookup(table), "target": Lookup(table), "output": Softmax(Plain(table))})
 
 
-def holders(model: nn.Module) -> list[Tensor]:
-    """The table's weight as each end holds it."""
+def table_weights(model: nn.Module) -> list[Tensor]:
+    """Return the weight of the table from every end that holds it."""
     return [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("table.weight")]
 
 
-@pytest.mark.parametrize("ends", [real_ends, translator_ends])
-def test_three_way_tying_is_one_table(ends: Callable[[], nn.Module], tmp_path: Path) -> None:
-    model, other = ends(), ends()
-    others = sum(p.numel() for name, p in model.named_parameters() if not name.endswith("table.weight"))
-    assert sum(p.numel() for p in model.parameters()) == others + VOCABULARY * 6
+@pytest.mark.parametrize("build", [model_with_soft_targets, module_with_three_ends])
+def test_three_way_tying_is_one_table(build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model, other = build(), build()
+    other_parameters = sum(p.numel() for name, p in model.named_parameters() if not name.endswith("table.weight"))
+    assert sum(p.numel() for p in model.parameters()) == other_parameters + VOCABULARY * 6
     save_model(model, str(tmp_path / "model.safetensors"))
     load_model(other, str(tmp_path / "model.safetensors"))
-    assert stored_numbers(tmp_path / "model.safetensors") == others + VOCABULARY * 6
-    restored = ends()
+    assert stored_numbers(tmp_path / "model.safetensors") == other_parameters + VOCABULARY * 6
+    restored = build()
     load_weights(restored, weights(model))
-    for kept in (model, copy.deepcopy(model), other, restored, copy.deepcopy(model).to(torch.float64)):
-        first, second, third = holders(kept)
+    for candidate in (model, copy.deepcopy(model), other, restored, copy.deepcopy(model).to(torch.float64)):
+        first, second, third = table_weights(candidate)
         assert first is second is third
-        assert kept is model or first is not holders(model)[0]
-        torch.testing.assert_close(first, holders(model)[0], rtol=0.0, atol=0.0, check_dtype=False)
+        assert candidate is model or first is not table_weights(model)[0]
+        torch.testing.assert_close(first, table_weights(model)[0], rtol=0.0, atol=0.0, check_dtype=False)

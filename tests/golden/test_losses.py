@@ -1,10 +1,10 @@
-"""Thirty losses of a tiny model, to the last digit: a change that moves them is a change of the mathematics.
+"""Thirty losses of tiny models equal stored values. If they change, the mathematics has changed.
 
-pytest tests/golden --freeze        writes losses.json anew, after a change that is meant to move them
+pytest tests/golden --freeze        writes losses.json again, after an intended change
 
-The text, the weights and the dropout come from a fixed seed. Other processors round sums in another order, and thirty
-steps at a rate of 1 can make a hundred times as much of it: in float64 that leaves ten digits to compare. In one
-process, twice the same is the same to the bit.
+The text, the weights and the dropout come from a fixed seed. Processors round sums in different orders, and thirty
+steps at a learning rate of 1 may amplify this by a factor of a hundred. In float64, ten digits remain to compare. In
+one process, repeated runs are bitwise equal.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ ROWS: dict[str, dict[str, Any]] = {
     "mixture": {"output": {"kind": "mixture", "experts": 2, "classifier": {"kind": "plain", "table": "words"}}},
     "sampled": {"output": {"kind": "sampled", "samples": 20, "classifier": {"kind": "plain", "table": "words"}}},
 }
-"""The rows of the demo, smaller, and a sampled softmax."""
+"""Smaller versions of the rows of the demo, and a sampled softmax."""
 
 
 def text() -> np.ndarray[Any, np.dtype[np.int32]]:
-    """A made text with few successors per word: 15 windows of 4 streams and 10 steps, and one token each to begin."""
+    """Return a text with few successors per word, for 15 windows of 4 streams and 10 steps."""
     ids = [1]
     while len(ids) < 4 * 151:
         ids.append((7 * ids[-1] + len(ids) % 3) % WORDS)
     return np.array(ids, dtype=np.int32)
 
 
-def losses(row: str, folder: Path) -> list[float]:
-    """The loss per token of every update, by the training loop itself."""
+def train_losses(row: str, folder: Path) -> list[float]:
+    """Train a row and return the loss per token of every update."""
     experiment = check_experiment(SETTINGS | ROWS[row], row)
     seed_everything(0)
     model = build_model(experiment, WORDS)
@@ -92,24 +92,24 @@ def losses(row: str, folder: Path) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def _in_float64_by_one_thread() -> Iterator[None]:
+def _float64_and_one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)  # from the first draw on, which float32 has rounded unalike
+    torch.set_default_dtype(torch.float64)  # before the first weights are drawn
     yield
     torch.set_default_dtype(torch.float32)
 
 
-def test_losses_are_those_that_were_stored(tmp_path: Path, frozen: Frozen) -> None:
-    now = {row: losses(row, tmp_path / str(number)) for number, row in enumerate(ROWS)}
-    stored = frozen(Path(__file__).with_name("losses.json"), now)
-    assert list(stored) == list(now)
+def test_losses_equal_the_frozen_values(tmp_path: Path, frozen: Frozen) -> None:
+    current = {row: train_losses(row, tmp_path / str(number)) for number, row in enumerate(ROWS)}
+    stored = frozen(Path(__file__).with_name("losses.json"), current)
+    assert list(stored) == list(current)
     for row, values in stored.items():
         assert len(values) == 30
-        np.testing.assert_allclose(now[row], values, rtol=1e-10, err_msg=row)
+        np.testing.assert_allclose(current[row], values, rtol=1e-10, err_msg=row)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_twice_the_same_is_the_same_to_the_bit(tmp_path: Path, row: str) -> None:
-    first, second = (losses(row, tmp_path / name) for name in ("first", "second"))
+def test_repeated_training_is_bitwise_equal(tmp_path: Path, row: str) -> None:
+    first, second = (train_losses(row, tmp_path / name) for name in ("first", "second"))
     assert first == second
     assert first[0] > first[-1]

@@ -1,6 +1,6 @@
-"""The primitive with all scores at once, in plain torch: what the tests of the kernels compare with.
+"""Linear cross-entropy in plain torch with all scores in memory: the reference for the tests of the kernels.
 
-Shapes: N rows (tokens), D width, V classes.
+Shapes: N rows (tokens), D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 IGNORE = -100
 MEMORY = (1e-6, 1.0, 64.0)
-"""MiB: the smallest blocks of rows and classes, blocks of rows against all classes, everything at once."""
+"""Memory budgets in MiB: the smallest blocks of rows and classes, blocks of rows with all classes, and one block."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,25 @@ class Problem:
         return [self.h, self.w] if self.b is None else [self.h, self.w, self.b]
 
     def to(self, dtype: torch.dtype, device: str = "cpu") -> Problem:
-        """The same numbers in another type, as fresh leaves."""
+        """Return a copy with another dtype and device, with new leaves."""
         h, w, b = (
-            None if each is None else each.detach().to(device, dtype).requires_grad_()
-            for each in (self.h, self.w, self.b)
+            None if tensor is None else tensor.detach().to(device, dtype).requires_grad_()
+            for tensor in (self.h, self.w, self.b)
         )
         assert h is not None
         assert w is not None
         return Problem(h, w, b, self.y.to(device))
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Of rows, classes and biases."""
+        """Return the gradients of rows, classes and biases."""
         return list(torch.autograd.grad(loss, self.leaves))
 
 
-def problem(rows: int, width: int, classes: int, bias: bool = True, ignored: bool = True) -> Problem:
-    """Scores of about one; every fifth row ignored where asked for, but never the first."""
-    torch.manual_seed(rows + 1000 * width + 7 * classes)
-    h_ND = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
-    w_VD = (torch.randn(classes, width, dtype=torch.float64) / width**0.5).requires_grad_()
+def problem(rows: int, dim: int, classes: int, bias: bool = True, ignored: bool = True) -> Problem:
+    """Return random inputs with scores of about one. If `ignored`, every fifth target is ignored."""
+    torch.manual_seed(rows + 1000 * dim + 7 * classes)
+    h_ND = torch.randn(rows, dim, dtype=torch.float64, requires_grad=True)
+    w_VD = (torch.randn(classes, dim, dtype=torch.float64) / dim**0.5).requires_grad_()
     b_V = torch.randn(classes, dtype=torch.float64, requires_grad=True) if bias else None
     y_N = torch.randint(classes, (rows,))
     if ignored:
@@ -57,7 +57,7 @@ def problem(rows: int, width: int, classes: int, bias: bool = True, ignored: boo
 
 
 def dense_losses(problem: Problem, tau: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Negative log-likelihoods, log-sum-exps, and log-sum-exps at `tau` of the scores without bias and mean."""
+    """Return the losses, the log-sum-exps, and the log-sum-exps at `tau` of the scores without bias and mean."""
     plain_NV = problem.h @ problem.w.T
     z_NV = plain_NV if problem.b is None else plain_NV + problem.b
     lse_N = torch.logsumexp(z_NV, dim=-1)
@@ -67,13 +67,16 @@ def dense_losses(problem: Problem, tau: float = 1.0) -> tuple[Tensor, Tensor, Te
     return (lse_N - target_N).where(scored_N, 0.0), lse_N, lse_tau_N
 
 
-def off(found: Tensor, exact: Tensor) -> float:
-    """||found - exact|| / ||exact||; where nothing is expected, what there is."""
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    """Return ||actual - exact|| / ||exact||, or ||actual|| if `exact` is zero."""
     exact = exact.detach()
-    distance, size = (found.detach().to(exact.device, torch.float64) - exact).norm(), exact.norm()
+    distance, size = (actual.detach().to(exact.device, torch.float64) - exact).norm(), exact.norm()
     return float(distance / size) if size > 0 else float(distance)
 
 
-def furthest(found: Iterable[Tensor | None], exact: Iterable[Tensor]) -> float:
-    """The largest of their errors; what is missing is infinitely far."""
-    return max(torch.inf if one is None else off(one, other) for one, other in zip(found, exact, strict=True))
+def largest_error(actual: Iterable[Tensor | None], exact: Iterable[Tensor]) -> float:
+    """Return the largest relative error; a missing tensor has an infinite error."""
+    return max(
+        torch.inf if tensor is None else relative_error(tensor, expected)
+        for tensor, expected in zip(actual, exact, strict=True)
+    )

@@ -27,16 +27,16 @@ def _release(package: str) -> tuple[int, ...]:
 BROKEN = () < _release("triton") < (3, 7) and _release("numpy") >= (2, 4)
 """Triton's interpreter up to 3.6 calls int() on arrays of one element, which numpy rejects from 2.4 on."""
 
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in triton's interpreter")
+interpreter_only = pytest.mark.skipif(not INTERPRETED, reason="runs in triton's interpreter")
 
 
-def on_a_gpu(test: Any) -> Any:
+def gpu_only(test: Any) -> Any:
     """Mark a test that needs a compiled kernel."""
     return pytest.mark.skip(reason="runs compiled, on a GPU")(test) if INTERPRETED else pytest.mark.gpu(test)
 
 
-def anywhere(test: Any) -> Any:
-    """Mark a test that runs in the interpreter, and compiled where there is a GPU."""
+def gpu_or_interpreter(test: Any) -> Any:
+    """Mark a test that runs in the interpreter, and compiled if there is a GPU."""
     return test if INTERPRETED else pytest.mark.gpu(test)
 
 
@@ -51,5 +51,5 @@ def run_in_interpreter(file: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", file]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -1,4 +1,4 @@
-"""Small texts for skip-gram: words that fall in topics, so that there is something to learn, and how well it was."""
+"""Small texts for skip-gram with words that belong to topics, and a score of how well the topics are learned."""
 
 from __future__ import annotations
 
@@ -12,46 +12,51 @@ from reefknot.kernels.skip_gram_draws import Draws
 
 EOS, UNKNOWN = 0, 1
 FIRST = 2
-"""The ids before it are no words."""
+"""The first id of a word; smaller ids are special tokens."""
 
 
 def text(words: int, topics: int = 4, vocabulary: int = 40, seed: int = 0) -> NDArray[np.int32]:
-    """Lines of 2 to 30 words of one topic each, by Zipf's law; word w belongs to topic w mod `topics`."""
-    draw = np.random.default_rng(seed)
+    """Return lines of 2 to 30 words, with one topic per line and counts that follow Zipf's law.
+
+    Word w has the topic w mod `topics`.
+    """
+    generator = np.random.default_rng(seed)
     ids: list[int] = []
-    each = (vocabulary - FIRST) // topics
-    shares = 1.0 / np.arange(1, each + 1)
+    words_per_topic = (vocabulary - FIRST) // topics
+    shares = 1.0 / np.arange(1, words_per_topic + 1)
     while len(ids) < words:
-        topic = draw.integers(topics)
-        ranks = draw.choice(each, size=draw.integers(2, 31), p=shares / shares.sum())
+        topic = generator.integers(topics)
+        ranks = generator.choice(words_per_topic, size=generator.integers(2, 31), p=shares / shares.sum())
         line = FIRST + topics * ranks + topic
-        ids += [UNKNOWN if draw.random() < 0.02 else int(word) for word in line] + [EOS]
+        ids += [UNKNOWN if generator.random() < 0.02 else int(word) for word in line] + [EOS]
     return np.array(ids[:words], np.int32)
 
 
 def draws_of(ids: NDArray[np.int32], vocabulary: int = 40, **settings: float) -> Draws:
+    """Return the random choices of skip-gram for a text, with small default settings."""
     counts = np.bincount(ids, minlength=vocabulary)
-    given = {"window": 3, "negatives": 4, "power": 0.75, "sample": 1e-2, "seed": 7} | settings
-    return Draws.of(counts, eos=EOS, unknown=UNKNOWN, **given)  # type: ignore[arg-type]
+    arguments = {"window": 3, "negatives": 4, "power": 0.75, "sample": 1e-2, "seed": 7} | settings
+    return Draws.of(counts, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
 
 
 def tables(
     tied: bool, vocabulary: int = 40, dim: int = 12, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Of some size already, so that the sigmoid is not everywhere a half."""
+    """Return input and output vectors that are large enough for the sigmoid to differ from one half."""
     generator = torch.Generator().manual_seed(3)
     first = torch.randn(vocabulary, dim, generator=generator, dtype=torch.float64).to(dtype)
     return first, first if tied else torch.randn(vocabulary, dim, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def rates_of(ids: NDArray[np.int32], first: float = 0.05) -> Rates:
+    """Return a learning rate that falls from `first` over the text."""
     return Rates(first, 1e-3, len(ids))
 
 
 def topic_score(vectors_VD: Tensor, topics: int = 4) -> float:
-    """How often the nearest word is one of the same topic."""
+    """Return the share of words whose nearest neighbour has the same topic."""
     unit = torch.nn.functional.normalize(vectors_VD[FIRST:], dim=1)
     unit = torch.nn.functional.normalize(unit - unit.mean(0), dim=1)
-    near = (unit @ unit.T).fill_diagonal_(-2.0).argmax(1)
+    nearest = (unit @ unit.T).fill_diagonal_(-2.0).argmax(1)
     words = torch.arange(len(unit))
-    return float((near % topics == words % topics).double().mean())
+    return float((nearest % topics == words % topics).double().mean())

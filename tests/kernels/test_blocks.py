@@ -1,4 +1,4 @@
-"""Blocks of scores: everything once, within the budget, and no group of rows torn apart."""
+"""Blocks of scores cover every score once, fit the memory budget and never split a group of rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from reefknot.kernels.blocks import LEAST_CLASSES, Blocks, Costs, plan_blocks
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[int, int, Costs, int, int]:
-    """Rows, classes, costs, a budget and a group: those of a language model and stranger ones."""
+    """Draw rows, classes, costs, a budget and a group size, typical of language models and unusual."""
     group = draw(st.sampled_from([1, 1, 3, 15, 100]))
     rows = group * draw(st.integers(1, 3000))
     classes = draw(st.integers(1, 300_000))
-    width = draw(st.integers(1, 2000))
+    dim = draw(st.integers(1, 2000))
     copied = draw(st.booleans())
     costs = Costs(
         score=draw(st.sampled_from([0.1, 2.0, 12.0])),
-        row=8 * width,
-        one_class=2 * width * copied,
-        accumulator=2 * width * classes * draw(st.booleans()),
+        row=8 * dim,
+        one_class=2 * dim * copied,
+        accumulator=2 * dim * classes * draw(st.booleans()),
         fewest_rows=draw(st.sampled_from([64, 512])),
         multiple=draw(st.sampled_from([8, 128])),
     )
@@ -31,43 +31,44 @@ def plans(draw: st.DrawFn) -> tuple[int, int, Costs, int, int]:
 
 
 def bytes_of(blocks: Blocks, rows: int, costs: Costs) -> float:
-    """What one block takes, by the definitions of the costs."""
+    """Return the bytes of one block by the definitions of the costs."""
     scores, copies = costs.score * blocks.rows * blocks.classes, costs.one_class * blocks.classes
     return scores + copies + costs.row * blocks.rows + (costs.accumulator if blocks.rows < rows else 0)
 
 
-def smallest(blocks: Blocks, costs: Costs, group: int) -> bool:
+def is_smallest(blocks: Blocks, costs: Costs, group: int) -> bool:
+    """Return whether no smaller blocks are allowed."""
     return blocks.rows <= max(costs.fewest_rows, group) and blocks.classes <= LEAST_CLASSES
 
 
 @given(plans())
-def test_every_score_is_in_one_block(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_every_score_is_in_exactly_one_block(plan: tuple[int, int, Costs, int, int]) -> None:
     rows, classes, *_ = plan
     blocks = plan_blocks(*plan)
     for total, slices in ((rows, blocks.over_rows(rows)), (classes, blocks.over_classes(classes))):
         end = 0
-        for each in slices:
-            assert each.start == end < each.stop
-            end = each.stop
+        for block in slices:
+            assert block.start == end < block.stop
+            end = block.stop
         assert end == total
 
 
 @given(plans())
-def test_blocks_stay_within_the_budget(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_blocks_fit_the_memory_budget(plan: tuple[int, int, Costs, int, int]) -> None:
     rows, _, costs, budget, group = plan
     blocks = plan_blocks(*plan)
-    assert bytes_of(blocks, rows, costs) <= budget or smallest(blocks, costs, group)
+    assert bytes_of(blocks, rows, costs) <= budget or is_smallest(blocks, costs, group)
 
 
 @given(plans())
-def test_groups_stay_together(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_groups_of_rows_are_not_split(plan: tuple[int, int, Costs, int, int]) -> None:
     rows, *_, group = plan
     blocks = plan_blocks(*plan)
-    assert all(each.start % group == 0 and each.stop % group == 0 for each in blocks.over_rows(rows))
+    assert all(block.start % group == 0 and block.stop % group == 0 for block in blocks.over_rows(rows))
 
 
 @given(plans())
-def test_one_pass_is_taken_where_enough_rows_fit(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_one_pass_over_the_classes_if_enough_rows_fit(plan: tuple[int, int, Costs, int, int]) -> None:
     rows, classes, costs, _, group = plan
     enough = min(rows, max(costs.fewest_rows, group))
     budget = int(bytes_of(Blocks(enough, classes), rows, costs)) + 1
@@ -78,15 +79,17 @@ def test_one_pass_is_taken_where_enough_rows_fit(plan: tuple[int, int, Costs, in
 
 @given(plans(), st.integers(0, 2**34))
 def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, Costs, int, int], more: int) -> None:
-    """Except where fewer rows cost an accumulator, which only more memory pays for."""
+    """Without an accumulator: blocks of fewer rows need one, and only a larger budget pays for it."""
     rows, classes, costs, budget, group = plan
     costs = replace(costs, accumulator=0)
-    less_blocks, more_blocks = (plan_blocks(rows, classes, costs, each, group) for each in (budget, budget + more))
+    less_blocks, more_blocks = (
+        plan_blocks(rows, classes, costs, allowed, group) for allowed in (budget, budget + more)
+    )
     if less_blocks.classes == classes:
         assert more_blocks.classes == classes
         assert more_blocks.rows >= less_blocks.rows
     elif more_blocks.classes < classes:
-        # Rows first: what they need is read once per block of them.
+        # Rows grow first, because all classes are read once per block of rows.
         assert (more_blocks.rows, more_blocks.classes) >= (less_blocks.rows, less_blocks.classes)
 
 
@@ -97,15 +100,15 @@ def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, Costs, int
         (2048, 50_000, 2**27, Blocks(208, 50_000)),  # ten equal blocks of rows
         (100, 1000, 12 * 1000 * 99, Blocks(56, 1000)),  # two halves, not 99 rows and one
         (64, 1_000_000, 12 * 64 * 2048, Blocks(64, 2048)),  # classes in blocks
-        (128, 4096, 12 * 128 * 1024, Blocks(128, 1024)),  # as many classes as are sensible, for all rows
-        (128, 4096, 0, Blocks(64, 256)),  # nothing fits: the smallest
+        (128, 4096, 12 * 128 * 1024, Blocks(128, 1024)),  # all rows with the fewest useful classes
+        (128, 4096, 0, Blocks(64, 256)),  # nothing fits: the smallest blocks
         (1, 2, 0, Blocks(1, 2)),
         (0, 5, 2**20, Blocks(1, 5)),
     ],
 )
-def test_examples(rows: int, classes: int, budget: int, expected: Blocks) -> None:
+def test_planned_blocks_for_typical_sizes(rows: int, classes: int, budget: int, expected: Blocks) -> None:
     assert plan_blocks(rows, classes, Costs(score=12), budget) == expected
 
 
-def test_no_rows_make_no_blocks() -> None:
+def test_zero_rows_give_no_blocks() -> None:
     assert list(Blocks(8, 8).over_rows(0)) == []

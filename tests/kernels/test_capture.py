@@ -1,4 +1,4 @@
-"""Steps that are captured and replayed compute what they computed when they ran: on a CPU by recorded operators."""
+"""Captured steps compute the same when they are replayed. On a CPU, recorded operators stand in for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def test_a_recorded_step_changes_nothing_and_repeats_on_the_same_tensors() -> None:
-    """What the stand-in promises, and with it what the other tests here rest on."""
+def test_recording_has_no_effect_and_replay_reuses_the_tensors() -> None:
+    """The stand-in for CUDA graphs keeps its promises, on which the other tests here depend."""
     total, x = torch.zeros(3), torch.ones(3)
 
     def step() -> Tensor:
@@ -47,7 +47,7 @@ def test_a_recorded_step_changes_nothing_and_repeats_on_the_same_tensors() -> No
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_a_graph_reads_its_inputs_and_goes_on_from_what_it_left(device: torch.device) -> None:
+def test_replay_reads_new_inputs_and_keeps_its_state(device: torch.device) -> None:
     state = torch.zeros(2, device=device)
 
     def step(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def test_a_graph_reads_its_inputs_and_goes_on_from_what_it_left(device: torch.de
         step(*(send(tensor, device) for tensor in inputs))
         state.zero_()
         graph = capture(step, inputs, device=device)
-        assert state.tolist() == [0.0, 0.0], "nothing is computed before the first replay"
+        assert state.tolist() == [0.0, 0.0], "capturing must not compute anything"
         sums = [float(graph.replay([torch.tensor([x, 0.0]), torch.tensor(10.0)])[0]) for x in (1.0, 2.0, 3.0)]
     assert sums == [10.0, 30.0, 60.0]
     assert graph.outputs[1] is state
@@ -68,11 +68,11 @@ def test_a_graph_reads_its_inputs_and_goes_on_from_what_it_left(device: torch.de
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_gradients_and_draws_are_repeated(device: torch.device) -> None:
-    """Replays train as the step does, and every replay drops other numbers."""
+def test_replayed_steps_train_and_drop_like_eager_steps(device: torch.device) -> None:
+    """Replays train like the step itself, and every replay draws a new dropout mask."""
     x, y = torch.randn(6, 4), torch.randn(6, 1)
 
-    def trained(steps: int, run: Callable[[Callable[..., Tensor]], Tensor]) -> tuple[list[float], Tensor]:
+    def train(steps: int, run: Callable[[Callable[..., Tensor]], Tensor]) -> tuple[list[float], Tensor]:
         weight = torch.ones(1, 4, device=device, requires_grad=True)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -88,13 +88,13 @@ def test_gradients_and_draws_are_repeated(device: torch.device) -> None:
         return losses, weight.detach().cpu()
 
     repeated: RepeatedSteps[Tensor] = RepeatedSteps(device)
-    losses, weight = trained(5, lambda step: repeated("step", step, (x, y)))
-    expected, exact = trained(5, lambda step: step(x.to(device), y.to(device)))
-    assert losses == expected
-    assert torch.equal(weight, exact)
+    losses, weight = train(5, lambda step: repeated("step", step, (x, y)))
+    expected_losses, expected_weight = train(5, lambda step: step(x.to(device), y.to(device)))
+    assert losses == expected_losses
+    assert torch.equal(weight, expected_weight)
 
 
-def test_the_second_time_is_captured(recorded: list[RecordedGraph]) -> None:
+def test_step_is_captured_when_its_key_repeats(recorded: list[RecordedGraph]) -> None:
     calls: list[int] = []
 
     def step(x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_the_second_time_is_captured(recorded: list[RecordedGraph]) -> None:
     assert len(recorded) == 2
 
 
-def test_after_too_many_keys_no_further_step_is_captured(recorded: list[RecordedGraph]) -> None:
+def test_no_step_is_captured_after_too_many_keys(recorded: list[RecordedGraph]) -> None:
     steps: RepeatedSteps[Tensor] = RepeatedSteps(CPU, limit=3)
 
     def run(*keys: int) -> None:
@@ -122,10 +122,10 @@ def test_after_too_many_keys_no_further_step_is_captured(recorded: list[Recorded
     run(3, 4, 5, 1, 2, 3, 4, 5)
     assert len(recorded) == 1
     run(0)
-    assert len(recorded) == 1, "what was captured is replayed still"
+    assert len(recorded) == 1, "captured steps are still replayed"
 
 
-def test_the_graph_used_least_recently_goes_first(recorded: list[RecordedGraph]) -> None:
+def test_least_recently_used_graph_is_evicted_first(recorded: list[RecordedGraph]) -> None:
     graphs: GraphCache[Tensor] = GraphCache(CPU, limit=2)
     for key in "ab":
         graphs.capture(key, lambda: torch.zeros(1))
@@ -137,15 +137,15 @@ def test_the_graph_used_least_recently_goes_first(recorded: list[RecordedGraph])
     assert graphs.find("c") is not None
 
 
-def test_a_cpu_needs_no_side_stream_and_no_copy() -> None:
+def test_cpu_uses_no_side_stream_and_no_copy() -> None:
     tensor = torch.ones(2)
     with side_stream(CPU):
         assert send(tensor, CPU) is tensor
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_streams_wait_for_each_other() -> None:
-    """What is made on either stream is finished before the other reads it, without the host waiting."""
+def test_side_stream_and_default_stream_wait_for_each_other() -> None:
+    """Results of one stream are complete before the other stream reads them, without waiting on the host."""
     device = torch.device("cuda")
     a = torch.randn(2048, 2048, device=device)
     product = a

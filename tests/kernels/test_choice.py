@@ -1,4 +1,4 @@
-"""Which implementation runs: what `using` says, and a package that works without triton."""
+"""The choice of an implementation: `using`, environment variables, and installations without triton."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ assert abs(loss.item() - 2.0794415) < 1e-5, loss
 assert row_losses(hidden, weight, None, targets, 2.0).nll.isfinite().all()
 assert not [name for name in sys.modules if name.split(".")[0] == "triton" and sys.modules[name] is not None]
 """
-"""A program that computes losses and in which nothing has imported triton."""
+"""A program that computes losses and checks that nothing has imported triton."""
 
-BLOCKED = """
+TRITON_IMPORT_FAILS = """
 import sys
 
 class Blocker:
@@ -51,13 +51,13 @@ sys.meta_path.insert(0, Blocker())
 import reefknot
 """
 
-ABSENT = """
+TRITON_NOT_INSTALLED = """
 import sys
 
 sys.modules["triton"] = None
 """
 
-ASKED_FOR = """
+REQUEST_TRITON = """
 try:
     with using("triton"):
         summed_loss(hidden, weight, None, targets)
@@ -67,20 +67,20 @@ except ArgumentError as error:
 
 
 def run(program: str, source: Path = PACKAGE.parent) -> str:
-    """What a program prints that imports the package from a folder."""
-    done = subprocess.run(
+    """Return the output of a program that imports the package from a folder."""
+    completed = subprocess.run(
         [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(source)!r})\n{program}"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.fixture
-def said_again() -> Iterator[None]:
-    """What was logged before may be logged once more."""
+def forget_logged_messages() -> Iterator[None]:
+    """Forget which messages have been logged once."""
     choice.say_once.cache_clear()
     yield
     choice.say_once.cache_clear()
@@ -89,7 +89,7 @@ def said_again() -> Iterator[None]:
 # -- using ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_nests_and_restores() -> None:
+def test_using_nests_and_restores() -> None:
     assert current() == Choice("auto", None)
     with using("reference"):
         assert current() == Choice("reference")
@@ -99,14 +99,14 @@ def test_it_nests_and_restores() -> None:
     assert current() == Choice()
 
 
-def test_an_exception_restores_too() -> None:
+def test_using_restores_after_an_exception() -> None:
     with pytest.raises(KeyError), using("chunked"), using("reference", 1.0):
         raise KeyError
     assert current() == Choice()
 
 
 @pytest.mark.parametrize("impl", ["fast", "", "Triton", None])
-def test_an_unknown_implementation(impl: Any) -> None:
+def test_unknown_implementation_is_rejected(impl: Any) -> None:
     with pytest.raises(ArgumentError, match="reference, chunked, triton") as error, using(impl):
         pass
     assert "\n" not in str(error.value)
@@ -114,20 +114,20 @@ def test_an_unknown_implementation(impl: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
-def test_no_memory_at_all(memory: float) -> None:
+def test_memory_budget_must_be_positive(memory: float) -> None:
     with pytest.raises(ArgumentError, match="MiB above 0"), using(memory=memory):
         pass
 
 
-def test_budgets_are_in_bytes() -> None:
+def test_memory_budget_is_converted_to_bytes() -> None:
     assert Choice(memory=1.5).budget(CPU) == 3 * 2**19
     assert Choice().budget(CPU) < Choice().budget(torch.device("cuda"))
 
 
-def test_without_a_limit_everything_is_one_block() -> None:
-    p = torch.randn(3, 4)
+def test_infinite_memory_budget_is_accepted() -> None:
+    hidden = torch.randn(3, 4)
     with using(memory=float("inf")):
-        loss = reefknot.linear_cross_entropy(p, torch.randn(9, 4), torch.tensor([0, 1, 2]))
+        loss = reefknot.linear_cross_entropy(hidden, torch.randn(9, 4), torch.tensor([0, 1, 2]))
     assert loss.isfinite()
 
 
@@ -135,17 +135,17 @@ def test_without_a_limit_everything_is_one_block() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_auto_is_chunked_on_a_cpu(dtype: torch.dtype) -> None:
+def test_auto_chooses_chunked_on_a_cpu(dtype: torch.dtype) -> None:
     assert resolve(Choice(), CPU, dtype) == "chunked"
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_what_is_asked_for_is_taken(impl: choice.Impl) -> None:
+def test_requested_implementation_is_used(impl: choice.Impl) -> None:
     assert resolve(Choice(impl), CPU, torch.float32) == impl
 
 
-@pytest.mark.usefixtures("said_again")
-def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("forget_logged_messages")
+def test_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="reefknot.kernels"):
         for _ in range(3):
             resolve(Choice(), CPU, torch.float32)
@@ -158,50 +158,54 @@ def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 # -- without triton ------------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_never_imports_triton() -> None:
+def test_losses_on_a_cpu_do_not_import_triton() -> None:
     assert run(LOSS) == ""
 
 
-def test_the_package_works_where_triton_is_not_installed() -> None:
-    assert run(BLOCKED + LOSS) == ""
+def test_losses_work_without_triton() -> None:
+    assert run(TRITON_IMPORT_FAILS + LOSS) == ""
 
 
-def test_triton_is_refused_where_it_is_not_installed() -> None:
-    said = run(ABSENT + LOSS + ASKED_FOR)
-    assert said == "impl = 'triton' needs triton 3.4 or newer, which is not installed; use impl = 'auto'\n"
+def test_triton_is_rejected_if_not_installed() -> None:
+    message = run(TRITON_NOT_INSTALLED + LOSS + REQUEST_TRITON)
+    assert "not installed" in message
+    assert "use impl = 'auto'" in message
 
 
-def test_the_package_works_without_the_file_of_kernels(tmp_path: Path) -> None:
+def test_losses_work_without_the_triton_kernel_files(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "reefknot", ignore=shutil.ignore_patterns("triton_*.py", "__pycache__"))
-    said = run(LOSS + ASKED_FOR + "import reefknot; print(reefknot.__file__)", tmp_path).splitlines()
-    assert said[0].startswith("impl = 'triton' needs triton")
-    assert said[1:] == [str(tmp_path / "reefknot" / "__init__.py")]
+    output = run(LOSS + REQUEST_TRITON + "import reefknot; print(reefknot.__file__)", tmp_path).splitlines()
+    assert output[0].startswith("impl = 'triton' needs triton")
+    assert output[1:] == [str(tmp_path / "reefknot" / "__init__.py")]
 
 
-def test_triton_is_refused_on_a_cpu() -> None:
+def test_triton_is_rejected_on_a_cpu() -> None:
     pytest.importorskip("triton")
-    said = run(LOSS + ASKED_FOR)
-    assert said == "impl = 'triton' runs on CUDA devices, not on cpu; use impl = 'auto'\n"
+    message = run(LOSS + REQUEST_TRITON)
+    assert "not on cpu" in message
+    assert "use impl = 'auto'" in message
 
 
-def test_the_environment_chooses_for_programs_that_nobody_edits() -> None:
+def test_environment_variables_set_the_default_choice() -> None:
     command = [sys.executable, "-c", "from reefknot.kernels.choice import current; print(current())"]
-    asked = {"REEFKNOT_KERNELS": "reference", "REEFKNOT_KERNEL_MEMORY": "48"}
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
-    assert done.stdout == "Choice(impl='reference', memory=48.0)\n", done.stderr
+    variables = {"REEFKNOT_KERNELS": "reference", "REEFKNOT_KERNEL_MEMORY": "48"}
+    completed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert completed.stdout == "Choice(impl='reference', memory=48.0)\n", completed.stderr
 
 
 @pytest.mark.parametrize(
     ("name", "value", "chosen"),
     [("REEFKNOT_KERNELS", "reference", Choice("reference")), ("REEFKNOT_KERNEL_MEMORY", "48", Choice(memory=48.0))],
 )
-def test_either_may_be_said_alone(monkeypatch: pytest.MonkeyPatch, name: str, value: str, chosen: Choice) -> None:
+def test_each_environment_variable_works_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, chosen: Choice
+) -> None:
     monkeypatch.setenv(name, value)
     assert choice._from_environment() == chosen
 
 
 @pytest.mark.parametrize(("name", "value"), [("REEFKNOT_KERNELS", "cuda"), ("REEFKNOT_KERNEL_MEMORY", "much")])
-def test_what_the_environment_may_not_say(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_invalid_environment_variables_are_rejected(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ArgumentError, match=r"^REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: "):
         choice._from_environment()
@@ -218,10 +222,10 @@ def test_what_the_environment_may_not_say(monkeypatch: pytest.MonkeyPatch, name:
         ("torch.backends.fp32_precision = 'tf32'", True),
     ],
 )
-def test_tf32_is_read_from_whichever_switch_was_set(switch: str, expected: bool) -> None:
+def test_tf32_is_detected_from_every_torch_switch(switch: str, expected: bool) -> None:
     if "fp32_precision" in switch and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        pytest.skip("this torch has the older switch alone")
-    # A process of its own: the newer switches cannot all be put back.
+        pytest.skip("this torch has only the older switch")
+    # In another process, because not all of the newer switches can be reset.
     script = f"import torch; from reefknot.kernels.choice import rounds_to_tf32\n{switch}\nprint(rounds_to_tf32())"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == str(expected)
+    completed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert completed.stdout.strip() == str(expected)

@@ -1,6 +1,6 @@
-"""What autograd sees of the primitive: types, strides, partial gradients, repeated passes, memory.
+"""Gradients of the losses: dtypes, strides, partial gradients, repeated passes and memory.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
 
-from .dense import MEMORY, Problem, dense_losses, furthest, off, problem
+from .dense import MEMORY, Problem, dense_losses, largest_error, problem, relative_error
 
 MEBIBYTE = 2**20
 
@@ -32,7 +32,7 @@ def summed(p: Problem) -> Tensor:
 
 
 def by_row(p: Problem) -> Tensor:
-    """Through the other function: an expanded gradient arrives at the rows."""
+    """Return the sum of the row losses, whose backward pass gets an expanded gradient."""
     return row_losses(p.h, p.w, p.b, p.y).nll.sum()
 
 
@@ -42,10 +42,10 @@ def tempered(p: Problem) -> Tensor:
     return lse_tau_N.sum()
 
 
-both = pytest.mark.parametrize("loss", [summed, by_row])
+both_losses = pytest.mark.parametrize("loss", [summed, by_row])
 
 
-# -- types ---------------------------------------------------------------------------------------------------------
+# -- dtypes --------------------------------------------------------------------------------------------------------
 
 HALF = [torch.float16, torch.bfloat16]
 TYPES = list(itertools.product([torch.float64, torch.float32, *HALF], repeat=2))
@@ -53,55 +53,55 @@ TYPES = list(itertools.product([torch.float64, torch.float32, *HALF], repeat=2))
 
 @pytest.mark.parametrize(("rows", "classes"), TYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("loss", [summed, by_row, tempered])
-def test_a_gradient_has_the_type_of_its_input(rows: torch.dtype, classes: torch.dtype, loss: Loss) -> None:
+def test_gradients_have_the_dtype_of_their_inputs(rows: torch.dtype, classes: torch.dtype, loss: Loss) -> None:
     start = problem(70, 25, 300)
     assert start.b is not None
     half = rows in HALF or classes in HALF
     for bias, memory in itertools.product((torch.float32, classes), MEMORY):
         h, w, b = (
-            each.detach().to(dtype).requires_grad_()
-            for each, dtype in zip(start.leaves, (rows, classes, bias), strict=True)
+            tensor.detach().to(dtype).requires_grad_()
+            for tensor, dtype in zip(start.leaves, (rows, classes, bias), strict=True)
         )
         p = Problem(h, w, b, start.y)
         exact = p.to(torch.float64)
         by_definition = dense_losses(exact, tau=5.0)[2 if loss is tempered else 0].sum()
         with using(memory=memory):
-            found = loss(p)
-            gradients = torch.autograd.grad(found, p.leaves, allow_unused=True)
-        assert found.dtype == torch.promote_types(torch.promote_types(rows, classes), torch.float32)
-        assert off(found, by_definition) < (1e-2 if half else 1e-6)
+            actual = loss(p)
+            gradients = torch.autograd.grad(actual, p.leaves, allow_unused=True)
+        assert actual.dtype == torch.promote_types(torch.promote_types(rows, classes), torch.float32)
+        assert relative_error(actual, by_definition) < (1e-2 if half else 1e-6)
         expected = torch.autograd.grad(by_definition, exact.leaves, materialize_grads=True, allow_unused=True)
-        for leaf, gradient, other in zip(p.leaves, gradients, expected, strict=True):
+        for leaf, gradient, expected_gradient in zip(p.leaves, gradients, expected, strict=True):
             assert gradient is not None
             assert gradient.dtype == leaf.dtype
-            assert off(gradient, other) < (1e-2 if half else 1e-6)
+            assert relative_error(gradient, expected_gradient) < (1e-2 if half else 1e-6)
 
 
-@both
-def test_float16_is_multiplied_in_float32(loss: Loss) -> None:
+@both_losses
+def test_float16_inputs_are_multiplied_in_float32(loss: Loss) -> None:
     p = problem(70, 25, 300).to(torch.float16)
     exact = p.to(torch.float64)
     by_definition = dense_losses(exact)[0].sum()
-    assert off(loss(p), by_definition) < 1e-6
-    # Only what is handed back is rounded.
-    assert furthest(p.gradients(loss(p)), exact.gradients(by_definition)) < 5e-4
+    assert relative_error(loss(p), by_definition) < 1e-6
+    # Only the returned gradients are rounded.
+    assert largest_error(p.gradients(loss(p)), exact.gradients(by_definition)) < 5e-4
 
 
-def test_a_factor_is_not_rounded_to_half_precision() -> None:
+def test_scaling_factor_is_not_rounded_to_half_precision() -> None:
     p = problem(70, 25, 300).to(torch.bfloat16)
     whole, part = p.gradients(summed(p)), p.gradients(summed(p) / 700)
-    for one, other in zip(whole, part, strict=True):
-        # Each number is rounded in its own direction; all of them together are not.
-        share = (other.double() * one.double()).sum() / one.double().square().sum()
+    for whole_gradient, part_gradient in zip(whole, part, strict=True):
+        # Rounding errors of single numbers average out in the projection.
+        share = (part_gradient.double() * whole_gradient.double()).sum() / whole_gradient.double().square().sum()
         assert share.item() == pytest.approx(1 / 700, rel=5e-4)
 
 
 # -- strides and partial gradients ---------------------------------------------------------------------------------
 
 
-@both
+@both_losses
 @pytest.mark.parametrize("memory", MEMORY)
-def test_strides_do_not_matter(loss: Loss, memory: float) -> None:
+def test_noncontiguous_inputs_give_the_same_gradients(loss: Loss, memory: float) -> None:
     exact = problem(140, 25, 1031)
     assert exact.b is not None
     h_ND = torch.stack([exact.h, exact.h + 1], dim=-1).detach()[..., 0].requires_grad_()
@@ -109,34 +109,34 @@ def test_strides_do_not_matter(loss: Loss, memory: float) -> None:
     b_V = torch.stack([exact.b, exact.b + 1], dim=-1).detach()[..., 0].requires_grad_()
     y_N = torch.stack([exact.y, exact.y + 1], dim=-1)[..., 0]
     p = Problem(h_ND, w_VD, b_V, y_N)
-    assert not any(each.is_contiguous() for each in (*p.leaves, y_N))
+    assert not any(tensor.is_contiguous() for tensor in (*p.leaves, y_N))
     with using(memory=memory):
-        found = loss(p)
-        assert furthest(p.gradients(found), exact.gradients(dense_losses(exact)[0].sum())) < 1e-12
+        actual = loss(p)
+        assert largest_error(p.gradients(actual), exact.gradients(dense_losses(exact)[0].sum())) < 1e-12
 
 
-@both
+@both_losses
 @pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("needs", [needs for needs in itertools.product((True, False), repeat=3) if any(needs)])
-def test_only_what_is_asked_for_has_a_gradient(loss: Loss, memory: float, needs: tuple[bool, ...]) -> None:
+def test_only_inputs_that_require_grad_get_gradients(loss: Loss, memory: float, needs: tuple[bool, ...]) -> None:
     exact = problem(140, 25, 1031)
-    all_of_them = exact.gradients(dense_losses(exact)[0].sum())
+    all_gradients = exact.gradients(dense_losses(exact)[0].sum())
     p = exact.to(torch.float64)
     for leaf, need in zip(p.leaves, needs, strict=True):
         leaf.requires_grad_(need)
     with using(memory=memory):
         loss(p).backward()  # type: ignore[no-untyped-call]
-    for leaf, need, expected in zip(p.leaves, needs, all_of_them, strict=True):
+    for leaf, need, expected in zip(p.leaves, needs, all_gradients, strict=True):
         if need:
             assert leaf.grad is not None
-            assert off(leaf.grad, expected) < 1e-12
+            assert relative_error(leaf.grad, expected) < 1e-12
         else:
             assert leaf.grad is None
 
 
-@both
+@both_losses
 @pytest.mark.parametrize("memory", MEMORY)
-def test_without_gradients_the_loss_is_the_same(loss: Loss, memory: float) -> None:
+def test_loss_is_the_same_without_gradients(loss: Loss, memory: float) -> None:
     p = problem(140, 25, 1031)
     with using(memory=memory):
         with torch.no_grad():
@@ -153,16 +153,16 @@ def test_without_gradients_the_loss_is_the_same(loss: Loss, memory: float) -> No
 # -- the backward pass ---------------------------------------------------------------------------------------------
 
 
-@both
-def test_what_follows_the_loss_scales_its_gradients(loss: Loss) -> None:
+@both_losses
+def test_upstream_gradient_scales_the_gradients(loss: Loss) -> None:
     p = problem(140, 25, 1031)
     once, scaled = p.gradients(loss(p)), p.gradients(loss(p).square() / -3)
     factor = -2 / 3 * loss(p).item()
-    assert furthest(scaled, [factor * each for each in once]) < 1e-13
+    assert largest_error(scaled, [factor * tensor for tensor in once]) < 1e-13
 
 
 @pytest.mark.parametrize("memory", MEMORY)
-def test_a_second_backward_pass_gives_the_same(memory: float) -> None:
+def test_second_backward_pass_gives_the_same_gradients(memory: float) -> None:
     p = problem(140, 25, 1031)
     with using(memory=memory):
         loss = summed(p)
@@ -175,9 +175,9 @@ def test_a_second_backward_pass_gives_the_same(memory: float) -> None:
         torch.autograd.grad(loss, p.leaves)
 
 
-@both
-def test_gradients_have_no_gradients(loss: Loss) -> None:
-    """Nobody may take them for constants: a penalty on a gradient would go unnoticed."""
+@both_losses
+def test_second_derivatives_are_rejected(loss: Loss) -> None:
+    """Otherwise a penalty on a gradient would have no effect, without an error."""
     p = problem(7, 4, 6)
     with pytest.raises(ArgumentError, match="no second derivatives"):
         torch.autograd.grad(loss(p), p.h, create_graph=True)
@@ -186,15 +186,15 @@ def test_gradients_have_no_gradients(loss: Loss) -> None:
         assert torch.autograd.grad(dh_ND.square().sum(), p.w)[0].any()
 
 
-@both
+@both_losses
 @pytest.mark.parametrize("memory", MEMORY)
-def test_a_batch_is_the_sum_of_its_parts(loss: Loss, memory: float) -> None:
+def test_batch_gradients_are_the_sum_over_its_parts(loss: Loss, memory: float) -> None:
     p = problem(140, 25, 1031)
     with using(memory=memory):
         whole = p.gradients(loss(p))
         for rows in (slice(start, start + 33) for start in range(0, 140, 33)):
             loss(Problem(p.h[rows], p.w, p.b, p.y[rows])).backward()  # type: ignore[no-untyped-call]
-    assert furthest((leaf.grad for leaf in p.leaves), whole) < 1e-12
+    assert largest_error((leaf.grad for leaf in p.leaves), whole) < 1e-12
 
 
 @pytest.fixture(params=[1, 2])
@@ -206,9 +206,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("threads")
-@both
+@both_losses
 @pytest.mark.parametrize("memory", MEMORY)
-def test_two_runs_are_equal_to_the_bit(loss: Loss, memory: float) -> None:
+def test_repeated_calls_are_bitwise_equal(loss: Loss, memory: float) -> None:
     p = problem(140, 103, 1031).to(torch.float32)
     with using(memory=memory):
         first, second = loss(p), loss(p)
@@ -221,7 +221,7 @@ def test_two_runs_are_equal_to_the_bit(loss: Loss, memory: float) -> None:
 
 
 def peak(step: Callable[[], object], folder: Path) -> int:
-    """The most bytes that torch's allocator held at once, beyond what it held before."""
+    """Return the largest number of bytes that torch allocates during a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step()
     trace = folder / "trace.json"
@@ -231,18 +231,18 @@ def peak(step: Callable[[], object], folder: Path) -> int:
     return max(itertools.accumulate(changes))
 
 
-@both
+@both_losses
 @pytest.mark.parametrize("memory", [4.0, 16.0])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((20_000, 128, 20), torch.float32),  # copies of rows, not scores, are what takes memory
+        ((20_000, 128, 20), torch.float32),  # copies of rows take more memory than scores
         ((512, 128, 20_000), torch.float64),
-        ((1024, 64, 20_000), torch.bfloat16),  # an accumulator, where rows are in blocks
+        ((1024, 64, 20_000), torch.bfloat16),  # needs an accumulator if rows are in blocks
     ],
     ids=["wide rows", "float64", "bfloat16"],
 )
-def test_all_that_is_held_counts(
+def test_peak_memory_fits_the_budget_for_unusual_shapes(
     loss: Loss, memory: float, shape: tuple[int, int, int], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     p = problem(*shape, bias=False).to(dtype)
@@ -255,9 +255,9 @@ def test_all_that_is_held_counts(
     assert peak(step, tmp_path) < 1.25 * memory * MEBIBYTE + gradients + MEBIBYTE
 
 
-@both
+@both_losses
 @pytest.mark.parametrize("memory", [4.0, 16.0])
-def test_memory_stays_within_the_budget(loss: Loss, memory: float, tmp_path: Path) -> None:
+def test_peak_memory_fits_the_budget(loss: Loss, memory: float, tmp_path: Path) -> None:
     p = problem(512, 32, 20_000).to(torch.float32)
     gradients = sum(leaf.nbytes for leaf in p.leaves)
 
@@ -268,14 +268,14 @@ def test_memory_stays_within_the_budget(loss: Loss, memory: float, tmp_path: Pat
     def naive() -> list[Tensor]:
         return p.gradients(F.cross_entropy(F.linear(p.h, p.w, p.b), p.y, reduction="sum"))
 
-    # Beside the blocks: copies of a few rows, and numbers per row.
-    taken = peak(step, tmp_path)
-    assert taken < memory * MEBIBYTE + gradients + MEBIBYTE
-    assert taken < peak(naive, tmp_path) / 4
+    # Apart from the blocks, copies of a few rows and a few numbers per row take memory.
+    used = peak(step, tmp_path)
+    assert used < memory * MEBIBYTE + gradients + MEBIBYTE
+    assert used < peak(naive, tmp_path) / 4
 
 
-def test_a_sum_over_many_rows_fits_float16() -> None:
-    """Before the mean's division it would not: the gradient is made when what follows the sum is known."""
+def test_mean_over_many_rows_does_not_overflow_float16() -> None:
+    """The gradient of the sum overflows float16, so it must not be computed before the division is known."""
     torch.manual_seed(0)
     h_ND, w_VD = torch.full((20_000, 4), 8.0).half(), torch.zeros(3, 4).half().requires_grad_()
     loss = linear_cross_entropy(h_ND, w_VD, torch.zeros(20_000, dtype=torch.long))
@@ -285,8 +285,8 @@ def test_a_sum_over_many_rows_fits_float16() -> None:
     )
 
 
-def test_the_losses_alone_of_rows_at_a_temperature() -> None:
-    """What the forward pass has centred, the backward pass has to, whoever asks for the rest."""
+def test_loss_gradient_is_accurate_if_the_tempered_output_is_unused() -> None:
+    """The forward pass centres the classes for `tau`; the backward pass must too, even if only `nll` is used."""
     torch.manual_seed(0)
     h_ND, y_N = torch.randn(64, 32), torch.randint(500, (64,))
     w_VD = torch.randn(500, 32) / 32**0.5 + 3

@@ -1,6 +1,6 @@
-"""The library call: the same as torch's two functions, and a sentence for each mistake.
+"""`linear_cross_entropy` equals torch's linear and cross_entropy, and invalid arguments raise clear errors.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import Choice, Impl, current, using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 
-from .dense import IGNORE, Problem, dense_losses, furthest, off, problem
+from .dense import IGNORE, Problem, dense_losses, largest_error, problem, relative_error
 
 FUSED = getattr(F, "linear_cross_entropy", None)
-"""Newer versions of torch have one."""
+"""Only newer versions of torch have this function."""
 
 
 def torch_loss(p: Problem, **settings: Any) -> Tensor:
@@ -37,96 +37,96 @@ def loss_of(p: Problem, **settings: Any) -> Tensor:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_like_torch(reduction: str, smoothing: float, impl: str, bias: bool) -> None:
+def test_loss_and_gradients_equal_torch(reduction: str, smoothing: float, impl: str, bias: bool) -> None:
     p = problem(140, 25, 1031, bias)
     expected = torch_loss(p, reduction=reduction, label_smoothing=smoothing)
-    found = loss_of(p, reduction=reduction, label_smoothing=smoothing, impl=impl, memory=0.5)
-    assert found.shape == expected.shape
-    assert off(found, expected) < 1e-12
+    actual = loss_of(p, reduction=reduction, label_smoothing=smoothing, impl=impl, memory=0.5)
+    assert actual.shape == expected.shape
+    assert relative_error(actual, expected) < 1e-12
     weights = torch.randn(expected.shape, dtype=torch.float64)
-    assert furthest(p.gradients((found * weights).sum()), p.gradients((expected * weights).sum())) < 1e-12
+    assert largest_error(p.gradients((actual * weights).sum()), p.gradients((expected * weights).sum())) < 1e-12
 
 
-def test_like_torch_in_float32() -> None:
+def test_float32_loss_and_gradients_equal_torch() -> None:
     p = problem(140, 64, 1031).to(torch.float32)
-    expected, found = torch_loss(p), loss_of(p)
-    torch.testing.assert_close(found, expected)
-    for one, other in zip(p.gradients(found), p.gradients(expected), strict=True):
-        torch.testing.assert_close(one, other)
+    expected, actual = torch_loss(p), loss_of(p)
+    torch.testing.assert_close(actual, expected)
+    for gradient, expected_gradient in zip(p.gradients(actual), p.gradients(expected), strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.skipif(FUSED is None, reason="this torch has no linear_cross_entropy")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_like_torchs_own_fused_function(smoothing: float) -> None:
+def test_loss_and_gradients_equal_torchs_fused_function(smoothing: float) -> None:
     assert FUSED is not None
     p = problem(140, 64, 1031)
     expected = FUSED(p.h, p.w, p.y, linear_bias=p.b, label_smoothing=smoothing)
-    found = loss_of(p, label_smoothing=smoothing)
-    assert off(found, expected) < 1e-12
-    assert furthest(p.gradients(found), p.gradients(expected)) < 1e-12
+    actual = loss_of(p, label_smoothing=smoothing)
+    assert relative_error(actual, expected) < 1e-12
+    assert largest_error(p.gradients(actual), p.gradients(expected)) < 1e-12
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_the_z_loss_is_the_squared_normaliser_of_the_rows_that_count(impl: str, reduction: str) -> None:
+def test_z_loss_is_the_squared_log_normaliser_without_ignored_rows(impl: str, reduction: str) -> None:
     p = problem(140, 25, 1031)
     nll_N, lse_N, _ = dense_losses(p)
     expected = nll_N + 1e-2 * lse_N.square().where(p.y != IGNORE, 0.0)
     if reduction != "none":
         expected = expected.sum() / ((p.y != IGNORE).sum() if reduction == "mean" else 1)
-    found = loss_of(p, z_loss=1e-2, reduction=reduction, impl=impl)
-    assert off(found, expected) < 1e-12
-    assert furthest(p.gradients(found.sum()), p.gradients(expected.sum())) < 1e-12
+    actual = loss_of(p, z_loss=1e-2, reduction=reduction, impl=impl)
+    assert relative_error(actual, expected) < 1e-12
+    assert largest_error(p.gradients(actual.sum()), p.gradients(expected.sum())) < 1e-12
 
 
 @pytest.mark.parametrize("ignored", [-1, 0, 5, 10_000])
-def test_any_value_can_mean_ignored(ignored: int) -> None:
+def test_any_ignore_index_works(ignored: int) -> None:
     p = problem(50, 4, 7, ignored=False)
     y_N = p.y.clone()
     y_N[::3] = ignored
     p = Problem(p.h, p.w, p.b, y_N)
-    expected, found = (f(p, ignore_index=ignored) for f in (torch_loss, loss_of))
-    assert off(found, expected) < 1e-12
-    assert furthest(p.gradients(found), p.gradients(expected)) < 1e-12
+    expected, actual = (loss(p, ignore_index=ignored) for loss in (torch_loss, loss_of))
+    assert relative_error(actual, expected) < 1e-12
+    assert largest_error(p.gradients(actual), p.gradients(expected)) < 1e-12
 
 
-def test_any_number_of_dimensions() -> None:
+def test_any_number_of_batch_dimensions_works() -> None:
     p = problem(12, 5, 9)
-    rows = loss_of(p, reduction="none")
-    folded = linear_cross_entropy(p.h.view(3, 4, 5), p.w, p.y.view(3, 4), p.b, reduction="none")
-    assert torch.equal(folded, rows.view(3, 4))
-    one = linear_cross_entropy(p.h[0], p.w, p.y[0], p.b, reduction="none")
-    assert one.shape == ()
-    torch.testing.assert_close(one, rows[0], rtol=1e-13, atol=0)
+    row_losses = loss_of(p, reduction="none")
+    batched = linear_cross_entropy(p.h.view(3, 4, 5), p.w, p.y.view(3, 4), p.b, reduction="none")
+    assert torch.equal(batched, row_losses.view(3, 4))
+    single = linear_cross_entropy(p.h[0], p.w, p.y[0], p.b, reduction="none")
+    assert single.shape == ()
+    torch.testing.assert_close(single, row_losses[0], rtol=1e-13, atol=0)
     assert torch.equal(linear_cross_entropy(p.h, p.w, p.y.to(torch.int32), p.b), loss_of(p))
 
 
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-4}, {"impl": "reference"}])
 @pytest.mark.parametrize("rows", [0, 5])
-def test_nothing_to_score_costs_nothing(settings: dict[str, Any], rows: int) -> None:
+def test_loss_without_targets_is_zero(settings: dict[str, Any], rows: int) -> None:
     p = problem(5, 4, 7)
-    nobody = Problem(p.h[:rows], p.w, p.b, torch.full((rows,), IGNORE))
-    loss = loss_of(nobody, **settings)
+    ignored = Problem(p.h[:rows], p.w, p.b, torch.full((rows,), IGNORE))
+    loss = loss_of(ignored, **settings)
     assert loss.item() == 0
     assert not any(gradient.any() for gradient in p.gradients(loss))
 
 
-def test_smoothing_under_autocast_stays_in_float32() -> None:
-    # Numbers that bfloat16 has: only what is made of them can be rounded.
+def test_label_smoothing_stays_in_float32_under_autocast() -> None:
+    # The inputs are exact in bfloat16, so only results can be rounded.
     start = problem(50, 64, 300, ignored=False).to(torch.bfloat16).to(torch.float32)
     exact = Problem(start.h, start.w + 3, start.b, start.y).to(torch.bfloat16).to(torch.float64)
     p = exact.to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = loss_of(p, reduction="none", label_smoothing=0.9)
-    assert found.dtype == torch.float32
+        actual = loss_of(p, reduction="none", label_smoothing=0.9)
+    assert actual.dtype == torch.float32
     torch.testing.assert_close(
-        found.double(), torch_loss(exact, reduction="none", label_smoothing=0.9), rtol=1e-5, atol=1e-4
+        actual.double(), torch_loss(exact, reduction="none", label_smoothing=0.9), rtol=1e-5, atol=1e-4
     )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1, "reduction": "none"}])
-def test_compiled_is_the_same(settings: dict[str, Any]) -> None:
+def test_compiled_loss_equals_eager_loss(settings: dict[str, Any]) -> None:
     p = problem(70, 25, 300)
 
     def step(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Tensor:
@@ -134,18 +134,18 @@ def test_compiled_is_the_same(settings: dict[str, Any]) -> None:
 
     torch.compiler.reset()
     compiled = torch.compile(step, backend="aot_eager")
-    eager, found = step(p.h, p.w, p.b, p.y), compiled(p.h, p.w, p.b, p.y)
-    assert off(found, eager) < 1e-13
-    assert furthest(p.gradients(found), p.gradients(eager)) < 1e-13
+    eager, actual = step(p.h, p.w, p.b, p.y), compiled(p.h, p.w, p.b, p.y)
+    assert relative_error(actual, eager) < 1e-13
+    assert largest_error(p.gradients(actual), p.gradients(eager)) < 1e-13
 
 
-# -- mistakes ------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------------
 
 H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE, 3])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings", "sentence"),
+    ("arguments", "settings", "message"),
     [
         ((H, torch.randn(9, 5), Y), {}, r"hidden is \(6, 4\) and weight is \(9, 5\)"),
         ((H, torch.randn(4), Y), {}, r"weight is \(4,\)"),
@@ -168,10 +168,8 @@ H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE
         ((H, W, Y), {"label_smoothing": 1.5}, "label_smoothing = 1.5"),
     ],
 )
-def test_a_mistake_is_answered_by_a_sentence(
-    arguments: tuple[Tensor, ...], settings: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ArgumentError, match=sentence) as error:
+def test_invalid_arguments_are_rejected(arguments: tuple[Tensor, ...], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as error:
         linear_cross_entropy(*arguments, **settings)
     assert isinstance(error.value, ValueError)
     assert "\n" not in str(error.value)
@@ -179,7 +177,7 @@ def test_a_mistake_is_answered_by_a_sentence(
 
 
 @pytest.mark.parametrize("settings", [{"impl": "fastest"}, {"memory": 0.0}, {"memory": -1.0}])
-def test_how_it_is_computed_is_checked_too(settings: dict[str, Any]) -> None:
+def test_invalid_impl_and_memory_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(settings))):
         linear_cross_entropy(H, W, Y, **settings)
     assert current() == Choice()
@@ -187,29 +185,29 @@ def test_how_it_is_computed_is_checked_too(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("target", [9, -1, 2**40])
-def test_unchecked_targets_show_in_the_loss(impl: Impl, target: int) -> None:
+def test_unchecked_invalid_targets_give_nan(impl: Impl, target: int) -> None:
     y_N = Y.where(Y != 2, target)
     assert linear_cross_entropy(H, W, y_N, check_targets=False, impl=impl).isnan()
     rows = linear_cross_entropy(H, W, y_N, check_targets=False, reduction="none", impl=impl)
     assert rows.isnan().tolist() == [False, False, True, False, False, False]
 
 
-def test_what_is_not_said_is_what_using_says() -> None:
+def test_omitted_impl_is_taken_from_using() -> None:
     p = problem(140, 25, 1031)
     with using("reference"):
         by_definition = loss_of(p)
         assert by_definition.grad_fn is not None
-        assert "SummedLoss" not in str(_history(by_definition))
-        assert "SummedLoss" in str(_history(loss_of(p, impl="chunked")))
+        assert "SummedLoss" not in str(_autograd_functions(by_definition))
+        assert "SummedLoss" in str(_autograd_functions(loss_of(p, impl="chunked")))
         assert current() == Choice("reference")
 
 
-def _history(loss: Tensor) -> list[str]:
-    """The names of the functions that made it."""
-    names, waiting = [], [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
+def _autograd_functions(loss: Tensor) -> list[str]:
+    """Return the names of the autograd functions that computed a loss."""
+    names, nodes = [], [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
         if node is not None:
             names.append(node.name())
-            waiting += [before for before, _ in node.next_functions]
+            nodes += [parent for parent, _ in node.next_functions]
     return names

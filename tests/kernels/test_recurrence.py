@@ -1,4 +1,4 @@
-"""The recurrence of an LSTM in plain torch: against nn.LSTM where nothing is dropped, by differences where it is.
+"""The recurrence of an LSTM in plain torch equals nn.LSTM without dropout and passes gradcheck with dropout.
 
 Shapes: L layers, T steps, B rows of the batch, H units, G = 4H gates.
 """
@@ -22,12 +22,12 @@ KINDS = ("none", "shared", "per gate")
 def problem(
     T: int, B: int, H: int, kind: str, dtype: torch.dtype = torch.float64
 ) -> tuple[list[Tensor], Tensor | None]:
-    """x, h, c, w, and a mask whose factors all differ."""
-    draw = torch.Generator().manual_seed(T + 10 * B + 100 * H)
+    """Return x, h, c and w, and a mask with random factors."""
+    generator = torch.Generator().manual_seed(T + 10 * B + 100 * H)
     shapes = [(T, B, 4 * H), (B, H), (B, H), (4 * H, H)]
-    x, h, c, w = (torch.randn(*shape, generator=draw, dtype=dtype) for shape in shapes)
+    x, h, c, w = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes)
     mask = {"none": None, "shared": (B, H), "per gate": (4, B, H)}[kind]
-    factors = None if mask is None else 2 * torch.rand(*mask, generator=draw, dtype=dtype)
+    factors = None if mask is None else 2 * torch.rand(*mask, generator=generator, dtype=dtype)
     return [
         x.requires_grad_(),
         h.mul_(0.5).requires_grad_(),
@@ -36,86 +36,93 @@ def problem(
     ], factors
 
 
-def everything(inputs: list[Tensor], mask: Tensor | None) -> list[Tensor]:
-    """Outputs, last cells, and the gradients of all inputs from both."""
+def outputs_and_gradients(inputs: list[Tensor], mask: Tensor | None) -> list[Tensor]:
+    """Return the outputs, the last cells, and the gradients of all inputs."""
     h_TBH, c_BH = lstm_scan(*inputs, mask)  # type: ignore[call-arg, arg-type]
-    sent = [torch.linspace(-1, 1, each.numel(), device=each.device).view_as(each).to(each) for each in (h_TBH, c_BH)]
-    return [h_TBH.detach(), c_BH.detach(), *torch.autograd.grad([h_TBH, c_BH], inputs, sent)]
+    output_gradients = [
+        torch.linspace(-1, 1, tensor.numel(), device=tensor.device).view_as(tensor).to(tensor)
+        for tensor in (h_TBH, c_BH)
+    ]
+    return [h_TBH.detach(), c_BH.detach(), *torch.autograd.grad([h_TBH, c_BH], inputs, output_gradients)]
 
 
 def stack_problem(
     L: int, T: int, B: int, H: int, kind: str, dtype: torch.dtype = torch.float64
 ) -> tuple[list[Tensor], Tensor | None]:
-    """x, h, c, the recurrent and upward weights and biases, and masks whose factors all differ."""
-    draw = torch.Generator().manual_seed(L + 10 * T + 100 * B + 1000 * H)
+    """Return x, h, c, the recurrent and upward weights and the biases, and masks with random factors."""
+    generator = torch.Generator().manual_seed(L + 10 * T + 100 * B + 1000 * H)
     shapes = [(T, B, 4 * H), (L, B, H), (L, B, H), *[(4 * H, H)] * (2 * L - 1), *[(4 * H,)] * (L - 1)]
-    x, h, c, *weights = (torch.randn(*shape, generator=draw, dtype=dtype) for shape in shapes)
+    x, h, c, *weights = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes)
     mask = {"none": None, "shared": (L, B, H), "per gate": (L, 4, B, H)}[kind]
-    factors = None if mask is None else 2 * torch.rand(*mask, generator=draw, dtype=dtype)
+    factors = None if mask is None else 2 * torch.rand(*mask, generator=generator, dtype=dtype)
     inputs = [x, h.mul_(0.5), c, *(w.div_(H**0.5) for w in weights)]
-    return [each.requires_grad_() for each in inputs], factors
+    return [tensor.requires_grad_() for tensor in inputs], factors
 
 
-def stacked(inputs: list[Tensor], masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def run_stack(inputs: list[Tensor], masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a stack on the tensors of `stack_problem`."""
     x, h, c, *weights = inputs
     L = len(h)
     return lstm_stack_scan(x, h, c, weights[:L], weights[L : 2 * L - 1], weights[2 * L - 1 :], masks)
 
 
-def stack_everything(inputs: list[Tensor], masks: Tensor | None) -> list[Tensor]:
-    """Outputs, last states and cells, and the gradients of all inputs from the three."""
-    found = stacked(inputs, masks)
-    sent = [torch.linspace(-1, 1, each.numel(), device=each.device).view_as(each).to(each) for each in found]
-    return [*(each.detach() for each in found), *torch.autograd.grad(found, inputs, sent)]
+def stack_outputs_and_gradients(inputs: list[Tensor], masks: Tensor | None) -> list[Tensor]:
+    """Return the outputs, the last states and cells, and the gradients of all inputs."""
+    actual = run_stack(inputs, masks)
+    output_gradients = [
+        torch.linspace(-1, 1, tensor.numel(), device=tensor.device).view_as(tensor).to(tensor) for tensor in actual
+    ]
+    return [*(tensor.detach() for tensor in actual), *torch.autograd.grad(actual, inputs, output_gradients)]
 
 
 @pytest.mark.parametrize("mask_shape", [None, (3, 6), (4, 3, 6)])
-def test_undropped_it_is_the_lstm_of_torch(mask_shape: tuple[int, ...] | None) -> None:
+def test_layer_without_dropout_equals_torch_lstm(mask_shape: tuple[int, ...] | None) -> None:
     T, B, D, H = 5, 3, 4, 6
     torch.manual_seed(0)
-    theirs = nn.LSTM(D, H).double()
+    torch_lstm = nn.LSTM(D, H).double()
     x_TBD = torch.randn(T, B, D, dtype=torch.float64, requires_grad=True)
     h_BH, c_BH = (torch.randn(B, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    inputs = [x_TBD, h_BH, c_BH, *theirs.parameters()]
+    inputs = [x_TBD, h_BH, c_BH, *torch_lstm.parameters()]
 
-    expected, (_, c_last) = theirs(x_TBD, (h_BH[None], c_BH[None]))
-    w_ih, w_hh, b_ih, b_hh = theirs.parameters()
+    expected, (_, c_last) = torch_lstm(x_TBD, (h_BH[None], c_BH[None]))
+    w_ih, w_hh, b_ih, b_hh = torch_lstm.parameters()
     mask = None if mask_shape is None else torch.ones(mask_shape, dtype=torch.float64)
-    found = lstm_scan(x_TBD @ w_ih.T + b_ih + b_hh, h_BH, c_BH, w_hh, mask)
+    actual = lstm_scan(x_TBD @ w_ih.T + b_ih + b_hh, h_BH, c_BH, w_hh, mask)
 
-    sent = [torch.randn_like(each) for each in found]
-    torch.testing.assert_close(found, (expected, c_last[0]))
+    output_gradients = [torch.randn_like(tensor) for tensor in actual]
+    torch.testing.assert_close(actual, (expected, c_last[0]))
     torch.testing.assert_close(
-        torch.autograd.grad(found, inputs, sent),
-        torch.autograd.grad([expected, c_last], inputs, [sent[0], sent[1][None]]),
+        torch.autograd.grad(actual, inputs, output_gradients),
+        torch.autograd.grad([expected, c_last], inputs, [output_gradients[0], output_gradients[1][None]]),
     )
 
 
 @pytest.mark.parametrize("mask_shape", [None, (3, 2, 6), (3, 4, 2, 6)])
-def test_undropped_a_stack_is_that_of_torch(mask_shape: tuple[int, ...] | None) -> None:
+def test_stack_without_dropout_equals_torch_lstm(mask_shape: tuple[int, ...] | None) -> None:
     L, T, B, D, H = 3, 4, 2, 5, 6
     torch.manual_seed(0)
-    theirs = nn.LSTM(D, H, num_layers=L).double()
+    torch_lstm = nn.LSTM(D, H, num_layers=L).double()
     x_TBD = torch.randn(T, B, D, dtype=torch.float64, requires_grad=True)
     h_LBH, c_LBH = (torch.randn(L, B, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    inputs = [x_TBD, h_LBH, c_LBH, *theirs.parameters()]
+    inputs = [x_TBD, h_LBH, c_LBH, *torch_lstm.parameters()]
 
-    expected, ends = theirs(x_TBD, (h_LBH, c_LBH))
-    (w_ih, *upward), recurrent, b_ih, b_hh = zip(*theirs.all_weights, strict=True)
+    expected, ends = torch_lstm(x_TBD, (h_LBH, c_LBH))
+    (w_ih, *upward), recurrent, b_ih, b_hh = zip(*torch_lstm.all_weights, strict=True)
     first, *biases = (a + b for a, b in zip(b_ih, b_hh, strict=True))
     masks = None if mask_shape is None else torch.ones(mask_shape, dtype=torch.float64)
-    found = lstm_stack_scan(x_TBD @ w_ih.T + first, h_LBH, c_LBH, recurrent, upward, biases, masks)
+    actual = lstm_stack_scan(x_TBD @ w_ih.T + first, h_LBH, c_LBH, recurrent, upward, biases, masks)
 
-    sent = [torch.randn_like(each) for each in found]
-    torch.testing.assert_close(found, (expected, *ends))
+    output_gradients = [torch.randn_like(tensor) for tensor in actual]
+    torch.testing.assert_close(actual, (expected, *ends))
     torch.testing.assert_close(
-        torch.autograd.grad(found, inputs, sent), torch.autograd.grad([expected, *ends], inputs, sent)
+        torch.autograd.grad(actual, inputs, output_gradients),
+        torch.autograd.grad([expected, *ends], inputs, output_gradients),
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_of_a_stack_reads_what_recurs_in_the_one_below(kind: str) -> None:
-    """By the equations of one step for a gate at a time, and by layers one after the other for a window."""
+def test_stacked_layer_reads_the_masked_states_of_the_layer_below(kind: str) -> None:
+    """Compare a stack with its layers run one after the other, with the inputs of every gate computed separately."""
     inputs, masks = stack_problem(2, 5, 3, 4, kind)
     x, h, c, low, high, up, bias = inputs
     below, above = [None, None] if masks is None else masks
@@ -125,49 +132,51 @@ def test_a_layer_of_a_stack_reads_what_recurs_in_the_one_below(kind: str) -> Non
     raw_TBH, c_high = lstm_scan(torch.cat(shares, -1), h[1], c[1], high, above)
     expected = raw_TBH, torch.stack([h_TBH[-1], raw_TBH[-1]]), torch.stack([c_low, c_high])
 
-    found = stacked(inputs, masks)
-    sent = [torch.randn_like(each) for each in found]
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, inputs, sent), torch.autograd.grad(expected, inputs, sent))
+    actual = run_stack(inputs, masks)
+    output_gradients = [torch.randn_like(tensor) for tensor in actual]
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, inputs, output_gradients), torch.autograd.grad(expected, inputs, output_gradients)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_a_stack_are_those_of_the_differences(kind: str) -> None:
+def test_stack_passes_gradcheck(kind: str) -> None:
     inputs, masks = stack_problem(2, 2, 2, 3, kind)
-    assert torch.autograd.gradcheck(lambda *given: stacked(list(given), masks), inputs)
+    assert torch.autograd.gradcheck(lambda *tensors: run_stack(list(tensors), masks), inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stack_of_one_is_a_layer(kind: str) -> None:
+def test_stack_of_one_layer_equals_the_layer(kind: str) -> None:
     (x, h, c, w), mask = problem(3, 2, 4, kind)
     h_TBH, c_BH = lstm_scan(x, h, c, w, mask)
-    found = lstm_stack_scan(x, h[None], c[None], [w], [], [], None if mask is None else mask[None])
-    assert all(torch.equal(*pair) for pair in zip(found, (h_TBH, h_TBH[-1:], c_BH[None]), strict=True))
+    actual = lstm_stack_scan(x, h[None], c[None], [w], [], [], None if mask is None else mask[None])
+    assert all(torch.equal(*pair) for pair in zip(actual, (h_TBH, h_TBH[-1:], c_BH[None]), strict=True))
 
 
-def test_a_stack_under_autocast_is_rounded_as_a_layer_is() -> None:
+def test_autocast_rounds_products_of_a_stack() -> None:
     inputs, masks = stack_problem(3, 5, 3, 8, "shared", torch.float32)
-    exact = stack_everything([each.double().detach().requires_grad_() for each in inputs], masks)
+    exact = stack_outputs_and_gradients([tensor.double().detach().requires_grad_() for tensor in inputs], masks)
     with torch.autocast("cpu", torch.bfloat16):
-        found = stack_everything(inputs, masks)
-    assert [each.dtype for each in found[:3]] == [torch.bfloat16, torch.float32, torch.float32]
-    for a, b in zip(found, exact, strict=True):
-        assert 1e-5 < float((a.double() - b).norm() / b.norm()) < 3e-2
+        actual = stack_outputs_and_gradients(inputs, masks)
+    assert [tensor.dtype for tensor in actual[:3]] == [torch.bfloat16, torch.float32, torch.float32]
+    for actual_tensor, exact_tensor in zip(actual, exact, strict=True):
+        assert 1e-5 < float((actual_tensor.double() - exact_tensor).norm() / exact_tensor.norm()) < 3e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_the_differences(kind: str) -> None:
+def test_layer_passes_gradcheck(kind: str) -> None:
     inputs, mask = problem(3, 2, 4, kind)
-    assert torch.autograd.gradcheck(lambda *given: lstm_scan(*given, mask), inputs)
+    assert torch.autograd.gradcheck(lambda *tensors: lstm_scan(*tensors, mask), inputs)
 
 
-def test_equal_masks_for_all_gates_are_one_mask() -> None:
+def test_equal_masks_per_gate_equal_one_shared_mask() -> None:
     inputs, mask = problem(4, 3, 5, "shared")
     assert mask is not None
-    torch.testing.assert_close(everything(inputs, mask.expand(4, 3, 5)), everything(inputs, mask))
+    torch.testing.assert_close(outputs_and_gradients(inputs, mask.expand(4, 3, 5)), outputs_and_gradients(inputs, mask))
 
 
-def test_each_gate_has_the_mask_of_its_place() -> None:
+def test_every_gate_uses_its_own_mask() -> None:
     (x, h, c, w), mask = problem(1, 2, 3, "per gate")
     assert mask is not None
     i, f, g, o = (x[0].chunk(4, -1)[k] + (h * mask[k]) @ w.chunk(4)[k].T for k in range(4))
@@ -176,7 +185,7 @@ def test_each_gate_has_the_mask_of_its_place() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_window_in_two_parts_is_the_window(kind: str) -> None:
+def test_two_short_windows_equal_one_long_window(kind: str) -> None:
     (x, h, c, w), mask = problem(6, 2, 4, kind)
     whole, last = lstm_scan(x, h, c, w, mask)
     left, between = lstm_scan(x[:2], h, c, w, mask)
@@ -186,30 +195,30 @@ def test_a_window_in_two_parts_is_the_window(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_autocast_products_are_rounded_and_cells_are_not(kind: str) -> None:
+def test_autocast_rounds_products_but_not_cells(kind: str) -> None:
     inputs, mask = problem(6, 3, 8, kind, torch.float32)
-    exact = everything(
-        [each.double().detach().requires_grad_() for each in inputs], None if mask is None else mask.double()
+    exact = outputs_and_gradients(
+        [tensor.double().detach().requires_grad_() for tensor in inputs], None if mask is None else mask.double()
     )
     with torch.autocast("cpu", torch.bfloat16):
-        found = everything(inputs, mask)
-    assert found[0].dtype == torch.bfloat16
-    assert all(each.dtype == torch.float32 for each in found[1:])
-    for a, b in zip(found, exact, strict=True):
-        off = float((a.double() - b).norm() / b.norm())
-        assert 1e-5 < off < 2e-2
+        actual = outputs_and_gradients(inputs, mask)
+    assert actual[0].dtype == torch.bfloat16
+    assert all(tensor.dtype == torch.float32 for tensor in actual[1:])
+    for actual_tensor, exact_tensor in zip(actual, exact, strict=True):
+        relative_error = float((actual_tensor.double() - exact_tensor).norm() / exact_tensor.norm())
+        assert 1e-5 < relative_error < 2e-2
 
 
-def test_float16_is_rounded_no_further_than_its_inputs() -> None:
+def test_float16_inputs_are_computed_in_float32() -> None:
     inputs, mask = problem(3, 2, 4, "shared")
-    half = [each.half().detach().requires_grad_() for each in inputs]
+    half = [tensor.half().detach().requires_grad_() for tensor in inputs]
     h_TBH, c_BH = lstm_scan(*half, mask.half() if mask is not None else None)  # type: ignore[arg-type]
     assert h_TBH.dtype == c_BH.dtype == torch.float32
-    expected = lstm_scan(*[each.double() for each in half], mask)  # type: ignore[arg-type]
+    expected = lstm_scan(*[tensor.double() for tensor in half], mask)  # type: ignore[arg-type]
     torch.testing.assert_close(h_TBH.double(), expected[0], atol=1e-3, rtol=1e-3)
 
 
-def test_the_mask_gets_no_gradient() -> None:
+def test_mask_gets_no_gradient() -> None:
     (x, h, c, w), mask = problem(2, 2, 3, "shared")
     assert mask is not None
     mask.requires_grad_()
@@ -219,45 +228,45 @@ def test_the_mask_gets_no_gradient() -> None:
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_implementation_but_the_kernels_is_the_loop(impl: Any, dtype: torch.dtype) -> None:
+def test_implementations_without_kernels_use_the_loop(impl: Any, dtype: torch.dtype) -> None:
     inputs, mask = problem(3, 2, 4, "shared", dtype)
     with using(impl):
-        found = everything(inputs, mask)
-    assert all(torch.equal(a, b) for a, b in zip(found, everything(inputs, mask), strict=True))
+        actual = outputs_and_gradients(inputs, mask)
+    assert all(torch.equal(a, b) for a, b in zip(actual, outputs_and_gradients(inputs, mask), strict=True))
 
 
-def test_the_kernels_are_refused_where_they_cannot_run() -> None:
+def test_triton_kernels_are_rejected_on_a_cpu() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     inputs, mask = problem(2, 2, 3, "shared", torch.float32)
     with using("triton"), pytest.raises(ArgumentError, match="CUDA"):
-        everything(inputs, mask)
+        outputs_and_gradients(inputs, mask)
 
 
-def test_in_float64_the_loop_runs_whatever_is_chosen() -> None:
+def test_float64_always_uses_the_loop() -> None:
     inputs, mask = problem(2, 2, 3, "shared")
     with using("triton"):
-        found = everything(inputs, mask)
-    assert all(torch.equal(a, b) for a, b in zip(found, everything(inputs, mask), strict=True))
+        actual = outputs_and_gradients(inputs, mask)
+    assert all(torch.equal(a, b) for a, b in zip(actual, outputs_and_gradients(inputs, mask), strict=True))
 
 
-def test_a_layer_without_a_mask_is_left_to_cudnn_but_where_it_was_measured_slower(
+def test_unmasked_layer_uses_cudnn_unless_the_kernels_are_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def chosen(dtype: torch.dtype, units: int = 1150) -> bool:
+    def uses_kernels(dtype: torch.dtype, units: int = 1150) -> bool:
         return outruns_cudnn(torch.zeros(20, 70, 8, dtype=dtype), torch.zeros(4 * units, units, dtype=dtype))
 
-    assert not chosen(torch.bfloat16)  # no GPU
-    monkeypatch.setattr(recurrence, "_has_kernels", lambda *given: True)
-    assert chosen(torch.bfloat16)
-    assert chosen(torch.bfloat16, units=400)
-    assert not chosen(torch.bfloat16, units=399)
-    assert not chosen(torch.bfloat16, units=1151)
+    assert not uses_kernels(torch.bfloat16)  # no GPU
+    monkeypatch.setattr(recurrence, "_has_kernels", lambda *arguments: True)
+    assert uses_kernels(torch.bfloat16)
+    assert uses_kernels(torch.bfloat16, units=400)
+    assert not uses_kernels(torch.bfloat16, units=399)
+    assert not uses_kernels(torch.bfloat16, units=1151)
     with torch.no_grad():
-        assert not chosen(torch.bfloat16)
-    assert not chosen(torch.float32)
-    assert not chosen(torch.float16)
+        assert not uses_kernels(torch.bfloat16)
+    assert not uses_kernels(torch.float32)
+    assert not uses_kernels(torch.float16)
     monkeypatch.setattr(recurrence, "rounds_to_tf32", lambda: True)
-    assert chosen(torch.float32)
-    assert not chosen(torch.float64)
+    assert uses_kernels(torch.float32)
+    assert not uses_kernels(torch.float64)
     with using("triton"), torch.no_grad():
-        assert chosen(torch.float32, units=1151)
+        assert uses_kernels(torch.float32, units=1151)

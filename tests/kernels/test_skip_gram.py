@@ -1,6 +1,6 @@
-"""Skip-gram: every implementation against the loop that can be read, and that against autograd.
+"""Skip-gram: every implementation equals the reference loop, and the reference equals autograd.
 
-Shapes: V words, D width, N pairs, K negatives.
+Shapes: V words, D dimensions, N pairs, K negatives.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from reefknot.nn.tables import WordTable
 
 from .skip_gram_texts import draws_of, rates_of, tables, text, topic_score
 
-EITHER = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+untied_and_tied = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 
-def trained(impl: Impl, tied: bool, *, words: int = 400, cuts: tuple[int, ...] = (), **settings: float) -> list[Tensor]:
-    """Both tables after the text, or after stretches of it."""
+def train(impl: Impl, tied: bool, *, words: int = 400, cuts: tuple[int, ...] = (), **settings: float) -> list[Tensor]:
+    """Return both tables after training on the text, in one stretch or cut at some positions."""
     ids = text(words)
-    found = tables(tied)
-    places = (0, *cuts, len(ids))
-    for start, stop in pairwise(places):
-        train_stretch(*found, ids, start, stop, draws_of(ids, **settings), 1, rates_of(ids), impl=impl)
-    return list(found)
+    vectors = tables(tied)
+    bounds = (0, *cuts, len(ids))
+    for start, stop in pairwise(bounds):
+        train_stretch(*vectors, ids, start, stop, draws_of(ids, **settings), 1, rates_of(ids), impl=impl)
+    return list(vectors)
 
 
-def step(model: SkipGram, centre: int, context: int, negatives: list[int], rate: float) -> None:
-    """One step down the gradient of one pair's loss."""
+def gradient_step(model: SkipGram, centre: int, context: int, negatives: list[int], rate: float) -> None:
+    """Do one gradient step on the loss of one pair."""
     model.zero_grad()
     model.loss(torch.tensor([centre]), torch.tensor([context]), torch.tensor([negatives])).backward()
     with torch.no_grad():
@@ -45,89 +45,89 @@ def step(model: SkipGram, centre: int, context: int, negatives: list[int], rate:
 
 
 def model_of(first: Tensor, second: Tensor) -> SkipGram:
-    """Over copies of these tables."""
+    """Return a model with copies of these tables."""
     ends = [WordTable(*first.shape) for _ in range(1 if first is second else 2)]
     for end, values in zip(ends, (first, second), strict=False):
         end.weight = torch.nn.Parameter(values.clone())
     return SkipGram(ends[0], ends[-1])
 
 
-@EITHER
-def test_the_reference_goes_down_the_gradient_of_every_pair(tied: bool) -> None:
+@untied_and_tied
+def test_reference_follows_the_gradient_of_every_pair(tied: bool) -> None:
     ids = text(150)
-    # One negative: of two that are equal word2vec lets the second see what the first has done.
+    # One negative, because of two equal negatives word2vec updates the second after the first.
     draws, rates = draws_of(ids, negatives=1), rates_of(ids)
-    first, second = (0.3 * each for each in tables(tied, dtype=torch.float64))
+    first, second = (0.3 * table for table in tables(tied, dtype=torch.float64))
     second = first if tied else second
     model = model_of(first, second)
     pairs = list(pairs_one_by_one(ids, 0, len(ids), draws, draws.key(1)))
     assert len(pairs) > 100
     assert any(context in (centre, *negatives) for centre, context, negatives, _ in pairs)
-    for centre, context, negatives, place in pairs:
-        step(model, centre, context, negatives, rates.at(place))
+    for centre, context, negatives, position in pairs:
+        gradient_step(model, centre, context, negatives, rates.at(position))
     train_stretch(first, second, ids, 0, len(ids), draws, 1, rates, impl="reference")
     torch.testing.assert_close(first, model.input.weight.data, rtol=0, atol=1e-12)
     torch.testing.assert_close(second, model.output.weight.data, rtol=0, atol=1e-12)
 
 
-@EITHER
-def test_numba_is_the_reference(tied: bool) -> None:
+@untied_and_tied
+def test_numba_equals_the_reference(tied: bool) -> None:
     pytest.importorskip("numba")
-    for found, exact in zip(trained("numba", tied), trained("reference", tied), strict=True):
-        torch.testing.assert_close(found, exact, rtol=2e-5, atol=2e-5)
+    for actual, exact in zip(train("numba", tied), train("reference", tied), strict=True):
+        torch.testing.assert_close(actual, exact, rtol=2e-5, atol=2e-5)
 
 
-@EITHER
-def test_torch_in_batches_of_one_is_the_reference(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@untied_and_tied
+def test_torch_with_batch_size_one_equals_the_reference(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.kernels.torch_skip_gram.BATCH", {"cpu": 1, "cuda": 1})
-    # One negative: none can come up twice in a pair.
-    both = zip(trained("torch", tied, negatives=1), trained("reference", tied, negatives=1), strict=True)
-    for found, exact in both:
-        torch.testing.assert_close(found, exact, rtol=2e-5, atol=2e-5)
+    # One negative, so that no negative occurs twice in a pair.
+    results = zip(train("torch", tied, negatives=1), train("reference", tied, negatives=1), strict=True)
+    for actual, exact in results:
+        torch.testing.assert_close(actual, exact, rtol=2e-5, atol=2e-5)
 
 
-def test_a_batch_is_a_step_down_the_gradient_of_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_update_is_one_gradient_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = text(200)
-    first, second = (0.3 * each for each in tables(False, dtype=torch.float64))
+    first, second = (0.3 * table for table in tables(False, dtype=torch.float64))
     model = model_of(first, second)
     draws = draws_of(ids)
     key = draws.key(1)
     pairs = pairs_of(draws, key, kept_words(draws, key, ids, 0, len(ids)))
     model.loss(pairs.centres, pairs.contexts, pairs.negatives).backward()
-    flat = Rates(0.01, 0.01, len(ids))
+    constant_rate = Rates(0.01, 0.01, len(ids))
     monkeypatch.setattr("reefknot.kernels.skip_gram_draws.CROWD", 1e9)
     assert len(pairs.centres) < 512  # one batch
-    train_stretch(first, second, ids, 0, len(ids), draws, 1, flat, impl="torch")
-    for found, end in ((first, model.input), (second, model.output)):
+    train_stretch(first, second, ids, 0, len(ids), draws, 1, constant_rate, impl="torch")
+    for actual, end in ((first, model.input), (second, model.output)):
         assert end.weight.grad is not None
-        torch.testing.assert_close(found, end.weight.data - 0.01 * end.weight.grad, rtol=0, atol=1e-9)
+        torch.testing.assert_close(actual, end.weight.data - 0.01 * end.weight.grad, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("impl", ["reference", "numba"])
-def test_where_a_text_is_cut_changes_nothing(impl: Impl) -> None:
+def test_splitting_the_text_gives_the_same_weights(impl: Impl) -> None:
     if impl == "numba":
         pytest.importorskip("numba")
-    for whole, cut in zip(trained(impl, False), trained(impl, False, cuts=(1, 57, 200, 201)), strict=True):
+    for whole, cut in zip(train(impl, False), train(impl, False, cuts=(1, 57, 200, 201)), strict=True):
         torch.testing.assert_close(whole, cut, rtol=0, atol=1e-6 if impl == "reference" else 0)
 
 
-@EITHER
-def test_one_worker_gives_the_same_bits(tied: bool) -> None:
+@untied_and_tied
+def test_one_worker_is_deterministic(tied: bool) -> None:
     pytest.importorskip("numba")
-    once, again = trained("numba", tied), trained("numba", tied)
-    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
-    other_seed = trained("numba", tied, seed=8)
+    once, again = train("numba", tied), train("numba", tied)
+    assert all(torch.equal(first, second) for first, second in zip(once, again, strict=True))
+    other_seed = train("numba", tied, seed=8)
     assert not torch.equal(once[0], other_seed[0])
 
 
-def test_line_ends_and_unknown_words_are_no_words() -> None:
-    before, after = tables(False), trained("torch", False)
+def test_line_ends_and_unknown_words_are_not_trained() -> None:
+    before, after = tables(False), train("torch", False)
     for table, start in zip(after, before, strict=True):
         assert torch.equal(table[:2], start[:2])
         assert not torch.equal(table[2:], start[2:])
 
 
-def test_a_score_beyond_the_clip_has_no_gradient_of_its_own() -> None:
+def test_score_beyond_the_clip_has_no_gradient() -> None:
     ids = np.array([2, 3], np.int32)
     draws = draws_of(ids, negatives=1, sample=0.0, window=1)
     for impl in ("reference", "torch", "numba"):
@@ -136,18 +136,18 @@ def test_a_score_beyond_the_clip_has_no_gradient_of_its_own() -> None:
         first = torch.zeros(40, 12)
         second = torch.zeros(40, 12)
         first[2:4, 0], second[2:4, 0] = 3.0, 2.5
-        was = first.clone(), second.clone()
+        before = first.clone(), second.clone()
         train_stretch(first, second, ids, 0, 2, draws, 1, Rates(0.1, 0.1, 2), impl=impl)
-        # 7.5 is above 6: the centre is right already. A negative is the other word, and is as wrong as can be.
-        assert torch.equal((first - was[0])[:, 1:], torch.zeros(40, 11))
-        moved = float((first - was[0])[2:4, 0].abs().sum())
+        # The score 7.5 is above the clip of 6. It has no gradient for the context and the full gradient for a negative.
+        assert torch.equal((first - before[0])[:, 1:], torch.zeros(40, 11))
+        moved = float((first - before[0])[2:4, 0].abs().sum())
         assert moved in (pytest.approx(0.0), pytest.approx(0.25), pytest.approx(0.5)), impl
 
 
-@EITHER
+@untied_and_tied
 @pytest.mark.parametrize("impl", ["torch", "numba"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_stays_so(impl: Impl, tied: bool, value: float) -> None:
+def test_nonfinite_vectors_stay_nonfinite(impl: Impl, tied: bool, value: float) -> None:
     if impl == "numba":
         pytest.importorskip("numba")
     ids = text(400)
@@ -156,20 +156,21 @@ def test_what_is_not_finite_stays_so(impl: Impl, tied: bool, value: float) -> No
         second[row] = value
         train_stretch(first, second, ids, 0, len(ids), draws_of(ids), 1, rates_of(ids), impl=impl)
         assert not second[row].isfinite().any()
-        assert not first.sum().isfinite()  # what met it has it too
+        assert not first.sum().isfinite()  # its neighbours become non-finite too
 
 
-def test_a_score_that_is_not_a_number_is_in_no_cell_of_the_sigmoid() -> None:
-    compiled = pytest.importorskip("reefknot.kernels.numba_skip_gram", exc_type=ImportError)
+def test_sigmoid_table_handles_nan_and_infinity() -> None:
+    numba_skip_gram = pytest.importorskip("reefknot.kernels.numba_skip_gram", exc_type=ImportError)
     scores = np.array([-np.inf, -6.1, -6.0, 0.0, 5.999, 6.0, 6.1, np.inf, np.nan], np.float32)
-    found = [float(compiled._sigmoid(score)) for score in scores]
+    actual = [float(numba_skip_gram._sigmoid(score)) for score in scores]
     expected = [0.0, 0.0, *(1.0 / (1.0 + np.exp(-scores[2:6].astype(float)))), 1.0, 1.0, np.nan]
-    np.testing.assert_allclose(found, expected, atol=2e-6)
-    # A number that is none must not be taken as one by the compiler.
-    assert not {"nnan", "ninf", "fast"} & compiled._LOOSE
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
+    # The compiler must not assume that numbers are finite.
+    assert not {"nnan", "ninf", "fast"} & numba_skip_gram._LOOSE
 
 
 def quality(impl: Impl, tied: bool, workers: int = 1) -> float:
+    """Train on a text with topics and return the topic score."""
     ids = text(30_000, topics=6, vocabulary=302)
     draws = draws_of(ids, 302, window=5, negatives=5, sample=1e-3)
     generator = torch.Generator().manual_seed(0)
@@ -182,21 +183,21 @@ def quality(impl: Impl, tied: bool, workers: int = 1) -> float:
     return topic_score(first, topics=6)
 
 
-def test_batches_and_threads_learn_as_much_as_one_pair_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_threads_learn_as_well_as_single_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    in_turn = quality("numba", tied=False)
-    assert in_turn > 0.9
-    # As large as a batch may be on any device.
+    single_pairs = quality("numba", tied=False)
+    assert single_pairs > 0.9
+    # The largest batch of any device.
     monkeypatch.setattr("reefknot.kernels.torch_skip_gram.BATCH", {"cpu": 65_536, "cuda": 65_536})
-    assert quality("torch", tied=False) > in_turn - 0.03
+    assert quality("torch", tied=False) > single_pairs - 0.03
     assert quality("torch", tied=True) > quality("numba", tied=True) - 0.03
-    assert quality("numba", tied=False, workers=2) > in_turn - 0.03
-    # Many more threads than a machine has cores, all of them with work.
+    assert quality("numba", tied=False, workers=2) > single_pairs - 0.03
+    # More threads than cores, with work for all of them.
     monkeypatch.setattr("reefknot.kernels.numba_skip_gram.PLACES", 200)
-    assert quality("numba", tied=False, workers=128) > in_turn - 0.03
+    assert quality("numba", tied=False, workers=128) > single_pairs - 0.03
 
 
-def test_the_choice_of_an_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implementation_depends_on_device_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.zeros(3, 2)
     monkeypatch.setattr("reefknot.kernels.skip_gram.numba_available", lambda: False)
     assert resolve(table) == "torch"
@@ -212,7 +213,7 @@ def test_the_choice_of_an_implementation(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "workers", "wide", "message"),
+    ("start", "stop", "workers", "output_dim", "message"),
     [
         (0, 99, 1, 2, "is not within the 4 words of the text"),
         (3, 2, 1, 2, "is not within the 4 words of the text"),
@@ -220,16 +221,18 @@ def test_the_choice_of_an_implementation(monkeypatch: pytest.MonkeyPatch) -> Non
         (0, 4, 1, 3, "must have the same shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(start: int, stop: int, workers: int, wide: int, message: str) -> None:
+def test_invalid_ranges_workers_and_shapes_are_rejected(
+    start: int, stop: int, workers: int, output_dim: int, message: str
+) -> None:
     ids = np.array([2, 3, 2, 3], np.int32)
     with pytest.raises(ArgumentError, match=message):
         train_stretch(
-            *(torch.zeros(40, 2), torch.zeros(40, wide), ids, start, stop, draws_of(ids), 1, rates_of(ids)),
+            *(torch.zeros(40, 2), torch.zeros(40, output_dim), ids, start, stop, draws_of(ids), 1, rates_of(ids)),
             workers=workers,
         )
 
 
-def test_tables_that_are_views_across_rows_are_refused() -> None:
+def test_noncontiguous_tables_are_rejected() -> None:
     ids = np.array([2, 3], np.int32)
     with pytest.raises(ArgumentError, match="contiguous"):
         train_stretch(torch.zeros(2, 40).T, torch.zeros(40, 2), ids, 0, 2, draws_of(ids), 1, rates_of(ids))

@@ -1,4 +1,4 @@
-"""What skip-gram draws: the shares that word2vec has, the same numbers one at a time and all at once."""
+"""Random choices of skip-gram: probabilities equal word2vec, and single draws equal vectorised draws."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ COUNTS = [50, 7, 1000, 300, 120, 40, 40, 3]
 
 
 def draws(**settings: float) -> Draws:
-    given = {"window": 5, "negatives": 5, "power": 0.75, "sample": 1e-2} | settings
-    return Draws.of(COUNTS, eos=EOS, unknown=UNKNOWN, **given)  # type: ignore[arg-type]
+    arguments = {"window": 5, "negatives": 5, "power": 0.75, "sample": 1e-2} | settings
+    return Draws.of(COUNTS, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
 
 
-def test_splitmix64_is_the_published_one() -> None:
+def test_splitmix64_gives_the_published_numbers() -> None:
     # The first numbers of the generator seeded with 1234567, as its authors print them.
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [draw(1234567, number) for number in (1, 2, 3)] == published
 
 
-def test_one_at_a_time_and_all_at_once() -> None:
+def test_vectorised_draws_equal_single_draws() -> None:
     numbers = torch.tensor([0, 1, 2, 10**6, 10**12])
     for key in (0, 5, 2**63 + 11, 2**64 - 1):
-        found = [int(each) % 2**64 for each in draw_all(key, numbers)]
-        assert found == [draw(key, int(number)) for number in numbers]
+        vectorised = [int(value) % 2**64 for value in draw_all(key, numbers)]
+        assert vectorised == [draw(key, int(number)) for number in numbers]
 
 
-def test_words_are_kept_as_word2vec_keeps_them() -> None:
+def test_subsampling_probabilities_equal_word2vec() -> None:
     words = np.array(COUNTS[2:], dtype=np.float64)
     share = words / words.sum() / 1e-2
     expected = np.minimum(1.0, (np.sqrt(share) + 1.0) / share)
@@ -42,75 +42,75 @@ def test_words_are_kept_as_word2vec_keeps_them() -> None:
     assert draws(sample=0.0).keep[2:].tolist() == [HALF] * 6
 
 
-def test_gensim_keeps_as_many() -> None:
+def test_subsampling_probabilities_equal_gensim() -> None:
     gensim = pytest.importorskip("gensim.models")
     model = gensim.Word2Vec(sample=1e-2, min_count=1)
     model.build_vocab_from_freq({str(word): count for word, count in enumerate(COUNTS) if word > UNKNOWN})
-    theirs = [model.wv.get_vecattr(str(word), "sample_int") / 2**32 for word in range(2, len(COUNTS))]
-    np.testing.assert_allclose(draws().keep.numpy()[2:] / HALF, theirs, atol=1e-6)
+    gensim_probabilities = [model.wv.get_vecattr(str(word), "sample_int") / 2**32 for word in range(2, len(COUNTS))]
+    np.testing.assert_allclose(draws().keep.numpy()[2:] / HALF, gensim_probabilities, atol=1e-6)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.75, 1.0])
-def test_negatives_follow_the_counts(power: float) -> None:
-    found = draws(power=power)
-    # What the columns of the alias table come to, exactly.
+def test_negatives_follow_powers_of_the_counts(power: float) -> None:
+    choices = draws(power=power)
+    # The exact probabilities that follow from the alias table.
     shares = np.zeros(len(COUNTS))
-    own = found.accept.numpy() / HALF
-    np.add.at(shares, np.arange(len(COUNTS)), own)
-    np.add.at(shares, found.alias.numpy(), 1.0 - own)
+    accepted = choices.accept.numpy() / HALF
+    np.add.at(shares, np.arange(len(COUNTS)), accepted)
+    np.add.at(shares, choices.alias.numpy(), 1.0 - accepted)
     expected = np.array([0.0, 0.0, *(count**power for count in COUNTS[2:])])
     np.testing.assert_allclose(shares / len(COUNTS), expected / expected.sum(), atol=1e-8)
 
 
-def test_how_many_pairs_may_be_trained_at_the_same_weights() -> None:
-    found = draws()
-    kept = np.array(COUNTS) * found.keep.numpy() / HALF
+def test_batch_limit_depends_on_the_most_frequent_word() -> None:
+    choices = draws()
+    kept = np.array(COUNTS) * choices.keep.numpy() / HALF
     noise = np.array([0.0, 0.0, *(count**0.75 for count in COUNTS[2:])])
     busiest = float(np.max(kept / kept.sum() + 5 * noise / noise.sum()))
-    assert found.busiest == pytest.approx(busiest)
-    assert found.at_once(0.001) == int(CROWD / (0.001 * busiest))
-    assert found.at_once(1e6) == 1
+    assert choices.busiest == pytest.approx(busiest)
+    assert choices.at_once(0.001) == int(CROWD / (0.001 * busiest))
+    assert choices.at_once(1e6) == 1
 
 
-def test_radii_are_uniform() -> None:
-    found = [draws().radius(99, place) for place in range(5000)]
-    assert set(found) == {1, 2, 3, 4, 5}
-    assert max(abs(found.count(each) - 1000) for each in set(found)) < 120
+def test_window_radii_are_uniform() -> None:
+    radii = [draws().radius(99, position) for position in range(5000)]
+    assert set(radii) == {1, 2, 3, 4, 5}
+    assert max(abs(radii.count(radius) - 1000) for radius in set(radii)) < 120
 
 
-def test_pairs_laid_out_are_those_of_the_loop() -> None:
+def test_vectorised_pairs_equal_the_loop() -> None:
     ids = text(300)
-    drawn = draws_of(ids)
-    key = drawn.key(3)
+    choices = draws_of(ids)
+    key = choices.key(3)
     for start, stop in ((0, 300), (0, 0), (17, 18), (100, 180)):
-        pairs = pairs_of(drawn, key, kept_words(drawn, key, ids, start, stop))
-        listed = list(pairs_one_by_one(ids, start, stop, drawn, key))
-        assert list(zip(*(part.tolist() for part in pairs), strict=True)) == listed
+        pairs = pairs_of(choices, key, kept_words(choices, key, ids, start, stop))
+        expected = list(pairs_one_by_one(ids, start, stop, choices, key))
+        assert list(zip(*(part.tolist() for part in pairs), strict=True)) == expected
 
 
-def test_no_window_reaches_over_a_line_end_or_holds_an_unknown_word() -> None:
+def test_windows_stop_at_line_ends_and_skip_unknown_words() -> None:
     ids = np.array([2, 3, EOS, 4, UNKNOWN, 5, EOS, EOS, 6], np.int32)
-    drawn = draws(sample=0.0, window=4)
-    found = [(centre, context) for centre, context, *_ in pairs_one_by_one(ids, 0, 9, drawn, drawn.key(1))]
-    assert found == [(2, 3), (3, 2), (4, 5), (5, 4)]
+    choices = draws(sample=0.0, window=4)
+    pairs = [(centre, context) for centre, context, *_ in pairs_one_by_one(ids, 0, 9, choices, choices.key(1))]
+    assert pairs == [(2, 3), (3, 2), (4, 5), (5, 4)]
 
 
-def test_epochs_and_seeds_draw_other_numbers() -> None:
+def test_epochs_and_seeds_have_different_keys() -> None:
     keys = {draws(seed=seed).key(epoch) for seed in range(3) for epoch in range(3)}
     assert len(keys) == 9
 
 
-def test_what_is_learned_is_what_is_drawn() -> None:
+def test_only_learned_words_are_drawn() -> None:
     counts = [9, 4, 0, 3, 2]
     assert learned(counts, eos=0, unknown=1).tolist() == [False, False, False, True, True]
     assert learned(counts, eos=None, unknown=None).tolist() == [True, True, False, True, True]
-    found = Draws.of(counts, window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
-    assert (found.keep > 0).tolist() == [False, False, False, True, True]
-    drawn = {found.negative(found.key(1), place, 0) for place in range(200)}
-    assert drawn == {3, 4}
+    choices = Draws.of(counts, window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
+    assert (choices.keep > 0).tolist() == [False, False, False, True, True]
+    negatives = {choices.negative(choices.key(1), position, 0) for position in range(200)}
+    assert negatives == {3, 4}
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_too_few_words_and_empty_windows_are_rejected() -> None:
     with pytest.raises(DataError, match=r"has 1 besides <unk> and <eos>; lower vocabulary\.min_count"):
         Draws.of([5, 4, 3], window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
     with pytest.raises(DataError, match="at least two words"):

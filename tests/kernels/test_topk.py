@@ -1,4 +1,4 @@
-"""The best classes in blocks, against a sort of all of them.
+"""The best classes in blocks equal a sort of all classes.
 
 Shapes: N rows, V classes, K best.
 """
@@ -17,7 +17,7 @@ from .dense import MEMORY, problem
 @pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("classes", "k"), [(2, 2), (257, 1), (1031, 10), (1031, 700)])
-def test_the_best_classes_and_their_log_probabilities(memory: float, bias: bool, classes: int, k: int) -> None:
+def test_topk_equals_a_sort_of_all_log_probs(memory: float, bias: bool, classes: int, k: int) -> None:
     p = problem(140, 25, classes, bias)
     z_NV = p.h @ p.w.T if p.b is None else p.h @ p.w.T + p.b
     expected = z_NV.log_softmax(-1).sort(descending=True)
@@ -28,24 +28,24 @@ def test_the_best_classes_and_their_log_probabilities(memory: float, bias: bool,
 
 
 @pytest.mark.parametrize("memory", MEMORY)
-def test_the_best_classes_of_a_mixture(memory: float) -> None:
+def test_topk_of_a_mixture_equals_a_sort(memory: float) -> None:
     p = problem(60, 25, 257)
     log_prior_NK = torch.randn(20, 3, dtype=p.h.dtype).log_softmax(-1)
     logp_NKV = torch.nn.functional.linear(p.h, p.w, p.b).log_softmax(-1).view(20, 3, 257)
     expected = torch.logsumexp(log_prior_NK[..., None] + logp_NKV, dim=1).sort(descending=True)
     with using(memory=memory), torch.no_grad():
-        found_NK, ids_NK = linear_topk(p.h, p.w, p.b, 9, log_prior_NK)
+        logp_NK, ids_NK = linear_topk(p.h, p.w, p.b, 9, log_prior_NK)
     assert torch.equal(ids_NK, expected.indices[:, :9])
-    torch.testing.assert_close(found_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(logp_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
 
 
-def test_no_rows_have_no_best() -> None:
+def test_zero_rows_give_empty_topk() -> None:
     logp_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), None, 5)
     assert logp_NK.shape == ids_NK.shape == (0, 5)
     assert ids_NK.dtype == torch.long
 
 
-def test_half_precision_comes_back_in_float32() -> None:
+def test_topk_log_probs_are_float32_under_autocast() -> None:
     p = problem(7, 25, 300).to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         assert linear_topk(p.h, p.w, p.b, 3)[0].dtype == torch.float32

@@ -1,6 +1,6 @@
-"""The triton kernels, in the types and tiles that GPUs run, through triton's compiler: no GPU is needed for that.
+"""The triton kernels compile in the dtypes and tiles that GPUs use, and fit their shared memory. No GPU is needed.
 
-What the interpreter runs in float32 is thereby known to compile in bfloat16, and to fit a multiprocessor's memory.
+The interpreter runs the kernels only in float32; these tests show that they also compile in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from reefknot.kernels import triton_kernels as kernels  # noqa: E402
 from reefknot.kernels import triton_recurrence as recurrence  # noqa: E402
 
 if not hasattr(kernels.scale_kernel, "arg_names"):
-    pytest.skip("triton interprets here", allow_module_level=True)
+    pytest.skip("triton is in interpreter mode", allow_module_level=True)
 
-WIDTH = 1024
+DIM = 1024
 POINTERS = {
     "b_ptr": "*fp32",
     "centre_ptr": "*fp32",
@@ -36,9 +36,9 @@ GPUS = {
     "L40S": (89, 101_376, (128, 128, 32, 8, 2, False)),
     "H200": (90, 232_448, (128, 256, 64, 8, 4, True)),
 }
-"""Compute capability, shared memory of a block, and the tiles that `_Tiles.choose` gives them for bfloat16."""
-MADE = (32, 128, 16, 4, 2, False)
-"""Its tiles where torch makes the products, which are float32's."""
+"""Compute capability, shared memory per block, and the tiles that `_Tiles.choose` returns for bfloat16."""
+TORCH_TILES = (32, 128, 16, 4, 2, False)
+"""Tiles for float32, where torch computes the products."""
 TILED = [
     ("exponentials_kernel", {"h": "N", "w": "V", "out": "NV"}, {}),
     ("normalisers_kernel", {"h": "N", "w": "V"}, {"PLAIN": True, "TEMPERED": True}),
@@ -53,49 +53,61 @@ SMALL = [
 ]
 
 
-def shared_memory(kernel: Any, capability: int, matrices: dict[str, str], constants: dict[str, Any], *how: int) -> int:
-    """Bytes that the compiled kernel takes."""
+def shared_memory(
+    kernel: Any, capability: int, matrices: dict[str, str], constants: dict[str, Any], *launch: int
+) -> int:
+    """Compile a kernel and return the bytes of shared memory that it uses."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    # What has no other type is a number or a row of float32.
-    types = {each: "*fp32" if each.endswith("_ptr") else "i32" for each in kernel.arg_names}
-    types |= {each: kind for each, kind in (POINTERS | matrices).items() if each in types}
-    types |= {each: "constexpr" for each in constants if each in types}
-    values = {(kernel.arg_names.index(each),): value for each, value in constants.items() if each in types}
-    warps, stages = how
+    # Other arguments are integers or pointers to float32.
+    types = {name: "*fp32" if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+    types |= {name: kind for name, kind in (POINTERS | matrices).items() if name in types}
+    types |= {name: "constexpr" for name in constants if name in types}
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items() if name in types}
+    warps, stages = launch
     target = GPUTarget("cuda", capability, 32)
     options = {"num_warps": warps, "num_stages": stages}
-    done = triton.compile(ASTSource(kernel, types, values), target=target, options=options)
-    return int(done.metadata.shared)
+    compiled = triton.compile(ASTSource(kernel, types, values), target=target, options=options)
+    return int(compiled.metadata.shared)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("made", [False, True], ids=["bfloat16", "float32, made by torch"])
+@pytest.mark.parametrize("torch_products", [False, True], ids=["bfloat16", "float32, products by torch"])
 @pytest.mark.parametrize(("name", "matrices", "flags"), TILED)
-def test_kernels_over_tiles(gpu: str, made: bool, name: str, matrices: dict[str, str], flags: dict[str, Any]) -> None:
+def test_tile_kernels_compile_and_fit_shared_memory(
+    gpu: str, torch_products: bool, name: str, matrices: dict[str, str], flags: dict[str, Any]
+) -> None:
     capability, limit, tiles = GPUS[gpu]
-    rows, classes, width, warps, stages, described = MADE if made else tiles
-    kind, dtype = ("fp32", triton.language.float32) if made else ("bf16", triton.language.bfloat16)
+    rows, classes, dim, warps, stages, descriptors = TORCH_TILES if torch_products else tiles
+    type_name, dtype = ("fp32", triton.language.float32) if torch_products else ("bf16", triton.language.bfloat16)
     if name == "soft_gradients_kernel" and classes > 128:
         classes, stages = 128, 3
     if flags.get("BIAS_SUMS"):
         stages -= 1
-    boxes = {"N": (rows, width), "V": (classes, width), "NV": (rows, classes // 2)}
-    kinds = {
-        each: f"tensordesc<{kind}[{boxes[place][0]}, {boxes[place][1]}]>" if described else f"*{kind}"
-        for each, place in matrices.items()
+    boxes = {"N": (rows, dim), "V": (classes, dim), "NV": (rows, classes // 2)}
+    matrix_types = {
+        matrix: f"tensordesc<{type_name}[{boxes[axes][0]}, {boxes[axes][1]}]>" if descriptors else f"*{type_name}"
+        for matrix, axes in matrices.items()
     }
-    cut = {"BN": rows, "BV": classes, "BD": width, "TMA": described, "STORED": made, "PROGRAMS": 132, "DTYPE": dtype}
-    constants = {"D": WIDTH, "M": WIDTH, "BIAS": True, "ONE_TABLE": True, **cut, **flags}
-    taken = shared_memory(getattr(kernels, name), capability, kinds, constants, warps, stages)
-    assert taken <= limit
-    assert made or taken > 0
+    tiling = {
+        "BN": rows,
+        "BV": classes,
+        "BD": dim,
+        "TMA": descriptors,
+        "STORED": torch_products,
+        "PROGRAMS": 132,
+        "DTYPE": dtype,
+    }
+    constants = {"D": DIM, "M": DIM, "BIAS": True, "ONE_TABLE": True, **tiling, **flags}
+    used = shared_memory(getattr(kernels, name), capability, matrix_types, constants, warps, stages)
+    assert used <= limit
+    assert torch_products or used > 0
 
 
 @pytest.mark.parametrize(("name", "constants"), SMALL)
-def test_kernels_over_rows(name: str, constants: dict[str, Any]) -> None:
-    assert shared_memory(getattr(kernels, name), 90, {}, {"D": WIDTH, "BIAS": True, **constants}, 4, 3) <= 49_152
+def test_row_kernels_compile_and_fit_shared_memory(name: str, constants: dict[str, Any]) -> None:
+    assert shared_memory(getattr(kernels, name), 90, {}, {"D": DIM, "BIAS": True, **constants}, 4, 3) <= 49_152
 
 
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
@@ -113,7 +125,7 @@ def test_kernels_over_rows(name: str, constants: dict[str, Any]) -> None:
         ("H200", torch.float32, 2, 20, 200, 1),
     ],
 )
-def test_kernels_over_steps(
+def test_recurrence_kernels_compile_and_fit_shared_memory(
     gpu: str,
     dtype: torch.dtype,
     layers: int,
@@ -127,12 +139,12 @@ def test_kernels_over_steps(
     monkeypatch.setattr(recurrence, "_limits", lambda device: ({80: 108, 90: 132}[capability], limit))
     plan = recurrence.Plan.choose(rows, units, dtype, torch.device("cuda"), layers)
     assert plan is not None
-    kind = "*bf16" if dtype == torch.bfloat16 else "*fp32"
-    made = ("x_ptr", "g_ptr", "w_ptr", "states_ptr", "h_ptr", "gates_ptr", "d_ptr")
+    type_name = "*bf16" if dtype == torch.bfloat16 else "*fp32"
+    data_pointers = ("x_ptr", "g_ptr", "w_ptr", "states_ptr", "h_ptr", "gates_ptr", "d_ptr")
     padded = triton.cdiv(units, 8) * 8
-    cut = {"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision}
+    tiling = {"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision}
     flags = {"LAYERS": layers, "H": units, "P": padded, "M": masks}
-    left_out = {"bias_ptr": None} if layers == 1 else {}
-    pointers = {**dict.fromkeys(made, kind), "count_ptr": "*i32"}
-    how = capability, pointers, {**cut, **flags, **left_out}, plan.warps, plan.stages
-    assert 0 < shared_memory(getattr(recurrence, kernel), *how) <= limit
+    no_bias = {"bias_ptr": None} if layers == 1 else {}
+    pointers = {**dict.fromkeys(data_pointers, type_name), "count_ptr": "*i32"}
+    arguments = capability, pointers, {**tiling, **flags, **no_bias}, plan.warps, plan.stages
+    assert 0 < shared_memory(getattr(recurrence, kernel), *arguments) <= limit

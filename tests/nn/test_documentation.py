@@ -50,7 +50,7 @@ def test_args_sections_describe_arguments_that_exist() -> None:
         assert not descriptions or list(descriptions) == parameters, name
 
 
-def test_a_method_that_overrides_another_takes_over_its_docstring() -> None:
+def test_overriding_methods_inherit_docstrings() -> None:
     softmax, end = reefknot.Softmax, inspect.getmro(reefknot.Softmax)[1]
     assert softmax.log_probs.__doc__ == end.log_probs.__doc__  # type: ignore[attr-defined]
     assert softmax.loss.__doc__ != end.loss.__doc__  # type: ignore[attr-defined]

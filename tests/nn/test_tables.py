@@ -1,4 +1,4 @@
-"""Tables: one width, bands, and the matrices between bands and the model."""
+"""Tables of word vectors with one dimension or with bands, and the projections of bands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from reefknot.lab.config.parts import TABLES
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, rows_by_band
 
 
-def test_a_word_table_gives_rows_of_its_weight() -> None:
+def test_word_table_returns_rows_of_its_weight() -> None:
     table = WordTable(11, 4)
     ids = torch.tensor([[3, 0], [3, 10]])
     assert table.vectors() is table.weight
     assert torch.equal(table.vectors(ids), table.weight[ids])
 
 
-def test_unit_norm_vectors_have_length_one_wherever_they_are_read() -> None:
+def test_unit_norm_vectors_have_length_one() -> None:
     table = WordTable(11, 4, unit_norm=True).double()
     ids = torch.tensor([3, 0])
     torch.testing.assert_close(table.vectors().norm(dim=-1), torch.ones(11, dtype=torch.float64))
@@ -32,7 +32,7 @@ def test_unit_norm_vectors_have_length_one_wherever_they_are_read() -> None:
     torch.testing.assert_close((table.weight.grad * table.weight).sum(-1), torch.zeros(11, dtype=torch.float64))
 
 
-def test_sizes_and_cutoffs_are_two_ways_to_say_the_same_bands() -> None:
+def test_sizes_and_cutoffs_define_the_same_bands() -> None:
     with torch.device("meta"):
         by_size = BandedTable(267_744, 1024, sizes=[20_000, 40_000])
         by_cutoff = BandedTable(267_744, 1024, cutoffs=[20_000, 60_000])
@@ -45,72 +45,69 @@ def test_sizes_and_cutoffs_are_two_ways_to_say_the_same_bands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "factor", "widths"), [(10, 4, [10, 2]), (9, 2, [9, 4, 2]), (6, 1, [6, 6, 6]), (5, 7, [5])]
+    ("dim", "factor", "dims"), [(10, 4, [10, 2]), (9, 2, [9, 4, 2]), (6, 1, [6, 6, 6]), (5, 7, [5])]
 )
-def test_widths_are_divided_without_a_remainder(dim: int, factor: int, widths: list[int]) -> None:
-    table = BandedTable(10, dim, sizes=[2] * (len(widths) - 1), factor=factor)
-    assert [band.dim for band in table.tables] == widths
+def test_dimensions_of_bands_are_rounded_down(dim: int, factor: int, dims: list[int]) -> None:
+    table = BandedTable(10, dim, sizes=[2] * (len(dims) - 1), factor=factor)
+    assert [band.dim for band in table.tables] == dims
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        ({}, "give sizes .* or cutoffs .*; neither is given"),
-        ({"sizes": [2], "cutoffs": [2]}, "give sizes .* or cutoffs .*; both are given"),
+        ({}, "sizes .* or cutoffs .*; neither is given"),
+        ({"sizes": [2], "cutoffs": [2]}, "sizes .* or cutoffs .*; both are given"),
         ({"sizes": [2, 0]}, r"sizes = \[2, 0\]: every band needs at least one word"),
-        ({"sizes": [6, 5]}, "have 11 words and leave none of the vocabulary's 11 for the last band"),
+        ({"sizes": [6, 5]}, "leave none of the vocabulary's 11 for the last band"),
         ({"sizes": [20]}, "have 20 words"),
         ({"cutoffs": [5, 3]}, r"cutoffs = \[5, 3\] must increase"),
         ({"cutoffs": [3, 3]}, "no band may be empty"),
         ({"cutoffs": [0, 3]}, "from 1 to less than the vocabulary's 11"),
         ({"cutoffs": [11]}, r"cutoffs = \[11\] must increase"),
-        (
-            {"cutoffs": [2, 4, 6], "factor": 3},
-            "4 bands from dim = 8, each divided by factor = 3, leave band 3 with dimension 0",
-        ),
+        ({"cutoffs": [2, 4, 6], "factor": 3}, "leave band 3 with dimension 0"),
         ({"sizes": [2], "factor": 0}, "factor = 0: must be at least 1"),
     ],
 )
-def test_impossible_bands_are_refused_in_a_sentence(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
+def test_invalid_bands_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         BandedTable(11, 8, **arguments)
 
 
-def test_a_recipe_gives_bands_as_a_list() -> None:
+def test_recipe_lists_the_sizes_of_bands() -> None:
     settings = TypeAdapter(TABLES.settings()).validate_python({"kind": "banded", "dim": 16, "sizes": [2, 3]})
     assert TABLES.build(settings, {"vocab_size": 11}).sizes == (2, 3, 6)
 
 
-def test_rows_routes_every_word_to_its_band_and_ignored_ones_nowhere() -> None:
+def test_words_are_routed_to_their_bands_and_ignored_ids_to_none() -> None:
     table = BandedTable(10, 8, cutoffs=[2, 5], factor=2)
     rows = rows_by_band(torch.tensor([9, 0, 5, -100, 4, 1, 2]), table.bounds)
-    assert [where.tolist() for where, _ in rows] == [[1, 5], [4, 6], [0, 2]]
+    assert [positions.tolist() for positions, _ in rows] == [[1, 5], [4, 6], [0, 2]]
     assert [words.tolist() for _, words in rows] == [[0, 1], [2, 0], [4, 0]]
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 3), (2, 0)])
-def test_bands_of_one_width_are_one_table(shape: tuple[int, ...]) -> None:
+def test_bands_of_equal_dimension_act_like_one_table(shape: tuple[int, ...]) -> None:
     table = BandedTable(10, 4, sizes=[2, 3], factor=1).double()
     ids = torch.randint(10, shape)
     weights = [band.weight for band in table.tables]
     whole = torch.cat(weights)
-    seed = torch.randn(*shape, 4, dtype=torch.float64)
+    output_gradient = torch.randn(*shape, 4, dtype=torch.float64)
     assert torch.equal(table.vectors(), whole)
     assert torch.equal(table.vectors(ids), whole[ids])
-    found = torch.autograd.grad(table.vectors(ids), weights, seed)
-    expected = torch.autograd.grad(whole[ids], weights, seed)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    actual = torch.autograd.grad(table.vectors(ids), weights, output_gradient)
+    expected = torch.autograd.grad(whole[ids], weights, output_gradient)
+    for gradient, expected_gradient in zip(actual, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_an_id_outside_the_vocabulary_is_an_error_and_not_an_unset_row() -> None:
+def test_id_outside_the_vocabulary_is_rejected() -> None:
     table = BandedTable(10, 4, sizes=[2, 3], factor=1)
-    for wrong in (10, -1):
+    for word in (10, -1):
         with pytest.raises(IndexError, match="outside the vocabulary, 0 to 9"):
-            table.vectors(torch.tensor([1, wrong]))
+            table.vectors(torch.tensor([1, word]))
 
 
-def test_bands_of_several_widths_have_no_common_vectors() -> None:
+def test_bands_of_different_dimensions_have_no_common_vectors() -> None:
     table = BandedTable(10, 8, sizes=[2, 3], factor=2)
     with pytest.raises(SettingsError, match=r"dimensions 8, 4, 2.*adaptive lookup"):
         table.vectors()
@@ -122,12 +119,12 @@ def test_down_is_the_transpose_of_up() -> None:
     table = BandedTable(10, 8, sizes=[2, 3], factor=2)
     projections = BandProjections(table, 6).double()
     assert [tuple(matrix.shape) for matrix in projections.bands] == [(6, 8), (6, 4), (6, 2)]
-    for band, width in enumerate((8, 4, 2)):
-        v, h = torch.randn(3, width, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+    for band, dim in enumerate((8, 4, 2)):
+        v, h = torch.randn(3, dim, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
         torch.testing.assert_close((projections.up(band, v) * h).sum(), (v * projections.down(band, h)).sum())
 
 
-def test_without_the_head_there_is_one_matrix_less() -> None:
+def test_projections_without_head_skip_the_first_band() -> None:
     table = BandedTable(10, 8, sizes=[2, 3], factor=2)
     tails = BandProjections(table, 6, head=False)
     assert list(tails.state_dict()) == ["bands.0", "bands.1"]
@@ -138,17 +135,17 @@ def test_without_the_head_there_is_one_matrix_less() -> None:
         tails.up(0, torch.eye(2))
 
 
-def test_projections_need_bands() -> None:
+def test_projections_need_a_banded_table() -> None:
     with pytest.raises(SettingsError, match=r"band projections: .*banded"):
         BandProjections(WordTable(10, 8), 6)  # type: ignore[arg-type]
 
 
-def test_state_dict_keys() -> None:
+def test_table_state_dict_keys() -> None:
     assert list(WordTable(3, 2).state_dict()) == ["weight"]
     assert list(BandedTable(10, 8, sizes=[2]).state_dict()) == ["bands.0.weight", "bands.1.weight"]
 
 
-def test_a_frozen_table_asks_for_no_gradient_and_says_so() -> None:
+def test_frozen_table_requires_no_gradient() -> None:
     table = WordTable(3, 2, frozen=True)
     assert table.frozen
     assert not table.weight.requires_grad
@@ -160,7 +157,7 @@ def test_a_frozen_table_asks_for_no_gradient_and_says_so() -> None:
     assert torch.equal(WordTable(3, 2, frozen=True).weight, drawn)
 
 
-def test_a_recipe_names_a_file_and_freezes() -> None:
+def test_recipe_names_a_vector_file_and_freezes_the_table() -> None:
     kinds = TypeAdapter(TABLES.settings())
     settings = kinds.validate_python({"kind": "word", "dim": 4, "vectors": "v.txt", "frozen": True})
     assert settings.vectors == "v.txt"

@@ -1,4 +1,4 @@
-"""The cache: entries that are whole or absent, and remembered hashes that notice a change."""
+"""Cache entries are complete or absent, and cached hashes are updated when a file changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.errors import ResourceError
-from reefknot.storage import cache as module
+from reefknot.storage import cache as cache_module
 from reefknot.storage.cache import cache_folder, cached, file_hash
 
 
@@ -30,14 +30,14 @@ def read(folder: Path) -> str | None:
     return value if value != "broken" else None
 
 
-def test_an_entry_is_made_once(tmp_path: Path) -> None:
+def test_entry_is_made_once(tmp_path: Path) -> None:
     entry = tmp_path / "a" / "entry"
     assert cached(entry, fill, read) == "made"
-    assert cached(entry, lambda _: pytest.fail("made twice"), read) == "made"
+    assert cached(entry, lambda _: pytest.fail("the entry was made twice"), read) == "made"
     assert [path.name for path in entry.parent.iterdir()] == ["entry"]
 
 
-def test_a_broken_entry_is_replaced(tmp_path: Path) -> None:
+def test_broken_entry_is_replaced(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
     entry.mkdir()
     (entry / "value").write_text("broken")
@@ -45,19 +45,19 @@ def test_a_broken_entry_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
-def test_the_loser_of_a_race_uses_the_winners_entry(tmp_path: Path) -> None:
+def test_slower_of_two_processes_uses_the_existing_entry(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
 
-    def overtaken(folder: Path) -> None:
+    def fill_too_late(folder: Path) -> None:
         fill(folder)
         entry.mkdir()
         (entry / "value").write_text("the winner's")
 
-    assert cached(entry, overtaken, read) == "the winner's"
+    assert cached(entry, fill_too_late, read) == "the winner's"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
-def test_a_failure_while_filling_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_entry_leaves_no_files(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         fill(folder)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -75,26 +75,26 @@ cached(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL), l
 """
 
 
-def test_what_a_killed_process_was_filling_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "entry")])
     assert killed.wait(timeout=60) == -signal.SIGKILL
     (leftover,) = tmp_path.iterdir()
     assert f"-{killed.pid}-" in leftover.name
-    alive = leftover.with_name(leftover.name.replace(f"-{killed.pid}-", f"-{os.getppid()}-"))
-    elsewhere = leftover.with_name(leftover.name.replace(f"@{platform.node()}-", "@another-machine-"))
-    for folder in (alive, elsewhere):
+    of_live_process = leftover.with_name(leftover.name.replace(f"-{killed.pid}-", f"-{os.getppid()}-"))
+    of_other_machine = leftover.with_name(leftover.name.replace(f"@{platform.node()}-", "@another-machine-"))
+    for folder in (of_live_process, of_other_machine):
         folder.mkdir()
     assert cached(tmp_path / "other", fill, read) == "made"
-    assert {path.name for path in tmp_path.iterdir()} == {"other", alive.name, elsewhere.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"other", of_live_process.name, of_other_machine.name}
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_unwritable_cache_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ResourceError, match="cannot write"):
         cached(tmp_path / "file" / "entry", fill, read)
 
 
-def test_hashes_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"one")
     os.utime(path, (1, 1))
@@ -102,7 +102,7 @@ def test_hashes_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatc
     assert file_hash(path, tmp_path / "cache") == one
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+        patched.setattr(cache_module.hashlib, "file_digest", lambda *_: pytest.fail("the file was read again"))
         assert file_hash(path, tmp_path / "cache") == one
 
     path.write_bytes(b"two")
@@ -112,14 +112,14 @@ def test_hashes_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatc
     assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"two").hexdigest()
 
 
-def test_the_hash_of_a_file_just_written_is_not_trusted(tmp_path: Path) -> None:
+def test_hash_of_a_file_just_written_is_not_cached(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"one")
     file_hash(path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_cache_folder_given_named_or_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_an_argument_a_variable_or_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REEFKNOT_CACHE", "/named")
     assert cache_folder(Path("/given")) == Path("/given")
     assert cache_folder() == Path("/named")
@@ -128,7 +128,7 @@ def test_the_cache_folder_given_named_or_by_default(monkeypatch: pytest.MonkeyPa
     assert cache_folder() == Path("/home/someone/.cache/reefknot")
 
 
-def test_a_cache_that_cannot_be_written_forgets(tmp_path: Path) -> None:
+def test_hash_works_without_a_writable_cache(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"one")
     os.utime(path, (1, 1))

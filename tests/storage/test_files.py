@@ -1,4 +1,4 @@
-"""Files are the old one or the new one, whatever fails, and hostile content is a sentence."""
+"""Writes are atomic, and unreadable files raise clear errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reefknot.storage import files as durable
 
 @pytest.fixture(autouse=True)
 def fast_disk() -> None:
-    """None: here the disk is waited for, as it is outside of tests."""
+    """Override the fixture of all tests, so that files are synced to disk here."""
 
 
 def test_json_keeps_order_text_and_floats(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_json_keeps_order_text_and_floats(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_non_finite_numbers_are_refused_before_the_file_is_touched(tmp_path: Path) -> None:
+def test_nonfinite_numbers_are_rejected_and_the_old_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     durable.write_json(path, 1)
     with pytest.raises(ValueError, match="JSON"):
@@ -39,14 +39,14 @@ def test_non_finite_numbers_are_refused_before_the_file_is_touched(tmp_path: Pat
 
 
 @pytest.mark.parametrize("data", [b"", b'{"a": 1', b"\xff\xfe", b"NaN", b"[" * 100_000, b"1" * 5_000])
-def test_torn_and_absurd_json_is_a_data_error(tmp_path: Path, data: bytes) -> None:
+def test_invalid_json_is_a_data_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"a\.json"):
         durable.read_json(path)
 
 
-def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_data_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.json is missing"):
         durable.read_json(tmp_path / "gone.json")
     with pytest.raises(DataError, match="is not a file"):
@@ -55,7 +55,7 @@ def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_failed_write_leaves_the_old_file(
+def test_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     path = tmp_path / "a.txt"
@@ -74,13 +74,13 @@ def test_a_failed_write_leaves_the_old_file(
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, bytes(data[:3])))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data[:3])))
     durable.write_text(tmp_path / "a.txt", "ten letters")
     assert (tmp_path / "a.txt").read_text() == "ten letters"
 
 
-def test_leftovers_go_only_when_their_process_is_dead(tmp_path: Path) -> None:
+def test_leftovers_are_removed_only_if_their_process_has_ended(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     names = [
@@ -98,7 +98,7 @@ def test_leftovers_go_only_when_their_process_is_dead(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == set(names[2:])
 
 
-def test_two_names_of_one_memory_are_a_programming_error() -> None:
+def test_tensors_that_share_memory_are_rejected() -> None:
     weight = torch.zeros(4, 3)
     with pytest.raises(ValueError, match="share memory"):
         durable.encode_tensors({"input": weight, "output": weight})
@@ -106,7 +106,7 @@ def test_two_names_of_one_memory_are_a_programming_error() -> None:
         durable.encode_tensors({"input": weight, "output": weight.view(12)[3:5]})
 
 
-def test_neighbours_in_one_storage_are_fine(tmp_path: Path) -> None:
+def test_separate_slices_of_one_storage_are_saved(tmp_path: Path) -> None:
     flat = torch.arange(10.0)
     durable.write_tensors(tmp_path / "t.safetensors", {"a": flat[:4], "b": flat[4:]})
     read = durable.read_tensors(tmp_path / "t.safetensors")
@@ -114,6 +114,6 @@ def test_neighbours_in_one_storage_are_fine(tmp_path: Path) -> None:
     assert torch.equal(read["b"], flat[4:])
 
 
-def test_importing_the_folder_does_not_import_torch() -> None:
+def test_run_folders_do_not_import_torch() -> None:
     check = "import sys, reefknot.lab.runs.folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Bytes to words: line ends, whitespace, byte order marks and text that cannot be read."""
+"""Reading words from bytes: line ends, whitespace, byte order marks and invalid text."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_lines_end_at_newlines_and_words_at_ascii_whitespace(
     assert words_of(data, tmp_path) == expected
 
 
-def test_sizes_add_up_to_the_file_without_its_byte_order_mark(tmp_path: Path) -> None:
+def test_line_sizes_count_bytes_without_the_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"\xef\xbb\xbf" + "é b\r\n\nlast".encode())
     assert [line.size for line in read_file(path)] == [6, 1, 4]
 
 
-def test_a_line_of_a_megabyte_is_a_line(tmp_path: Path) -> None:
+def test_long_line_is_read_as_one_line(tmp_path: Path) -> None:
     [words] = words_of(b"word " * 200_000 + b"\n", tmp_path)
     assert len(words) == 200_000
 
@@ -60,17 +60,17 @@ def test_a_line_of_a_megabyte_is_a_line(tmp_path: Path) -> None:
         (b"\xff\xfea\0", 1, 3),
     ],
 )
-def test_text_that_is_not_utf8_names_file_line_and_byte(data: bytes, line: int, byte: int, tmp_path: Path) -> None:
+def test_invalid_text_error_names_file_line_and_byte(data: bytes, line: int, byte: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"text, line {line}: .*\bbyte {byte}\b"):
         words_of(data, tmp_path)
 
 
-def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="absent: cannot be read: No such file"):
         list(read_file(tmp_path / "absent"))
 
 
-def test_text_in_memory_with_half_a_character() -> None:
+def test_lone_surrogate_is_rejected() -> None:
     with pytest.raises(DataError, match="the sentence: character 2 is not valid Unicode"):
         list(read_text("ab\ud800", "the sentence"))
 
@@ -84,7 +84,7 @@ def test_words_survive_joining_and_reading(lines: list[list[str]]) -> None:
     assert [line.words for line in read_text(text, "text")] == lines
 
 
-def test_words_in_a_sentence_are_cut_as_in_a_corpus() -> None:
+def test_sentence_is_split_like_a_corpus() -> None:
     assert words_in("\ufeffa  b\u00a0c\r\nd", "the sentence") == ["a", "b\u00a0c", "d"]
     with pytest.raises(DataError, match="the sentence"):
         words_in("a\0b", "the sentence")

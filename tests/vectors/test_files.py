@@ -39,7 +39,7 @@ def _same(first: WordVectors, second: WordVectors) -> bool:
 
 @pytest.mark.parametrize("block_bytes", [1, 40, 1 << 24])
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_comes_back_to_the_bit(
+def test_every_format_is_read_back_bitwise(
     format: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (word_vectors, text_files, binary_files, projector):
@@ -53,7 +53,7 @@ def test_every_format_comes_back_to_the_bit(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dim", [1, 300])
-def test_the_format_is_detected_for_small_and_large_dimensions(format: str, dim: int, tmp_path: Path) -> None:
+def test_format_is_detected_for_small_and_large_dimensions(format: str, dim: int, tmp_path: Path) -> None:
     vectors = _vectors(("a", "b", "c"), dim)
     write_vectors(vectors, tmp_path / "out", format)
     assert _same(read_vectors(tmp_path / "out"), vectors)
@@ -61,9 +61,7 @@ def test_the_format_is_detected_for_small_and_large_dimensions(format: str, dim:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("word", STRANGE)
-def test_an_unsupported_word_is_rejected_with_the_formats_that_support_it(
-    format: str, word: str, tmp_path: Path
-) -> None:
+def test_unsupported_word_is_rejected_with_alternatives(format: str, word: str, tmp_path: Path) -> None:
     vectors = _vectors((word, "b"))
     if word in SUPPORTED[format]:
         write_vectors(vectors, tmp_path / "out", format)
@@ -141,7 +139,7 @@ def _word2vec(*lines: str, header: str = "2 3") -> bytes:
         (b"3 2\n" + bytes(100), "truncated or not a word2vec file"),
     ],
 )
-def test_a_damaged_file_is_rejected_with_a_clear_message(content: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_file_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "vectors.txt"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message) as raised:
@@ -150,7 +148,7 @@ def test_a_damaged_file_is_rejected_with_a_clear_message(content: bytes, message
     assert "\n" not in str(raised.value)
 
 
-def test_a_given_format_is_not_replaced_by_the_detected_one(tmp_path: Path) -> None:
+def test_given_format_is_not_replaced_by_the_detected_one(tmp_path: Path) -> None:
     path = tmp_path / "glove.txt"
     path.write_bytes(_word2vec("a 1 2 3", header=""))
     for format in ("word2vec", "word2vec-binary"):
@@ -164,7 +162,7 @@ def test_a_given_format_is_not_replaced_by_the_detected_one(tmp_path: Path) -> N
         read_vectors(path, "fasttext")
 
 
-def test_a_missing_file_and_an_empty_folder_are_rejected(tmp_path: Path) -> None:
+def test_missing_file_and_empty_folder_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*none: No such file"):
         read_vectors(tmp_path / "none")
     with pytest.raises(DataError, match="a folder without word vectors"):
@@ -172,7 +170,7 @@ def test_a_missing_file_and_an_empty_folder_are_rejected(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("header", ["3 2\n", ""])
-def test_byte_order_marks_trailing_blanks_and_windows_line_ends_are_ignored(header: str, tmp_path: Path) -> None:
+def test_byte_order_mark_and_trailing_whitespace_are_ignored(header: str, tmp_path: Path) -> None:
     # The original C program ends its lines with a space. Some editors write a byte order mark.
     path = tmp_path / "v.txt"
     path.write_bytes(b"\xef\xbb\xbf" + f"{header}a 1 2 \r\nb 3 4 \r\nc 5 6 \r\n\r\n".encode())
@@ -181,7 +179,7 @@ def test_byte_order_marks_trailing_blanks_and_windows_line_ends_are_ignored(head
     assert loaded.vectors_VD.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_words_may_contain_spaces_in_text_of_other_programs(tmp_path: Path) -> None:
+def test_words_of_other_programs_may_contain_spaces(tmp_path: Path) -> None:
     path = tmp_path / "glove.txt"
     path.write_bytes(_word2vec(". . . 1 2 3", "at name@domain.com 4 5 6", "the 7 8 9", "a 1 1 1", "b 1 1 1", header=""))
     loaded = read_vectors(path)
@@ -189,7 +187,7 @@ def test_words_may_contain_spaces_in_text_of_other_programs(tmp_path: Path) -> N
     assert loaded.vector("at name@domain.com").tolist() == [4, 5, 6]
 
 
-def test_the_dimension_is_detected_although_most_words_contain_spaces(tmp_path: Path) -> None:
+def test_dimension_is_detected_if_most_words_contain_spaces(tmp_path: Path) -> None:
     path = tmp_path / "glove.txt"
     path.write_bytes(_word2vec("x 1 2 9", "a b 1 2 3", "new york 3 4 5", ". . . 3 3 3", header=""))
     loaded = read_vectors(path)
@@ -207,16 +205,14 @@ def test_the_dimension_is_detected_although_most_words_contain_spaces(tmp_path: 
         (("BZhou 1 2", "b 1 2"), ("BZhou", "b")),
     ],
 )
-def test_a_first_word_that_looks_like_a_header_or_an_archive_is_read_as_a_word(
+def test_first_word_like_a_header_or_archive_is_read_as_a_word(
     lines: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "v").write_bytes(_word2vec(*lines, header=""))
     assert read_vectors(tmp_path / "v").words == words
 
 
-def test_the_sampled_lines_decide_whether_the_first_line_is_a_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampled_lines_decide_if_the_first_line_is_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "v").write_bytes(_word2vec("a 3", "new york 4", header="3 2"))
     with pytest.raises(DataError, match="line 2: expected 2 numbers after the word, got 1"):
         read_vectors(tmp_path / "v")
@@ -226,16 +222,14 @@ def test_the_sampled_lines_decide_whether_the_first_line_is_a_header(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dim", [1, 2, 3])
-def test_written_files_are_recognised_although_a_word_and_its_vector_look_like_a_header(
-    format: str, dim: int, tmp_path: Path
-) -> None:
+def test_written_files_with_numeric_words_are_recognised(format: str, dim: int, tmp_path: Path) -> None:
     for words in (("1984", "a"), ("2", "a", "b"), ("1",), ("BZh", "b")):
         vectors = WordVectors(words, np.ones((len(words), dim), np.float32))
         write_vectors(vectors, tmp_path / "out", format)
         assert _same(read_vectors(tmp_path / "out"), vectors)
 
 
-def test_a_file_that_would_be_mistaken_for_another_kind_is_not_written(tmp_path: Path) -> None:
+def test_ambiguous_file_is_not_written(tmp_path: Path) -> None:
     vectors = _vectors(("PK\x03\x04", "b"))
     with pytest.raises(
         DataError, match=r"out is not written: .*PK.* the format glove would be mistaken .*; use safetensors"
@@ -248,7 +242,7 @@ def test_a_file_that_would_be_mistaken_for_another_kind_is_not_written(tmp_path:
 
 @pytest.mark.parametrize("newline", [b"", b"\n"])
 @pytest.mark.parametrize(("size", "dim"), [(1, 1), (1, 2), (2, 5)])
-def test_a_small_binary_file_is_not_mistaken_for_text(size: int, dim: int, newline: bytes, tmp_path: Path) -> None:
+def test_small_binary_file_is_not_mistaken_for_text(size: int, dim: int, newline: bytes, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for _ in range(200):
         rows = generator.standard_normal((size, dim)).astype("<f4")
@@ -260,14 +254,14 @@ def test_a_small_binary_file_is_not_mistaken_for_text(size: int, dim: int, newli
 @pytest.mark.parametrize(
     "numbers", [(b"printed?", b"letters>"), (b"7\n]H\xabQ4^", b"1 2 3 4?"), (b"0\n\x1a\xbd....", b"1\n2\n3\n4?")]
 )
-def test_a_binary_file_with_printable_numbers_is_recognised(numbers: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_binary_file_with_printable_numbers_is_recognised(numbers: tuple[bytes, bytes], tmp_path: Path) -> None:
     (tmp_path / "v.bin").write_bytes(b"2 2\na %bb %b" % numbers)
     loaded = read_vectors(tmp_path / "v.bin")
     assert loaded.words == ("a", "b")
     assert loaded.vectors_VD.tobytes() == b"".join(numbers)
 
 
-def test_the_first_vector_of_a_repeated_word_is_kept_and_a_note_is_reported(tmp_path: Path) -> None:
+def test_first_vector_of_a_repeated_word_is_kept_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
     path.write_bytes(_word2vec("a 1 2 3", "b 4 5 6", "a 7 8 9", header="3 3"))
     notes: list[str] = []
@@ -278,7 +272,7 @@ def test_the_first_vector_of_a_repeated_word_is_kept_and_a_note_is_reported(tmp_
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_invalid_utf8_is_read_as_escapes_and_a_note_is_reported(binary: bool, tmp_path: Path) -> None:
+def test_invalid_utf8_is_read_as_escapes_with_a_note(binary: bool, tmp_path: Path) -> None:
     path = tmp_path / "v"
     numbers = np.ones(2, "<f4").tobytes()
     path.write_bytes(b"2 2\ncaf\xe9 " + numbers + b"\nb " + numbers + b"\n" if binary else b"2 2\ncaf\xe9 1 1\nb 1 1\n")
@@ -291,13 +285,13 @@ def test_invalid_utf8_is_read_as_escapes_and_a_note_is_reported(binary: bool, tm
         write_vectors(loaded, tmp_path / format, format)
 
 
-def test_a_newline_after_a_binary_vector_is_not_part_of_the_next_word(tmp_path: Path) -> None:
+def test_newline_after_a_binary_vector_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "v.bin"
     path.write_bytes(b"2 2\n" + b"".join(w + b" " + np.full(2, 0.5, "<f4").tobytes() + b"\n" for w in (b"a", b"b")))
     assert read_vectors(path).words == ("a", "b")
 
 
-def test_an_empty_word_in_a_file_of_another_program_is_read(tmp_path: Path) -> None:
+def test_empty_word_of_another_program_is_read(tmp_path: Path) -> None:
     numbers = np.ones(2, "<f4").tobytes()
     for content in (b"2 2\n 1 1\nb 1 1\n", b" 1 1\nb 1 1\n", b"2 2\n " + numbers + b"b " + numbers):
         (tmp_path / "v").write_bytes(content)
@@ -329,7 +323,7 @@ def test_only_leaves_out_all_other_words(tmp_path: Path) -> None:
         assert _same(read_vectors(tmp_path / format, only={"日本", "the", "none"}), vectors.select(["the", "日本"]))
 
 
-def test_projector_metadata_may_have_columns_and_must_have_every_word(tmp_path: Path) -> None:
+def test_projector_metadata_may_have_columns_but_needs_every_word(tmp_path: Path) -> None:
     (tmp_path / "vectors.tsv").write_text("1\t2\n3\t4\n")
     (tmp_path / "metadata.tsv").write_text("word\tcount\nb c\t7\na\t5\n")
     assert read_vectors(tmp_path).words == ("b c", "a")
@@ -347,7 +341,7 @@ def test_projector_metadata_may_have_columns_and_must_have_every_word(tmp_path: 
         read_vectors(tmp_path)
 
 
-def test_tensorboard_finds_the_files_by_the_configuration(tmp_path: Path) -> None:
+def test_projector_configuration_names_the_files(tmp_path: Path) -> None:
     write_vectors(_vectors(("a", "b")), tmp_path / "out", "projector")
     config = (tmp_path / "out" / "projector_config.pbtxt").read_text()
     named = re.findall(r'_path: "(.*)"', config)
@@ -410,7 +404,7 @@ def test_writing_again_replaces_the_old_file(format: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_failure_keeps_the_old_file_and_leaves_no_other(
+def test_failed_write_keeps_the_old_file_and_leaves_no_others(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = _vectors(("a", "b", "c"))
@@ -432,7 +426,7 @@ def test_a_failure_keeps_the_old_file_and_leaves_no_other(
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
-def test_an_interrupt_between_the_two_renames_loses_no_folder(
+def test_interrupt_between_the_two_renames_loses_no_folder(
     renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = _vectors(("a", "b", "c")), _vectors(("d",))
@@ -456,7 +450,7 @@ def test_an_interrupt_between_the_two_renames_loses_no_folder(
     assert _same(read_vectors(tmp_path / "out"), new if renames == 2 else old)
 
 
-def test_the_old_folder_is_kept_until_the_new_one_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_folder_is_kept_until_the_new_folder_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_vectors(_vectors(("a",)), tmp_path / "out", "projector")
     words_on_disk: list[list[tuple[str, ...]]] = []
     commit = durable.commit
@@ -477,7 +471,7 @@ def test_writing_no_words_or_into_a_missing_folder_is_rejected(tmp_path: Path) -
         write_vectors(_vectors(("a",)), tmp_path / "no" / "out", "glove")
 
 
-def test_the_fingerprint_depends_on_the_content_only(tmp_path: Path) -> None:
+def test_fingerprint_depends_only_on_the_content(tmp_path: Path) -> None:
     for format in ("glove", "projector"):
         for name, words in (("one", ("a",)), ("two", ("a",)), ("three", ("b",))):
             write_vectors(_vectors(words), tmp_path / f"{format}{name}", format)

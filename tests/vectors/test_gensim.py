@@ -23,7 +23,7 @@ def _vectors(counts: bool = False) -> WordVectors:
 
 
 @pytest.mark.parametrize("format", LOAD_OPTIONS)
-def test_gensim_reads_ours(format: str, tmp_path: Path) -> None:
+def test_gensim_reads_our_files(format: str, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
     write_vectors(_vectors(), tmp_path / "v", format)
     keyed = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), **LOAD_OPTIONS[format])
@@ -32,7 +32,7 @@ def test_gensim_reads_ours(format: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", LOAD_OPTIONS)
-def test_we_read_gensims(format: str, tmp_path: Path) -> None:
+def test_gensim_files_are_read(format: str, tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     keyed = to_keyed_vectors(_vectors(counts=True))
     options = {"word2vec": {}, "word2vec-binary": {"binary": True}, "glove": {"write_header": False}}[format]
@@ -56,7 +56,7 @@ def test_gensim_reads_every_word_that_we_write(word: str, format: str, tmp_path:
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_conversion_to_keyed_vectors_and_back(counts: bool) -> None:
+def test_vectors_survive_conversion_to_keyed_vectors_and_back(counts: bool) -> None:
     pytest.importorskip("gensim")
     vectors = _vectors(counts)
     keyed = to_keyed_vectors(vectors)

@@ -14,7 +14,7 @@ def lookup(*words: str, pieces: bool = False) -> Lookup:
     return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32), pieces=pieces))
 
 
-def test_a_word_is_looked_up_as_written_then_in_lower_case() -> None:
+def test_word_is_looked_up_as_written_then_in_lower_case() -> None:
     words = lookup("turkey", "Turkey", "paris")
     assert [words.find(word) for word in ("Turkey", "turkey", "Paris", "PARIS", "rome")] == [1, 0, 2, 2, None]
     assert lookup("Paris").find("paris") is None
@@ -28,7 +28,7 @@ def test_among_sub_words_only_whole_words_are_found() -> None:
         words.require(["car", "mount"], "x")
 
 
-def test_a_file_with_some_end_of_word_marks_is_searched_for_plain_words_too() -> None:
+def test_plain_words_are_found_next_to_end_of_word_marks() -> None:
     words = lookup("king", "Queen", "html</w>", "queen</w>")
     queries = ("king", "King", "Queen", "queen", "html", "HTML", "html</w>", "pear")
     assert [words.find(word) for word in queries] == [0, 0, 1, 3, 2, 2, 2, None]
@@ -40,7 +40,7 @@ def test_rows_are_in_the_order_of_the_words_with_repetitions() -> None:
     assert lookup("a", "b").require(["b", "a", "b"], "x") == [1, 0, 1]
 
 
-def test_an_unknown_word_is_reported_with_similar_spellings() -> None:
+def test_unknown_word_is_reported_with_similar_spellings() -> None:
     words = lookup("queen", "king", "Kingdom", "<eos>")
     with pytest.raises(DataError, match=r"^not in the vocabulary of f: quen \(did you mean queen\?\), zebra$"):
         words.require(["quen", "zebra", "king", "quen"], "f")
@@ -53,7 +53,7 @@ def test_nonsense_has_no_similar_spelling(word: str) -> None:
     assert near_spellings(word, ["x", "xy"]) == []
 
 
-def test_the_message_is_short_and_printable() -> None:
+def test_unknown_word_message_is_short_and_printable() -> None:
     with pytest.raises(DataError) as caught:
         lookup("a").require(["\x1b[31m", "y" * 5000], "f")
     assert "\x1b" not in str(caught.value)

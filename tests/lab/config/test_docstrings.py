@@ -14,7 +14,7 @@ def documented(docstring: str | None) -> object:
     return function
 
 
-def test_a_section_ends_where_the_indentation_does() -> None:
+def test_args_section_ends_with_its_indentation() -> None:
     section = """A summary.
 
     More: not an argument.
@@ -32,7 +32,7 @@ def test_a_section_ends_where_the_indentation_does() -> None:
 
 
 @pytest.mark.parametrize("docstring", [None, "", "A summary.", "A summary.\n\n    Args:\n"])
-def test_without_arguments_there_are_no_descriptions(docstring: str | None) -> None:
+def test_docstring_without_args_has_no_descriptions(docstring: str | None) -> None:
     assert argument_descriptions(documented(docstring)) == {}
 
 
@@ -45,7 +45,7 @@ def test_without_arguments_there_are_no_descriptions(docstring: str | None) -> N
         (" odd: Indented by five.", None),
     ],
 )
-def test_a_line_that_is_not_understood_is_an_error(line: str, message: str | None) -> None:
+def test_invalid_lines_in_args_are_rejected(line: str, message: str | None) -> None:
     docstring = f"A summary.\n\n    Args:\n        one: The first.\n        {line}\n"
     if message is None:
         assert argument_descriptions(documented(docstring)) == {"one": "The first. odd: Indented by five."}

@@ -1,4 +1,4 @@
-"""Overrides: how they are read, and how settings are laid over settings."""
+"""Overrides are parsed and merged into settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.overrides import merge, override, parse_override
 
 
-def test_a_change_is_laid_over_the_base() -> None:
+def test_changes_are_merged_into_the_base() -> None:
     base = {"a": {"b": 1, "c": 2}, "d": [1, 2]}
     assert merge(base, {"a": {"c": 3}, "d": [9]}) == {"a": {"b": 1, "c": 3}, "d": [9]}
     assert merge(base, {"a": 5}) == {"a": 5, "d": [1, 2]}
@@ -18,7 +18,7 @@ def test_a_change_is_laid_over_the_base() -> None:
     assert base == {"a": {"b": 1, "c": 2}, "d": [1, 2]}
 
 
-def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None:
+def test_new_kind_replaces_a_part_and_other_settings_are_merged() -> None:
     base = {"classifier": {"kind": "plain", "table": "words", "bias": False}}
     assert merge(base, {"classifier": {"kind": "projected", "table": "words"}}) == {
         "classifier": {"kind": "projected", "table": "words"}
@@ -30,12 +30,12 @@ def test_a_stated_kind_replaces_and_settings_without_one_are_laid_over() -> None
     assert merge(base, {"classifier": {"table": "classes"}}) == merged
 
 
-def test_the_value_default_takes_a_setting_away() -> None:
+def test_value_default_removes_a_setting() -> None:
     base = {"vocabulary": {"min_count": 3, "max_size": 100}, "seed": 1}
     assert merge(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
     assert merge(base, {"vocabulary": "default"}) == {"seed": 1}
-    assert merge(base, {"nothing": "default"})["nothing"] == "default"  # to be refused like a misspelt key
-    assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # tables are drawn in this order
+    assert merge(base, {"nothing": "default"})["nothing"] == "default"  # rejected later, like a misspelt key
+    assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # random tables are initialised in this order
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_the_value_default_takes_a_setting_away() -> None:
         ("a=1\nb=2", (["a"], "1\nb=2")),
     ],
 )
-def test_overrides_are_toml_or_a_word(text: str, expected: tuple[list[str], Any]) -> None:
+def test_override_values_are_toml_or_plain_text(text: str, expected: tuple[list[str], Any]) -> None:
     assert parse_override(text) == expected
 
 
 @pytest.mark.parametrize("text", ["epochs", "=3", "a..b=1", ".=1", ""])
-def test_what_is_no_override(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"is not key=value, such as training\.epochs=3"):
+def test_invalid_overrides_are_rejected(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not key=value"):
         parse_override(text)
 
 
@@ -86,7 +86,7 @@ BASE: dict[str, Any] = {
         (["output.kind=mixture"], BASE["output"]["classifier"]),
     ],
 )
-def test_a_kind_alone_keeps_what_the_new_part_has_too(overrides: list[str], changed: dict[str, Any]) -> None:
+def test_changing_only_the_kind_keeps_common_settings(overrides: list[str], changed: dict[str, Any]) -> None:
     assert override(BASE, overrides)["output"]["classifier"] == changed
 
 
@@ -105,24 +105,24 @@ def test_a_kind_alone_keeps_what_the_new_part_has_too(overrides: list[str], chan
         (["evaluation.search.beam=4", "evaluation={search={beam=3}}"], {"beam": 4}),
     ],
 )
-def test_a_table_in_braces_is_the_whole_of_it(overrides: list[str], search: dict[str, Any]) -> None:
+def test_table_in_braces_replaces_the_whole_table(overrides: list[str], search: dict[str, Any]) -> None:
     base = {"evaluation": {"search": {"beam": 5, "length_penalty": 0.6}}, "seed": 1}
-    found = override(base, overrides)
-    assert found["evaluation"]["search"] == search
-    assert list(found) == ["evaluation", "seed"]
+    settings = override(base, overrides)
+    assert settings["evaluation"]["search"] == search
+    assert list(settings) == ["evaluation", "seed"]
     assert base["evaluation"] == {"search": {"beam": 5, "length_penalty": 0.6}}
 
 
 @pytest.mark.parametrize(
     "overrides", [["encoder={dropout=0.1}", "encoder.kind=gru"], ["encoder={kind='gru', dropout=0.1}"]]
 )
-def test_kinds_and_braces_are_one_change(overrides: list[str]) -> None:
+def test_kind_and_braces_are_merged_in_any_order(overrides: list[str]) -> None:
     base = {"encoder": {"kind": "lstm", "hidden_dim": 8}}
-    for given in (overrides, overrides[::-1]):
-        assert override(base, given) == {"encoder": {"kind": "gru", "dropout": 0.1}}
+    for ordered in (overrides, overrides[::-1]):
+        assert override(base, ordered) == {"encoder": {"kind": "gru", "dropout": 0.1}}
 
 
-def test_the_kind_of_a_table_that_is_called_like_another_part() -> None:
+def test_table_may_have_the_name_of_a_part() -> None:
     assert override(BASE, ["tables.classifier.kind=banded"])["tables"]["classifier"] == {"kind": "banded", "dim": 4}
     assert override(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}
     assert override({"tables": 3}, ["tables.new.kind=word"])["tables"] == {"new": {"kind": "word"}}

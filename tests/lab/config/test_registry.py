@@ -1,4 +1,4 @@
-"""Registries: settings derived from constructors, references, and errors of building."""
+"""Registries derive settings from constructors, resolve references and build parts."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Table:
 
 
 class Place(Table):
-    """Another one, with a section of its own."""
+    """A shared object with a separate section."""
 
 
 class Inner:
-    """The base class of the parts inside another."""
+    """The base class of nested parts."""
 
 
 SHARED = {f"{__name__}:Place": "elsewhere", f"{__name__}:Table": "tables"}
 
 
 class Leaf(Inner):
-    """A part inside another."""
+    """A nested part."""
 
     def __init__(self, table: Table, vocab_size: int, sharp: bool = True) -> None:
         self.table, self.vocab_size, self.sharp = table, vocab_size, sharp
 
 
 class Twig(Inner):
-    """Another leaf, with nothing to set."""
+    """A nested part without settings."""
 
 
 INNER = Registry("inner", {"leaf": "tests_of_registry:Leaf", "twig": "tests_of_registry:Twig"}, shared=SHARED)
@@ -86,11 +86,11 @@ OUTER = Registry(
     nested={f"{__name__}:Inner": INNER},
     shared=SHARED,
 )
-SOUND = {"kind": "branch", "width": 4, "inner": {"kind": "leaf", "table": "words"}}
+VALID = {"kind": "branch", "width": 4, "inner": {"kind": "leaf", "table": "words"}}
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch) -> None:
+def part_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("tests_of_registry")
     module.Leaf, module.Twig, module.Branch, module.grow = Leaf, Twig, Branch, grow  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tests_of_registry", module)
@@ -101,12 +101,13 @@ def read(raw: Any) -> Any:
 
 
 def problems(raw: dict[str, Any]) -> set[tuple[str, str]]:
-    with pytest.raises(ValidationError) as found:
+    """Return the setting and the type of every validation error."""
+    with pytest.raises(ValidationError) as raised:
         read(raw)
-    return {(str((error["loc"] or ("",))[-1]), error["type"]) for error in found.value.errors()}
+    return {(str((error["loc"] or ("",))[-1]), error["type"]) for error in raised.value.errors()}
 
 
-def test_settings_are_the_arguments() -> None:
+def test_settings_are_the_constructor_arguments() -> None:
     fields = OUTER.settings_of("branch").model_fields
     assert set(fields) == {"kind", "width", "inner", "rate", "mode", "spare", "other"}
     assert {name for name, field in fields.items() if field.is_required()} == {"kind", "width", "inner"}
@@ -117,79 +118,79 @@ def test_settings_are_the_arguments() -> None:
     assert fields["rate"].description is None
 
 
-def test_given_arguments_are_no_settings() -> None:
+def test_arguments_given_by_the_model_are_not_settings() -> None:
     assert "vocab_size" in GIVEN
     assert set(INNER.settings_of("leaf").model_fields) == {"kind", "table", "sharp"}
-    assert problems(SOUND | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
+    assert problems(VALID | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
         ("vocab_size", "extra_forbidden")
     }
 
 
-def test_types_and_bounds_hold() -> None:
-    assert problems(SOUND | {"width": 0}) == {("width", "greater_than_equal")}
-    assert problems(SOUND | {"width": "4"}) == {("width", "int_type")}
-    assert problems(SOUND | {"width": 4.0}) == {("width", "int_type")}
-    assert problems(SOUND | {"width": True}) == {("width", "int_type")}
-    assert problems(SOUND | {"rate": 1.0}) == {("rate", "less_than")}
-    assert problems(SOUND | {"rate": float("nan")}) == {("rate", "finite_number")}
-    assert problems(SOUND | {"mode": "c"}) == {("mode", "literal_error")}
-    assert problems(SOUND | {"spare": 3}) == {("spare", "string_type")}
+def test_wrong_types_and_bounds_are_rejected() -> None:
+    assert problems(VALID | {"width": 0}) == {("width", "greater_than_equal")}
+    assert problems(VALID | {"width": "4"}) == {("width", "int_type")}
+    assert problems(VALID | {"width": 4.0}) == {("width", "int_type")}
+    assert problems(VALID | {"width": True}) == {("width", "int_type")}
+    assert problems(VALID | {"rate": 1.0}) == {("rate", "less_than")}
+    assert problems(VALID | {"rate": float("nan")}) == {("rate", "finite_number")}
+    assert problems(VALID | {"mode": "c"}) == {("mode", "literal_error")}
+    assert problems(VALID | {"spare": 3}) == {("spare", "string_type")}
 
 
-def test_all_problems_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     raw = {"kind": "branch", "width": -1, "rat": 1, "inner": {"kind": "leaf", "sharp": "no"}}
     assert {name for name, _ in problems(raw)} == {"width", "rat", "table", "sharp"}
 
 
-def test_kinds_tell_parts_apart() -> None:
+def test_kind_selects_the_part() -> None:
     assert read({"kind": "grow"}).speed == 1.0
     assert problems({"kind": "grow", "width": 3}) == {("width", "extra_forbidden")}
     assert problems({"kind": "stem", "width": -1}) == {("", WRONG_KIND)}
     assert problems({"kind": 3}) == {("", WRONG_KIND)}
     assert problems({}) == {("", WRONG_KIND)}
-    assert problems(SOUND | {"inner": {"kind": "laef"}}) == {("inner", WRONG_KIND)}
-    assert problems(SOUND | {"inner": 3}) == {("inner", "value_error")}
+    assert problems(VALID | {"inner": {"kind": "laef"}}) == {("inner", WRONG_KIND)}
+    assert problems(VALID | {"inner": 3}) == {("inner", "value_error")}
 
 
-def test_settings_that_were_read_may_be_read_again() -> None:
-    assert read(read(SOUND)) == read(SOUND)
+def test_validated_settings_can_be_validated_again() -> None:
+    assert read(read(VALID)) == read(VALID)
 
 
-def test_settings_never_change() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        read(SOUND).width = 5
+        read(VALID).width = 5
 
 
-def test_build_makes_the_part_and_the_parts_inside() -> None:
-    given = {"vocab_size": 7, "tables": {"words": "THE TABLE"}, "elsewhere": {}}
-    branch = OUTER.build(read(SOUND | {"rate": 0.25}), given)
+def test_build_makes_the_part_and_nested_parts() -> None:
+    objects = {"vocab_size": 7, "tables": {"words": "THE TABLE"}, "elsewhere": {}}
+    branch = OUTER.build(read(VALID | {"rate": 0.25}), objects)
     assert (branch.width, branch.rate, branch.mode, branch.spare) == (4, 0.25, "a", None)
     assert isinstance(branch.inner, Leaf)
     assert (branch.inner.table, branch.inner.vocab_size, branch.inner.sharp) == ("THE TABLE", 7, True)
     assert OUTER.build(read({"kind": "grow", "speed": 2.0}), {"parameters": [1, 2]}) == ([1, 2], 2.0)
-    assert isinstance(OUTER.build(read(SOUND | {"inner": {"kind": "twig"}}), given).inner, Twig)
+    assert isinstance(OUTER.build(read(VALID | {"inner": {"kind": "twig"}}), objects).inner, Twig)
 
 
-def test_one_shared_object_is_one_object() -> None:
+def test_shared_object_is_not_copied() -> None:
     table = object()
-    given = {"vocab_size": 7, "tables": {"words": table}, "elsewhere": {}}
-    branch = OUTER.build(read(SOUND | {"spare": "words"}), given)
+    objects = {"vocab_size": 7, "tables": {"words": table}, "elsewhere": {}}
+    branch = OUTER.build(read(VALID | {"spare": "words"}), objects)
     assert branch.spare is branch.inner.table is table
 
 
-def test_references_are_found_at_any_depth_and_by_group() -> None:
-    settings = read(SOUND | {"spare": "classes", "other": "place"})
+def test_references_include_nested_parts() -> None:
+    settings = read(VALID | {"spare": "classes", "other": "place"})
     assert sorted(OUTER.references(settings, "tables")) == ["classes", "words"]
     assert list(OUTER.references(settings, "elsewhere")) == ["place"]
     assert list(OUTER.references(read({"kind": "grow"}), "tables")) == []
 
 
-def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
-    for ask in (OUTER.home, OUTER.load, OUTER.summary):
+def test_unknown_kind_is_rejected_with_suggestions() -> None:
+    for look_up in (OUTER.home, OUTER.load, OUTER.summary):
         with pytest.raises(SettingsError, match="no outer is called 'stem'; there are: branch, grow"):
-            ask("stem")
+            look_up("stem")
         with pytest.raises(SettingsError, match=r"no outer is called 'brnach'; did you mean branch\?"):
-            ask("brnach")
+            look_up("brnach")
 
 
 PARTS = [(family, kind) for family in FAMILIES for kind in family]
@@ -200,8 +201,8 @@ def test_every_part_loads_and_has_a_summary() -> None:
         assert family.summary(kind) == family.load(kind).__doc__.strip().partition("\n")[0] != ""
 
 
-def test_every_argument_of_every_part_is_documented_and_no_other() -> None:
-    """Also those that are not settings: `Args:` is what `help` shows."""
+def test_every_argument_of_every_part_is_documented() -> None:
+    """Also arguments that are not settings, because `help` shows the `Args:` section."""
     for family, kind in PARTS:
         part = family.load(kind)
         signature = list(inspect.signature(part).parameters)
@@ -210,7 +211,7 @@ def test_every_argument_of_every_part_is_documented_and_no_other() -> None:
         assert described == set(family.settings_of(kind).model_fields) - {"kind"}, f"{family.family}.{kind}"
 
 
-def test_settings_of_a_dataclass() -> None:
+def test_settings_are_derived_from_a_dataclass() -> None:
     settings = derive_settings(RegularisationSettings)
     assert settings.__name__ == "RegularisationSettings"
     assert settings().model_dump() == asdict(RegularisationSettings())
@@ -219,12 +220,12 @@ def test_settings_of_a_dataclass() -> None:
         settings(activation=-1.0)
 
 
-def test_families_have_names_of_their_own() -> None:
+def test_families_have_unique_names() -> None:
     assert len({family.family for family in FAMILIES}) == len(FAMILIES)
     assert len({*FAMILIES, *FAMILIES}) == len(FAMILIES)
 
 
-def test_reading_the_index_imports_nothing_heavy() -> None:
+def test_listing_parts_does_not_import_torch() -> None:
     script = (
         "import sys; from reefknot.lab.config.parts import FAMILIES\n"
         "for family in FAMILIES: [family.summary(kind) for kind in family]\n"

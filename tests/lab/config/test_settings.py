@@ -1,4 +1,4 @@
-"""Bounds of the library's annotations hold in settings too."""
+"""Bounds in the annotations of the library also apply to settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reefknot.nn.bounds import Ge, Gt, Le, Length, Lt
 
 
 @pytest.mark.parametrize(
-    ("annotation", "right", "wrong"),
+    ("annotation", "valid", "invalid"),
     [
         (Annotated[int, Ge(1), Le(3)], [1, 3], [0, 4]),
         (Annotated[float, Gt(0.0), Lt(1.0)], [0.5], [0.0, 1.0]),
@@ -24,21 +24,21 @@ from reefknot.nn.bounds import Ge, Gt, Le, Length, Lt
         (Annotated[Sequence[int], Length(1)], [[0] * 9], [[]]),
     ],
 )
-def test_bounds_are_translated(annotation: Any, right: list[Any], wrong: list[Any]) -> None:
+def test_bounds_of_annotations_are_checked(annotation: Any, valid: list[Any], invalid: list[Any]) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(with_bounds(annotation))
-    for value in right:
+    for value in valid:
         assert adapter.validate_python(value) == value
-    for value in wrong:
+    for value in invalid:
         with pytest.raises(ValidationError):
             adapter.validate_python(value)
 
 
-def test_another_annotation_is_an_error() -> None:
+def test_other_annotations_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"may have the bounds of reefknot\.nn\.bounds only"):
         with_bounds(Annotated[int, Field(ge=1)])
 
 
 @pytest.mark.parametrize("annotation", [bounds.Count, bounds.Count | None, Sequence[bounds.Count]])
-def test_bounds_that_pydantic_would_ignore_are_an_error(annotation: Any) -> None:
+def test_bounds_that_pydantic_would_ignore_are_rejected(annotation: Any) -> None:
     with pytest.raises(TypeError, match=r"Wrong\.number: use the number types of reefknot\.lab\.config\.settings"):
         type("Wrong", (Settings,), {"__annotations__": {"number": annotation}})

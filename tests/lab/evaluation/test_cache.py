@@ -220,7 +220,7 @@ def test_search_rejects_windows_that_are_all_too_long(
 ) -> None:
     dataset = opened(REPEATED)
     model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
-    message = f"would use a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
+    message = f"a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
     with pytest.raises(SettingsError, match=message):
         search_cache(model, test, vocabulary, CacheSettings(fill="full", **given))
     best, _ = search_cache(model, test, vocabulary, CacheSettings(fill="full", window=59))

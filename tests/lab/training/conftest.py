@@ -24,7 +24,7 @@ from reefknot.lab.training.update import Update
 Train = Callable[..., Any]
 
 
-class Heard(Silent):
+class RecordingDisplay(Silent):
     """A display that records the printed lines."""
 
     def __init__(self) -> None:
@@ -35,18 +35,18 @@ class Heard(Silent):
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def display() -> RecordingDisplay:
+    return RecordingDisplay()
 
 
 @pytest.fixture
-def train(tiny_recipe: Callable[..., Path], heard: Heard) -> Train:
+def train(tiny_recipe: Callable[..., Path], display: RecordingDisplay) -> Train:
     """Trains a row of the tiny recipe in this process and returns what result.json holds."""
     recipe = tiny_recipe()
 
     def run(out: Path, *overrides: str, row: str = "tied", track: bool = False) -> Any:
         loaded = load_recipe(str(recipe), overrides)
-        result = experiments.train(loaded, loaded.row(row), out, world=World(), display=heard, track=track)
+        result = experiments.train(loaded, loaded.row(row), out, world=World(), display=display, track=track)
         return result and result.record()
 
     return run
@@ -77,7 +77,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let updates behave as on a GPU: results are read only when due, and the fused optimiser reads `found_inf`."""
     original = Update.__init__
 
-    def as_on_gpu(self: Update, *args: Any, **options: Any) -> None:
+    def init_as_on_a_gpu(self: Update, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
         self.synchronous = False
         optimiser: Any = self.state.optimiser
@@ -85,7 +85,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         for group in optimiser.param_groups:
             group["fused"] = True
 
-    monkeypatch.setattr(Update, "__init__", as_on_gpu)
+    monkeypatch.setattr(Update, "__init__", init_as_on_a_gpu)
 
 
 @pytest.fixture

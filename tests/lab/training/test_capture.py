@@ -16,7 +16,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.training.display import Silent
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
-from tiny import DROPPING, encoder
+from tiny import DROPOUT_SETTINGS, encoder
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +47,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "change",
     [
-        *((encoder(kind), RANDOM) for kind in DROPPING),
+        *((encoder(kind), RANDOM) for kind in DROPOUT_SETTINGS),
         (encoder("awd_lstm"), AVERAGED),
         ("training.accumulate=2",),
         ("training.precision=bfloat16", encoder("variational_lstm")),
@@ -63,7 +63,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
         ('input={kind = "char_cnn", dim = 8, byte_dim = 4, filters = [[1, 4], [2, 4]]}',),
     ],
 )
-def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
+def test_captured_run_equals_eager_run(tmp_path: Path, train: Callable[..., Any], change: tuple[str, ...]) -> None:
     results = [train(tmp_path / str(capture), f"training.capture={capture}", *change) for capture in ("true", "false")]
     assert results[0].test.perplexity == results[1].test.perplexity
     captured, eager = (weights(tmp_path / capture) for capture in ("true", "false"))
@@ -85,13 +85,13 @@ def test_captured_run_resumes_bit_for_bit(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_captured_update_that_is_not_finite_is_not_applied(
+def test_captured_nonfinite_update_is_not_applied(
     tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
     step = Trainer._step
 
-    def poisoned(self: Trainer, stop: Any) -> Any:
+    def step_with_nan(self: Trainer, stop: Any) -> Any:
         weight = next(self.model.encoder.parameters())
         if self.state.progress.step + 1 == 6:
             with torch.no_grad():
@@ -103,20 +103,20 @@ def test_captured_update_that_is_not_finite_is_not_applied(
             seen.append(weight.detach().clone())
             raise
 
-    monkeypatch.setattr(Trainer, "_step", poisoned)
+    monkeypatch.setattr(Trainer, "_step", step_with_nan)
     with pytest.raises(NonFiniteError, match="at step 6; the update was not made"):
         train(tmp_path / "run", "training.log_every=3")
-    assert all(torch.equal(seen[0].nan_to_num(), each.nan_to_num()) for each in seen[1:])
+    assert all(torch.equal(seen[0].nan_to_num(), later.nan_to_num()) for later in seen[1:])
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
-def test_captured_update_that_overflows_is_skipped(
+def test_captured_overflowing_update_is_skipped(
     tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Updates 4 to 6 overflow. The first update is not captured, but these are."""
     step, seen = Trainer._step, []
 
-    def spoilt(self: Trainer, stop: Any) -> Any:
+    def overflowing_step(self: Trainer, stop: Any) -> Any:
         weight = next(self.model.encoder.parameters())
         scale = self.state.scaler._scale
         number = self.state.progress.step + 1
@@ -126,9 +126,9 @@ def test_captured_update_that_overflows_is_skipped(
         seen.append(weight.detach().clone())
         return step(self, stop)
 
-    monkeypatch.setattr(Trainer, "_step", spoilt)
+    monkeypatch.setattr(Trainer, "_step", overflowing_step)
     settings = ("training.precision=float16", TRANSFORMER, *BLOCKS, NESTEROV, "training.log_every=2")
     train(tmp_path / "run", *settings)
-    same = [number for number in range(1, len(seen)) if torch.equal(seen[number - 1], seen[number])]
-    assert same == [4, 5, 6]
+    unchanged = [number for number in range(1, len(seen)) if torch.equal(seen[number - 1], seen[number])]
+    assert unchanged == [4, 5, 6]
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())

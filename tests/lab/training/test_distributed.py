@@ -54,7 +54,7 @@ def assert_equal_losses(lines: list[dict[str, Any]], expected: list[dict[str, An
     assert norms == pytest.approx([line.get("gradient_norm", 0.0) for line in expected], rel=1e-4)
 
 
-def test_two_processes_are_one_and_each_resumes_the_other(
+def test_two_processes_equal_one_and_can_resume_its_run(
     tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
 ) -> None:
     recipe = tiny_recipe()
@@ -66,17 +66,17 @@ def test_two_processes_are_one_and_each_resumes_the_other(
     result = json.loads((tmp_path / "two" / "result.json").read_text(encoding="utf-8"))
     assert result["training"]["processes"] == 2
     assert result["training"]["tokens"] == 2 * 4 * 29
-    alone = json.loads((tmp_path / "one" / "result.json").read_text(encoding="utf-8"))
-    assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
+    single = json.loads((tmp_path / "one" / "result.json").read_text(encoding="utf-8"))
+    assert result["test"]["nll"] == pytest.approx(single["test"]["nll"], abs=1e-6)
 
     one_process(recipe, rewind(tmp_path / "two", tmp_path / "two then one", 9))
     assert_equal_losses(metrics(tmp_path / "two then one"), expected)
     resumed = two_processes(recipe, rewind(tmp_path / "one", tmp_path / "one then two", 3), "training.shard=true")
-    done = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=120)
-    assert done.stdout.count("resumed at step 3, epoch 1") == 1
+    completed = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=120)
+    assert completed.stdout.count("resumed at step 3, epoch 1") == 1
     assert_equal_losses(metrics(tmp_path / "one then two"), expected)
     result = json.loads((tmp_path / "one then two" / "result.json").read_text(encoding="utf-8"))
-    assert result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=1e-6)
+    assert result["test"]["nll"] == pytest.approx(single["test"]["nll"], abs=1e-6)
 
 
 def test_label_encoder_gradients_are_exchanged_once_per_update(
@@ -118,7 +118,7 @@ def test_streams_must_divide_among_the_processes(tmp_path: Path, tiny_recipe: Ca
     assert not (tmp_path / "run").exists()
 
 
-def test_two_processes_use_the_same_windows_and_start_averaging_together(
+def test_two_processes_share_random_windows_and_averaging(
     tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
 ) -> None:
     """The validation losses rise soon on such a small text, so averaging starts during the run."""
@@ -131,8 +131,8 @@ def test_two_processes_use_the_same_windows_and_start_averaging_together(
         "training.averaging={start = 'nonmonotone', interval = 1}",
     )
     loaded = load_recipe(str(recipe), (*SETTINGS, *change))
-    alone = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
-    assert alone is not None
-    assert alone.training.averaged_from_epoch == 4
+    single = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    assert single is not None
+    assert single.training.averaged_from_epoch == 4
     subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=120)
     assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))

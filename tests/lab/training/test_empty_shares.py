@@ -33,9 +33,8 @@ def summed(model: LanguageModel, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torc
 
 def gradients(model: LanguageModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(
-        zip(names, torch.autograd.grad(loss, parameters), strict=True)
-    )  # raises an error if a gradient is missing
+    # torch raises an error if a gradient is missing.
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
 def test_window_without_targets_has_zero_loss_and_gradients(model: LanguageModel) -> None:
@@ -51,6 +50,6 @@ def test_padding_does_not_change_loss_or_gradients(model: LanguageModel) -> None
     y_BT = torch.tensor([[0, 3, 1], [2, IGNORE, IGNORE]])
     x_BT = torch.tensor([[5, 9, 2], [1, 7, 7]])
     padded = summed(model, x_BT, y_BT)
-    alone = summed(model, x_BT[:1], y_BT[:1]) + summed(model, x_BT[1:, :1], y_BT[1:, :1])
-    torch.testing.assert_close(padded, alone)
-    torch.testing.assert_close(gradients(model, padded), gradients(model, alone))
+    separate = summed(model, x_BT[:1], y_BT[:1]) + summed(model, x_BT[1:, :1], y_BT[1:, :1])
+    torch.testing.assert_close(padded, separate)
+    torch.testing.assert_close(gradients(model, padded), gradients(model, separate))

@@ -10,7 +10,7 @@ import pytest
 
 from reefknot.errors import Stopped
 from reefknot.lab.config.parts import ENCODERS
-from tiny import DROPPING, encoder
+from tiny import DROPOUT_SETTINGS, encoder
 
 RANDOM = "training.random_steps={probability = 0.7, deviation = 2.0, least = 3}"
 AVERAGED = 'training.averaging={start = "at_once"}'
@@ -18,11 +18,11 @@ AVERAGED = 'training.averaging={start = "at_once"}'
 
 def test_all_encoders_are_tested() -> None:
     """The encoders of translators are trained in `test_translation_runs.py`."""
-    assert set(DROPPING) == {kind for kind in ENCODERS if not ENCODERS.load(kind).reads_source}
+    assert set(DROPOUT_SETTINGS) == {kind for kind in ENCODERS if not ENCODERS.load(kind).reads_source}
 
 
-@pytest.mark.parametrize("kind", DROPPING)
-def test_a_stop_in_the_middle_of_an_epoch(
+@pytest.mark.parametrize("kind", DROPOUT_SETTINGS)
+def test_run_stopped_in_mid_epoch_resumes_bit_for_bit(
     tmp_path: Path,
     train: Any,
     outcome: Callable[[Path], dict[str, Any]],

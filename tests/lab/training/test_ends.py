@@ -39,14 +39,14 @@ DRAWS: dict[str, tuple[str, ...]] = {
     "mixture DRILL": ("output.dropout=0.3", "output.classifier.dropout=0.3", "output.classifier.variational=false"),
     "sampled": ("output.samples=6",),
     "spelled": ("input.dropout=0.2",),
-    "pieces": ("input.word_dropout=0.2",),
+    "sub-words": ("input.word_dropout=0.2",),
 }
 """Settings that use random numbers in training, by row.
 
 Every process and every micro-batch draws different numbers, so updates equal those of the whole batch only without
 these settings. The sampled row then samples the whole vocabulary.
 """
-PARTS = {"AL": {"augmented"}, "REAL": {"augmented"}, "pieces": {"activation", "temporal_activation"}}
+PARTS = {"AL": {"augmented"}, "REAL": {"augmented"}, "sub-words": {"activation", "temporal_activation"}}
 STEPS, STOP = 12, 8
 """Number of updates of a row, and the update in the middle of the second epoch after which it is stopped."""
 TWO_UPDATES = ("training.epochs=1", "training.steps=30", "training.log_every=1", "training.save_every=1")
@@ -61,13 +61,13 @@ every_row = pytest.mark.parametrize("row", DRAWS)
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training text whose second half has only 6 of its 24 words. Valid and test have words that it lacks."""
     folder = tmp_path_factory.mktemp("text")
-    draw = random.Random(0)
+    generator = random.Random(0)
     words = [
         first + last for first in ("kola", "mine", "rutu", "sepo") for last in ("ba", "du", "fi", "le", "no", "ru")
     ]
     lines = {"train": [words] * 12 + [words[:6]] * 12, "valid": [[*words, "zebra"]] * 6, "test": [[*words, "yak"]] * 6}
     for name, choices in lines.items():
-        written = [" ".join(draw.choices(choice, k=9)) + "\n" for choice in choices]
+        written = [" ".join(generator.choices(choice, k=9)) + "\n" for choice in choices]
         (folder / f"{name}.txt").write_text("".join(written), encoding="utf-8")
     return folder
 
@@ -130,20 +130,23 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = Path(__file__).with_name("train_rows.py")
     command = [*torchrun, str(script), str(ENDS), str(out), f"corpus.name={text}", *TWO_UPDATES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert completed.returncode == 0, completed.stderr
     return out
 
 
 def assert_equal_updates(run: Path, expected: Path, metrics: Metrics) -> None:
+    """Check that two runs have equal weights and metrics after each of two updates."""
     for step in ("step_00000001", "step_00000002"):
-        weights, wanted = (load_file(folder / "checkpoints" / step / "model.safetensors") for folder in (run, expected))
-        torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-12)
+        weights, expected_weights = (
+            load_file(folder / "checkpoints" / step / "model.safetensors") for folder in (run, expected)
+        )
+        torch.testing.assert_close(weights, expected_weights, rtol=0, atol=1e-12)
     *updates, valid = zip(metrics(run), metrics(expected), strict=True)
-    for line, other in updates:
-        assert line["step"] == other["step"]
+    for line, expected_line in updates:
+        assert line["step"] == expected_line["step"]
         for name in ("nll", "gradient_norm", "parts", "penalties"):
-            assert line[name] == pytest.approx(other[name], rel=1e-10), name
+            assert line[name] == pytest.approx(expected_line[name], rel=1e-10), name
     assert valid[0]["nll"] == pytest.approx(valid[1]["nll"], abs=1e-10)
 
 
@@ -172,12 +175,14 @@ def test_run_stopped_in_mid_epoch_resumes_bit_for_bit(
 def test_two_micro_batches_equal_one_batch(
     tmp_path: Path, row: str, update_twice: Callable[..., Path], whole: Callable[[str], Path], metrics: Metrics
 ) -> None:
-    pieces = update_twice(row, tmp_path / "pieces", "training.accumulate=2")
-    assert_equal_updates(pieces, whole(row), metrics)
+    micro_batches = update_twice(row, tmp_path / "micro_batches", "training.accumulate=2")
+    assert_equal_updates(micro_batches, whole(row), metrics)
 
 
 @every_row
-def test_two_processes_are_one(row: str, two_processes: Path, whole: Callable[[str], Path], metrics: Metrics) -> None:
+def test_two_processes_equal_one_process(
+    row: str, two_processes: Path, whole: Callable[[str], Path], metrics: Metrics
+) -> None:
     run = two_processes / load_recipe(str(ENDS)).row(row).slug
     assert json.loads((run / "result.json").read_text(encoding="utf-8"))["training"]["processes"] == 2
     assert_equal_updates(run, whole(row), metrics)
@@ -199,7 +204,7 @@ def test_every_parameter_gets_a_gradient_from_frequent_words(row: str, load: Cal
 
 
 @every_row
-def test_metrics_name_the_parts(row: str, unbroken: Callable[[str], Path], metrics: Metrics) -> None:
+def test_metrics_name_the_parts_of_the_loss(row: str, unbroken: Callable[[str], Path], metrics: Metrics) -> None:
     lines = [line for line in metrics(unbroken(row)) if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(2, STEPS + 1, 2))
     for line in lines:
@@ -213,11 +218,11 @@ def test_commands_work_on_finished_runs(row: str, unbroken: Callable[[str], Path
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert run_command("evaluate", run, "--json").json()["nll"] == pytest.approx(result["test"]["nll"], abs=1e-6)
     assert len(run_command("generate", run, "--prompt", "kolaba", "--length", 9, "--json").json()["tokens"]) == 9
-    best, cold = (
+    top_word, greedy = (
         run_command("generate", run, "--length", 9, "--json", *options).json()["tokens"]
         for options in (("--top-k", 1), ("--temperature", 0))
     )
-    assert best == cold
+    assert top_word == greedy
     (scored,) = run_command("score", run, "kolaba yak minedu", "--json").json()
     assert math.isfinite(scored["log_prob"])
     assert scored["words"][-1]["word"] == "<eos>"
@@ -229,10 +234,10 @@ def test_commands_work_on_finished_runs(row: str, unbroken: Callable[[str], Path
 def test_unknown_words_keep_their_spelling_as_inputs(unbroken: Callable[[str], Path]) -> None:
     run = unbroken("spelled")
     spelled = json.loads((run / "vocabulary.json").read_text(encoding="utf-8"))["spelled"]
-    one, other = run_command("score", run, f"{spelled[0]} kolaba", f"{spelled[1]} kolaba", "--json").json()
-    assert one["words"][0]["unknown"]
-    assert one["words"][0]["log_prob"] == other["words"][0]["log_prob"]  # as targets both are <unk>
-    assert one["words"][1]["log_prob"] != other["words"][1]["log_prob"]
+    first, second = run_command("score", run, f"{spelled[0]} kolaba", f"{spelled[1]} kolaba", "--json").json()
+    assert first["words"][0]["unknown"]
+    assert first["words"][0]["log_prob"] == second["words"][0]["log_prob"]  # as targets both are <unk>
+    assert first["words"][1]["log_prob"] != second["words"][1]["log_prob"]
 
 
 def test_one_report_shows_all_runs(tmp_path: Path, unbroken: Callable[[str], Path]) -> None:

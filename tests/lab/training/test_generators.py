@@ -36,21 +36,21 @@ def test_generators_are_restored_from_a_file(tmp_path: Path, drawn: int) -> None
     assert draw() + draw() == expected
 
 
-def test_seeds_and_ranks_differ() -> None:
-    seen = set()
+def test_seeds_and_ranks_give_different_numbers() -> None:
+    numbers = set()
     for seed in range(3):
         for rank in range(3):
             seed_everything(seed, rank)
-            seen.update(draw()[:3])
-    assert len(seen) == 3 * 3 * 3
+            numbers.update(draw()[:3])
+    assert len(numbers) == 3 * 3 * 3
 
 
-def test_the_largest_seed() -> None:
+def test_largest_seed_is_accepted() -> None:
     seed_everything(2**31 - 1, rank=7)
     assert all(np.isfinite(draw()))
 
 
-def test_determinism_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_determinism_levels_set_the_options_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     try:
         set_determinism("exact")
@@ -71,5 +71,5 @@ def test_set_determinism_does_not_import_the_compiler() -> None:
         "from reefknot.lab.training.generators import set_determinism\n"
         "set_determinism('exact'); print('torch._dynamo' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"
+    completed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert completed.stdout.strip() == "False"

@@ -29,14 +29,16 @@ def validations(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
     return [(line["step"], line["epoch"]) for line in lines if line["kind"] == "valid"]
 
 
-def test_training_ends_with_its_last_update(tmp_path: Path, train: Any, metrics: Metrics, heard: Any) -> None:
+def test_training_validates_and_logs_after_its_last_update(
+    tmp_path: Path, train: Any, metrics: Metrics, display: Any
+) -> None:
     result = train(tmp_path / "run", *UPDATES)
     lines = metrics(tmp_path / "run")
     assert result["training"]["steps"] == 8
     assert validations(lines) == [(6, 1), (8, 1 + 2 / 6)]
     assert (lines[-2]["kind"], lines[-2]["step"]) == ("train", 8)
     assert sum(line["tokens"] for line in lines if line["kind"] == "train") == result["training"]["tokens"]
-    assert any("update 8/8  valid perplexity" in line for line in heard.lines)
+    assert any("update 8/8  valid perplexity" in line for line in display.lines)
     best = min((line for line in lines if line["kind"] == "valid"), key=lambda line: line["nll"])
     assert result["best"] == {"step": best["step"], "epoch": best["epoch"]}
     assert (tmp_path / "run" / "best").readlink().name == f"step_{best['step']:08d}"
@@ -48,7 +50,7 @@ def test_epochs_and_the_same_number_of_updates_agree(tmp_path: Path, train: Any,
     assert outcome(tmp_path / "updates") == outcome(tmp_path / "epochs")
 
 
-def test_validations_between_epochs(tmp_path: Path, train: Any, metrics: Metrics) -> None:
+def test_validate_every_counts_updates(tmp_path: Path, train: Any, metrics: Metrics) -> None:
     train(tmp_path / "run", "training.validate_every=4")
     assert validations(metrics(tmp_path / "run")) == [(4, 4 / 6), (8, 1 + 2 / 6), (12, 2)]
 
@@ -69,7 +71,7 @@ def test_rules_count_validations_and_not_epochs(tmp_path: Path, tiny_recipe: Cal
         batches = batches_of(experiment.training, ids)
         progress = Trainer(model, batches, lambda: next(losses), experiment.training, folder).train()
     assert progress.step == 12
-    assert progress.stopped == "stopped after update 12 by patience: no new best in 1 validations"
+    assert "after update 12 by patience" in progress.stopped
     assert progress.averaged_from == 2  # from the middle of the second epoch
     assert (progress.best_step, progress.best_epoch) == (10, 1 + 4 / 6)
 
@@ -82,7 +84,7 @@ def test_weights_do_not_depend_on_the_number_of_validations(tmp_path: Path, trai
     assert len(often) > len(seldom)
 
 
-def test_run_counted_in_updates_resumes_bit_for_bit_from_every_step(
+def test_run_counted_in_updates_resumes_bit_for_bit(
     tmp_path: Path, train: Any, outcome: Outcome, signal_in_step: Callable[[int], None]
 ) -> None:
     settings = (

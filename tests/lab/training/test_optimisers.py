@@ -15,11 +15,11 @@ from reefknot.lab.training.schedules import Cosine
 
 
 def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
-    draw = torch.Generator().manual_seed(3)
-    made = [nn.Parameter(torch.randn(4, 3, generator=draw, dtype=dtype)) for _ in range(2)]
-    for parameter in made:
-        parameter.grad = torch.randn(4, 3, generator=draw, dtype=dtype)
-    return made
+    generator = torch.Generator().manual_seed(3)
+    created = [nn.Parameter(torch.randn(4, 3, generator=generator, dtype=dtype)) for _ in range(2)]
+    for parameter in created:
+        parameter.grad = torch.randn(4, 3, generator=generator, dtype=dtype)
+    return created
 
 
 def test_decoupled_decay_does_not_depend_on_the_rate() -> None:
@@ -32,13 +32,13 @@ def test_decoupled_decay_does_not_depend_on_the_rate() -> None:
 
 
 def test_sgd_without_decoupled_decay_agrees_with_torch() -> None:
-    ours, theirs = parameters(), parameters()
-    mine = SGD(ours, 0.5, momentum=0.9, weight_decay=0.01)
-    other = torch.optim.SGD(theirs, 0.5, momentum=0.9, weight_decay=0.01)
+    weights, torch_weights = parameters(), parameters()
+    optimiser = SGD(weights, 0.5, momentum=0.9, weight_decay=0.01)
+    torch_optimiser = torch.optim.SGD(torch_weights, 0.5, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
-        mine.step()
-        other.step()
-    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+        optimiser.step()
+        torch_optimiser.step()
+    assert all(torch.equal(weight, torch_weight) for weight, torch_weight in zip(weights, torch_weights, strict=True))
 
 
 def test_decay_below_float32_resolution_holds_on_average() -> None:
@@ -62,25 +62,25 @@ def test_skipped_update_does_not_decay() -> None:
     optimiser.param_groups[0]["fused"] = True  # as on a GPU
     optimiser.found_inf = torch.ones(())  # type: ignore[attr-defined]
     optimiser.step()
-    assert all(torch.equal(one, other) for one, other in zip(weights, before, strict=True))
+    assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
     optimiser.found_inf.zero_()  # type: ignore[attr-defined]
     optimiser.step()
-    assert all(torch.equal(one, 0.75 * other) for one, other in zip(weights, before, strict=True))
+    assert all(torch.equal(weight, 0.75 * old) for weight, old in zip(weights, before, strict=True))
 
 
-def test_the_decay_is_part_of_the_state() -> None:
+def test_decoupled_decay_is_saved_and_loaded() -> None:
     saved = SGD(parameters(), 0.5, decoupled_decay=0.25).state_dict()
-    other = SGD(parameters(), 0.5)
-    other.load_state_dict(saved)
-    assert other.param_groups[0]["decoupled_decay"] == 0.25
+    restored = SGD(parameters(), 0.5)
+    restored.load_state_dict(saved)
+    assert restored.param_groups[0]["decoupled_decay"] == 0.25
 
 
 def gradients(weights: list[nn.Parameter], step: int) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(step)
-    return [torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype) for parameter in weights]
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) for parameter in weights]
 
 
-def test_nesterov_is_fairseqs_under_a_changing_rate() -> None:
+def test_nesterov_agrees_with_fairseq_at_changing_rates() -> None:
     """fairseq's velocity includes the learning rate and is rescaled with it.
 
     p += mu^2 (lr/old) v - (1 + mu) lr g, then v = mu (lr/old) v - lr g.
@@ -107,16 +107,16 @@ def test_nesterov_is_fairseqs_under_a_changing_rate() -> None:
 Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 
 
-def trained_side_by_side(
+def train_both(
     make: Callable[[list[nn.Parameter], list[nn.Parameter]], Optimisers],
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return two sets of equal parameters after many updates with equal gradients at changing rates."""
     ours, theirs = parameters(), parameters()
-    mine, other = make(ours, theirs)
+    optimiser_one, optimiser_two = make(ours, theirs)
     for step in range(60):
         for one, two, gradient in zip(ours, theirs, gradients(ours, step), strict=True):
             one.grad, two.grad = gradient, gradient.clone()
-        for optimiser in (mine, other):
+        for optimiser in (optimiser_one, optimiser_two):
             optimiser.param_groups[0]["lr"] = 0.5 / (1 + step)
             optimiser.step()
     assert not torch.equal(ours[0], parameters()[0])
@@ -124,7 +124,7 @@ def trained_side_by_side(
 
 
 def test_adamw_agrees_with_torch() -> None:
-    ours, theirs = trained_side_by_side(
+    ours, theirs = train_both(
         lambda ours, theirs: (
             AdamW(ours, 0.5, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1),
             torch.optim.AdamW(theirs, 0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1),
@@ -134,7 +134,7 @@ def test_adamw_agrees_with_torch() -> None:
 
 
 def test_adam_agrees_with_torch() -> None:
-    ours, theirs = trained_side_by_side(
+    ours, theirs = train_both(
         lambda ours, theirs: (Adam(ours, 0.5), torch.optim.Adam(theirs, 0.5, betas=(0.9, 0.98), eps=1e-9))
     )
     assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
@@ -142,7 +142,7 @@ def test_adam_agrees_with_torch() -> None:
 
 @pytest.mark.parametrize("rho", [0.95, 0.5, 0.0])
 def test_adadelta_agrees_with_torch(rho: float) -> None:
-    ours, theirs = trained_side_by_side(
+    ours, theirs = train_both(
         lambda ours, theirs: (Adadelta(ours, rho=rho), torch.optim.Adadelta(theirs, rho=rho, eps=1e-6))
     )
     for one, two in zip(ours, theirs, strict=True):
@@ -204,13 +204,13 @@ def test_skipped_update_has_no_effect(kind: str, broken: float) -> None:
 
     def after(*skipped: float) -> list[nn.Parameter]:
         weights = parameters(torch.float32)
-        made: dict[str, Callable[[], Any]] = {
+        optimisers: dict[str, Callable[[], Any]] = {
             "sgd": lambda: SGD(weights, 0.5, momentum=0.9, nesterov=True),
             "adamw": lambda: AdamW(weights, 0.5),
             "adam": lambda: Adam(weights, 0.5),
             "adadelta": lambda: Adadelta(weights, 0.5),
         }
-        optimiser = made[kind]()
+        optimiser = optimisers[kind]()
         if "fused" in optimiser.param_groups[0]:
             optimiser.param_groups[0]["fused"] = True
         for skip in skipped:
@@ -229,13 +229,13 @@ def test_skipped_update_has_no_effect(kind: str, broken: float) -> None:
 
 def test_adadelta_does_not_depend_on_the_found_inf_attribute() -> None:
     ours, others = parameters(), parameters()
-    mine, other = Adadelta(ours), Adadelta(others)
-    mine.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    optimiser_one, optimiser_two = Adadelta(ours), Adadelta(others)
+    optimiser_one.found_inf = torch.zeros(())  # type: ignore[attr-defined]
     for step in range(10):
         for one, two, gradient in zip(ours, others, gradients(ours, step), strict=True):
             one.grad, two.grad = gradient, gradient.clone()
-        mine.step()
-        other.step()
+        optimiser_one.step()
+        optimiser_two.step()
     assert all(torch.equal(one, two) for one, two in zip(ours, others, strict=True))
 
 

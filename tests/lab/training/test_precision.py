@@ -37,13 +37,13 @@ def last(run: Path, name: str) -> Path:
     return max((run / "checkpoints").iterdir()) / name
 
 
-def test_half_precision_trains(tmp_path: Path, train: Any, metrics: Metrics) -> None:
+def test_loss_decreases_in_every_precision(tmp_path: Path, train: Any, metrics: Metrics) -> None:
     fixed = ("encoder={kind = 'gru', hidden_dim = 8}", "init.uniform=0.5", "training.schedule.factor=1.0")
     length = ("training.epochs=default", "training.updates=60", "training.validate_every=60", "training.save_every=60")
     losses = {}
     for precision in ("float32", "bfloat16", "float16"):
-        wanted = (f"training.precision={precision}", "training.optimiser.learning_rate=0.2")
-        train(tmp_path / precision, *fixed, *length, *wanted)
+        precision_settings = (f"training.precision={precision}", "training.optimiser.learning_rate=0.2")
+        train(tmp_path / precision, *fixed, *length, *precision_settings)
         losses[precision] = [line["nll"] for line in training_lines(metrics(tmp_path / precision))]
         assert all(map(math.isfinite, losses[precision]))
         assert sum(losses[precision][-3:]) < sum(losses[precision][:3]) - 0.3
@@ -79,7 +79,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["at once", "as on a GPU"])
-def test_update_that_overflows_is_skipped(
+def test_overflowing_update_is_skipped(
     tmp_path: Path,
     train: Any,
     metrics: Metrics,
@@ -175,11 +175,11 @@ def test_encoder_without_float16_gradients_is_rejected(
 def test_tally_fails_only_after_failures_in_a_row() -> None:
     tally = Tally(World(), 10, patience=3)
     norms = [math.inf, math.inf, 2.0, math.nan, math.inf, math.inf, 4.0]
-    made = []
+    applied = []
     for norm in norms:
         tally.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
-        made.append(not bool(tally.found_inf))
-    assert made == [False, False, True, False, False, False, False]  # nothing after the third in a row
+        applied.append(not bool(tally.found_inf))
+    assert applied == [False, False, True, False, False, False, False]  # nothing after the third in a row
     report = tally.report()
     assert report.failed_step == 16
     assert math.isinf(report.gradient_norm)
@@ -196,17 +196,17 @@ def test_tally_fails_only_after_failures_in_a_row() -> None:
 def test_processes_agree_on_skipping_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the loss is infinite in another process, this process skips the update too."""
 
-    def reduced(number: torch.Tensor, op: Any) -> None:
+    def take_minimum(number: torch.Tensor, op: Any) -> None:
         assert op == dist.ReduceOp.MIN
         number.clamp_(max=others.pop())
 
     others = [1, 0, 1]
-    monkeypatch.setattr(dist, "all_reduce", reduced)
+    monkeypatch.setattr(dist, "all_reduce", take_minimum)
     tally = Tally(World(size=2), 0, patience=3)
-    made = []
+    applied = []
     for _ in range(3):
         tally.add(torch.tensor(2.0), {"nll": torch.tensor(1.5)}, {}, count=4)
-        made.append(not bool(tally.found_inf))
-    assert made == [True, False, True]
+        applied.append(not bool(tally.found_inf))
+    assert applied == [True, False, True]
     report = tally.report()
     assert (report.skipped, report.tokens, report.sums) == (1, 8, {"nll": 3.0})

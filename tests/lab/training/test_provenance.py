@@ -34,19 +34,19 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, train: Train
 
 
 def test_sessions_with_other_code_are_recorded(
-    tmp_path: Path, train: Train, heard: Any, signal_in_step: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, train: Train, display: Any, signal_in_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = experiments.capture()
-    monkeypatch.setattr(experiments, "capture", lambda: now | {"source_sha256": "of other code"})
+    environment_now = experiments.capture()
+    monkeypatch.setattr(experiments, "capture", lambda: environment_now | {"source_sha256": "of other code"})
     signal_in_step(2)
     with pytest.raises(Stopped):
         train(tmp_path / "run")
-    monkeypatch.setattr(experiments, "capture", lambda: dict(now))
+    monkeypatch.setattr(experiments, "capture", lambda: dict(environment_now))
     train(tmp_path / "run")
     environment = RunFolder.open(tmp_path / "run").environment or {}
-    assert environment["source_sha256"] == now["source_sha256"]
+    assert environment["source_sha256"] == environment_now["source_sha256"]
     assert [session["source_sha256"] for session in environment["earlier"]] == ["of other code"]
-    assert any("begun with another environment (source_sha256)" in line for line in heard.lines)
+    assert any("begun with another environment (source_sha256)" in line for line in display.lines)
 
 
 def test_reason_a_session_ends_is_logged(tmp_path: Path, train: Train, signal_in_step: Any) -> None:

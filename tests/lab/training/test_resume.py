@@ -36,7 +36,7 @@ def test_runs_depend_only_on_the_seed(tmp_path: Path, train: Any, outcome: Outco
     assert all(other["weights"][step] != unbroken["weights"][step] for step in other["weights"])
 
 
-def test_dropout_is_on(tmp_path: Path, train: Any, outcome: Outcome, unbroken: dict[str, Any]) -> None:
+def test_dropout_changes_the_metrics(tmp_path: Path, train: Any, outcome: Outcome, unbroken: dict[str, Any]) -> None:
     train(tmp_path / "dry", "encoder.dropout=0.0")
     assert outcome(tmp_path / "dry")["metrics"] != unbroken["metrics"]
 
@@ -79,7 +79,7 @@ def test_run_stopped_after_every_step_resumes_bit_for_bit(
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(("log_every", "save_every"), [(4, 100), (100, 4), (5, 3)])
-def test_stops_and_kills_between_two_reports(
+def test_runs_stopped_or_killed_between_reports_resume_bit_for_bit(
     tmp_path: Path,
     train: Any,
     outcome: Outcome,
@@ -111,19 +111,19 @@ def kill_before(number: int) -> Callable[[Trainer, Any], bool]:
     """Return a training step that raises KeyboardInterrupt, without saving, before step `number`."""
     step = Trainer._step
 
-    def until(self: Trainer, stop: Any) -> bool:
+    def step_or_interrupt(self: Trainer, stop: Any) -> bool:
         if self.state.progress.step + 1 == number:
             raise KeyboardInterrupt
         return step(self, stop)
 
-    return until
+    return step_or_interrupt
 
 
-def test_finished_run_is_not_changed(tmp_path: Path, train: Any, heard: Any) -> None:
+def test_finished_run_is_not_changed(tmp_path: Path, train: Any, display: Any) -> None:
     first = train(tmp_path / "run")
     before = contents(tmp_path / "run")
     assert train(tmp_path / "run") == first
-    assert "done already" in heard.lines[-1]
+    assert "done already" in display.lines[-1]
     assert contents(tmp_path / "run") == before
 
 
@@ -134,7 +134,7 @@ def test_training_falls_back_from_a_damaged_checkpoint(
     outcome: Outcome,
     unbroken: dict[str, Any],
     signal_in_step: Callable[[int], None],
-    heard: Any,
+    display: Any,
     name: str,
 ) -> None:
     out = tmp_path / "damaged"
@@ -145,13 +145,13 @@ def test_training_falls_back_from_a_damaged_checkpoint(
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    heard.lines.clear()
+    display.lines.clear()
     train(out)
-    assert any(str(newest) in line and "using step_0000000" in line for line in heard.lines)
+    assert any(str(newest) in line and "using step_0000000" in line for line in display.lines)
     assert {**outcome(out), "weights": None} == {**unbroken, "weights": None}
 
 
-def test_the_best_checkpoint_damaged_at_the_end_of_an_epoch(
+def test_damaged_best_checkpoint_is_computed_again(
     tmp_path: Path, train: Any, outcome: Outcome, unbroken: dict[str, Any], signal_in_step: Callable[[int], None]
 ) -> None:
     out = tmp_path / "damaged"
@@ -191,7 +191,7 @@ def test_changed_settings_are_rejected_with_the_difference(
     assert contents(out) == before
 
 
-def test_one_trainer_at_a_time(tmp_path: Path, train: Any) -> None:
+def test_two_trainers_cannot_share_a_folder(tmp_path: Path, train: Any) -> None:
     config: dict[str, Any] = {}
     with (
         RunFolder.open_for_training(tmp_path / "run", config),

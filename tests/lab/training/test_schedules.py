@@ -24,11 +24,11 @@ def test_press_halves_the_rate_after_five_epochs() -> None:
     assert rates == [1, 1, 1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
 
 
-def test_decay_from_the_first_epoch_on() -> None:
+def test_decay_without_hold_starts_in_the_first_epoch() -> None:
     assert [Decay(0, 0.8).factor(epoch, 0) for epoch in (1, 2, 3)] == pytest.approx([0.8, 0.64, 0.512])
 
 
-def test_constant_schedule() -> None:
+def test_constant_schedule_never_changes() -> None:
     assert {Constant().factor(epoch, 7 * epoch) for epoch in range(1, 100)} == {1.0}
 
 
@@ -55,17 +55,17 @@ FOURTH = THIRD + 72_000
         (FOURTH + 72_000, 0.75**3 * (1 + 1e-5) / 2),
     ],
 )
-def test_the_cycles_of_wikitext(step: int, factor: float) -> None:
+def test_cosine_cycles_agree_with_baevski_and_auli(step: int, factor: float) -> None:
     assert WIKITEXT.factor(1, step) == pytest.approx(factor, rel=1e-12)
 
 
-def test_cosine_cycles_end_at_their_minimum_and_training_with_a_cycle() -> None:
+def test_cosine_cycles_end_at_their_minimum() -> None:
     for i, last in enumerate((SECOND - 1, THIRD - 1, FOURTH - 1, 286_000 - 1)):
         assert WIKITEXT.factor(1, last) == pytest.approx(1e-5 * 0.75**i, rel=1e-2)
         assert WIKITEXT.factor(1, last) < WIKITEXT.factor(1, last - 1)
 
 
-def test_the_single_cycle_of_the_published_recipe() -> None:
+def test_single_cosine_cycle_agrees_with_its_formula() -> None:
     schedule = Cosine(270_000, warmup=16_000, warmup_from=1e-7, least=1e-4)
     for step in (16_000, 100_000, 200_000, 285_999):
         expected = 1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * (step - 16_000) / 270_000)) / 2
@@ -83,18 +83,18 @@ def torch_rates(make: Callable[[Any], LRScheduler], steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("growth", [1, 2, 3])
-def test_cosine_is_torchs_warm_restarts(growth: int) -> None:
-    theirs = torch_rates(
+def test_cosine_agrees_with_torch_warm_restarts(growth: int) -> None:
+    expected = torch_rates(
         lambda optimiser: CosineAnnealingWarmRestarts(optimiser, T_0=7, T_mult=growth, eta_min=0.125), 100
     )
-    ours = Cosine(7, growth=float(growth), least=0.125)
-    assert [ours.factor(1, step) for step in range(100)] == pytest.approx(theirs, rel=1e-12)
+    schedule = Cosine(7, growth=float(growth), least=0.125)
+    assert [schedule.factor(1, step) for step in range(100)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_cycle_agrees_with_torch_annealing() -> None:
-    theirs = torch_rates(lambda optimiser: CosineAnnealingLR(optimiser, T_max=50, eta_min=0.01), 50)
-    ours = Cosine(50, least=0.01)
-    assert [ours.factor(1, step) for step in range(50)] == pytest.approx(theirs, rel=1e-9)
+    expected = torch_rates(lambda optimiser: CosineAnnealingLR(optimiser, T_max=50, eta_min=0.01), 50)
+    schedule = Cosine(50, least=0.01)
+    assert [schedule.factor(1, step) for step in range(50)] == pytest.approx(expected, rel=1e-9)
 
 
 def test_cycles_with_fractional_growth_start_at_their_peak() -> None:
@@ -105,7 +105,7 @@ def test_cycles_with_fractional_growth_start_at_their_peak() -> None:
         assert schedule.factor(1, first - 1) < 1e-3 * 0.5**cycle
 
 
-def test_the_inverse_square_root() -> None:
+def test_inverse_sqrt_agrees_with_its_formula() -> None:
     schedule = InverseSqrt(4_000)
     steps = (0, 1_000, 4_000, 16_000, 400_000)
     assert [schedule.factor(1, step) for step in steps] == pytest.approx([0.0, 0.25, 1.0, 0.5, 0.1])
@@ -132,13 +132,13 @@ def test_inverse_sqrt_without_warmup_is_rejected() -> None:
         InverseSqrt(0)
 
 
-def test_the_rate_of_every_epoch_is_in_the_metrics(tmp_path: Path, train: Any, metrics: Any) -> None:
+def test_metrics_have_the_learning_rate_of_every_epoch(tmp_path: Path, train: Any, metrics: Any) -> None:
     train(tmp_path / "run", "training.epochs=3", "training.optimiser.learning_rate=0.5")
     lines = [line for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert {(line["epoch"], line["learning_rate"]) for line in lines} == {(1, 0.5), (2, 0.25), (3, 0.125)}
 
 
-def test_the_rate_of_the_last_update_is_in_the_metrics(tmp_path: Path, train: Any, metrics: Any) -> None:
+def test_metrics_have_the_learning_rate_of_the_last_update(tmp_path: Path, train: Any, metrics: Any) -> None:
     schedule = "training.schedule={kind = 'cosine', period = 8, warmup = 4}"
     train(tmp_path / "run", schedule, "training.log_every=3", "training.optimiser.learning_rate=0.5")
     expected = Cosine(8, warmup=4)

@@ -79,19 +79,19 @@ with StopRequest() as stop:
 
 
 @pytest.mark.parametrize("moment", ["print", "update"])
-def test_stop_before_training_or_while_scoring(
-    tmp_path: Path, train: Any, heard: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+def test_run_stopped_before_training_or_while_scoring_resumes(
+    tmp_path: Path, train: Any, display: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """There is nothing to save before the first step, nor while the best weights are scored."""
-    original = getattr(heard, moment)
+    original = getattr(display, moment)
 
     def interrupt(text: str) -> None:
         original(text)
         if moment == "print" or "scoring" in text:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(heard, moment, interrupt)
-    with pytest.raises(Stopped, match="stopped; the same command goes on"):
+    monkeypatch.setattr(display, moment, interrupt)
+    with pytest.raises(Stopped, match="stopped; the same command"):
         train(tmp_path / "run")
     monkeypatch.undo()
     assert train(tmp_path / "run")["training"]["steps"] == 12
@@ -129,7 +129,7 @@ def test_table_forwards_the_signal_to_its_runs(
         RunFolder.open_for_training(run, RunFolder.open(run).config).close()  # no process trains there any more
 
 
-def test_table_stopped_while_its_runs_start(
+def test_table_stopped_while_its_runs_start_exits_with_code_75(
     tmp_path: Path, tiny_recipe: Callable[..., Path], command: Command, start: Start
 ) -> None:
     """The run does not handle signals yet and dies, but the table reports the requested stop."""

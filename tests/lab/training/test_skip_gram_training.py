@@ -34,8 +34,10 @@ Outcome = tuple[Progress, dict[str, torch.Tensor], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def ids() -> NDArray[np.int32]:
     """A text with two groups of ten words that occur together. Every tenth word ends a line."""
-    draw = np.random.default_rng(0)
-    lines = [np.append(1 + 10 * draw.integers(2) + draw.integers(10, size=9), EOS) for _ in range(WORDS // 10)]
+    generator = np.random.default_rng(0)
+    lines = [
+        np.append(1 + 10 * generator.integers(2) + generator.integers(10, size=9), EOS) for _ in range(WORDS // 10)
+    ]
     return np.concatenate(lines).astype(np.int32)
 
 
@@ -60,9 +62,9 @@ def train(out: Path, ids: NDArray[np.int32], training: SkipGramTraining = TRAINI
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_metrics_and_checkpoints(tmp_path: Path, ids: NDArray[np.int32], tied: bool, heard: Any) -> None:
+def test_metrics_and_checkpoints_are_complete(tmp_path: Path, ids: NDArray[np.int32], tied: bool, display: Any) -> None:
     tracked: list[dict[str, Any]] = []
-    progress, weights, metrics = train(tmp_path, ids, tied=tied, display=heard, trackers=[tracked.append])
+    progress, weights, metrics = train(tmp_path, ids, tied=tied, display=display, trackers=[tracked.append])
     assert (progress.step, progress.epoch, progress.window, progress.tokens) == (2 * STEPS, 3, 0, 2 * WORDS)
     assert progress.seconds > 0
     assert [line["step"] for line in metrics] == list(range(1, 2 * STEPS + 1))
@@ -111,27 +113,27 @@ def signal_in_stretch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("at", [1, 3, STEPS, STEPS + 2])
-def test_stopped_and_resumed_is_never_stopped(
-    tmp_path: Path, ids: NDArray[np.int32], at: int, signal_in_stretch: Callable[[int], None], heard: Any
+def test_stopped_run_resumes_bit_for_bit(
+    tmp_path: Path, ids: NDArray[np.int32], at: int, signal_in_stretch: Callable[[int], None], display: Any
 ) -> None:
     _, whole, metrics = train(tmp_path / "whole", ids)
     signal_in_stretch(at)
     with pytest.raises(Stopped, match="saved; the same command resumes") as caught:
         train(tmp_path / "parts", ids)
     assert caught.value.exit_code == 75
-    progress, parts, continued = train(tmp_path / "parts", ids, display=heard)
+    progress, parts, continued = train(tmp_path / "parts", ids, display=display)
     assert progress.tokens == 2 * WORDS
     assert continued == metrics
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert "resumed at epoch" in heard.lines[0]
+    assert "resumed at epoch" in display.lines[0]
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+def test_finished_run_is_not_trained_again(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     first, weights, metrics = train(tmp_path, ids)
-    again, same, lines = train(tmp_path, ids)
-    assert again == first
-    assert lines == metrics
-    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    progress_again, weights_again, metrics_again = train(tmp_path, ids)
+    assert progress_again == first
+    assert metrics_again == metrics
+    assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -148,14 +150,14 @@ def test_nonfinite_table_stops_training(tmp_path: Path, ids: NDArray[np.int32], 
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_seeds_and_workers(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+def test_loss_depends_on_the_seed_and_hardly_on_the_workers(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     outcomes = {}
-    many = 16 * (os.cpu_count() or 1)
-    for seed, workers in ((5, 1), (6, 1), (5, 2), (5, many)):
+    many_workers = 16 * (os.cpu_count() or 1)
+    for seed, workers in ((5, 1), (6, 1), (5, 2), (5, many_workers)):
         training = TRAINING.model_copy(update={"seed": seed, "workers": workers})
         outcomes[seed, workers] = train(tmp_path / f"{seed}-{workers}", ids, training)[2][-1]["loss"]
     assert outcomes[5, 1] != outcomes[6, 1]
-    for workers in (2, many):
+    for workers in (2, many_workers):
         assert outcomes[5, workers] == pytest.approx(outcomes[5, 1], rel=0.1)
 
 
@@ -169,7 +171,7 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, ids: NDArray
         make_trainer(run, ids).train()
 
 
-def test_text_and_draws_must_fit_the_model(tmp_path: Path, ids: NDArray[np.int32]) -> None:
+def test_text_and_vocabulary_must_match_the_model(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     model = SETTINGS.build(VOCABULARY)
     with RunFolder.open_for_training(tmp_path, {}) as run:
 

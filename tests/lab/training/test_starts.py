@@ -64,25 +64,23 @@ def test_second_stage_starts_from_the_best_weights_of_the_first(
     recipe = load_recipe(name)
     with pytest.raises(SettingsError) as caught:
         train(recipe, "finetune")
-    assert str(caught.value) == (
-        f'row "finetune" starts from row "tied", which has no finished run in {tmp_path}/runs/tiny/tied/seed0. '
-        f"Train it: `reefknot train {name} --row tied`, or name one elsewhere with --start"
-    )
+    assert f"no finished run in {tmp_path}/runs/tiny/tied/seed0" in str(caught.value)
+    assert f"`reefknot train {name} --row tied`" in str(caught.value)
     assert not Path("runs/tiny/finetune").exists()
 
     assert train(recipe, "tied")["start"] is None
     first = RunFolder.open(Path("runs/tiny/tied/seed0"))
-    begun: list[dict[str, torch.Tensor]] = []
+    first_weights: list[dict[str, torch.Tensor]] = []
     make = sequence_model.Trainer
 
-    def watched(model: Any, *args: Any, **options: Any) -> Any:
-        begun.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    def record_weights(model: Any, *args: Any, **options: Any) -> Any:
+        first_weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return make(model, *args, **options)
 
-    monkeypatch.setattr(sequence_model, "Trainer", watched)
+    monkeypatch.setattr(sequence_model, "Trainer", record_weights)
     result = train(load_recipe(name, row="finetune"), "finetune")
     best = first.best_weights()
-    assert all(torch.equal(best[name], begun[0][name]) for name in best)
+    assert all(torch.equal(best[name], first_weights[0][name]) for name in best)
     second = RunFolder.open(Path("runs/tiny/finetune/seed0"))
     assert second.config["start"].keys() == {"config_hash", "weights_sha256"}
     assert second.config["start"]["config_hash"] == config_hash(first.config)
@@ -92,8 +90,8 @@ def test_second_stage_starts_from_the_best_weights_of_the_first(
 
 def test_error_names_the_complete_command_to_run_first(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged(), ["training.seed=3", "corpus.tokens=500", "training.start.row=tied"], "finetune")
-    said = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/tied`, or"
-    with pytest.raises(SettingsError, match=said):
+    command = r"--row tied corpus\.tokens=500 training\.seed=3 --data texts --out \S+/tied`, or"
+    with pytest.raises(SettingsError, match=command):
         find_start(recipe, recipe.row("finetune"), 3, None, tmp_path / "run", Path("texts"))
     with pytest.raises(SettingsError, match=f"training.seed=3 --out {tmp_path}/tied`, or"):
         train(recipe, "finetune", tmp_path / "run")
@@ -102,30 +100,32 @@ def test_error_names_the_complete_command_to_run_first(tmp_path: Path, staged: C
 def test_missing_explicit_start_is_reported(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     named = tmp_path / "nope"
-    wants = f'--start {named}: row "finetune" starts from row "tied", and this folder'
-    advice = f"Name the folder of one, or train it there: `reefknot train {recipe.asked} --row tied --out {named}`"
+    advice = f"`reefknot train {recipe.asked} --row tied --out {named}`"
 
     def error() -> str:
         with pytest.raises(SettingsError) as caught:
             train(recipe, "finetune", tmp_path / "run", start=named)
+        assert f"--start {named}:" in str(caught.value)
         return str(caught.value)
 
-    assert error() == f"{wants} is not there. {advice}"
+    assert "is not there" in (message := error())
+    assert advice in message
     named.mkdir()
-    assert error() == f"{wants} holds no finished run of that row (it has no result.json). {advice}"
+    assert "no result.json" in (message := error())
+    assert advice in message
     train(recipe, "tied", named / "seed0")
-    assert error() == f"{wants} holds runs but is none; name one of them, such as {named / 'seed0'}"
+    assert f"such as {named / 'seed0'}" in error()
     assert not (tmp_path / "run").exists()
 
 
-def test_first_stage_is_searched_next_to_the_second(
+def test_first_stage_is_found_next_to_the_second(
     tmp_path: Path, staged: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe(staged())
     row = recipe.row("finetune")
-    places = {"a/tied": "a/second", "b/tied/seed0": "b/finetune/seed0", "runs/tiny/tied/seed0": "elsewhere/run"}
-    for first, out in places.items():
+    folders = {"a/tied": "a/second", "b/tied/seed0": "b/finetune/seed0", "runs/tiny/tied/seed0": "elsewhere/run"}
+    for first, out in folders.items():
         train(recipe, "tied", Path(first))
         assert find_start(recipe, row, 0, None, Path(out)) == Path(first)
     train(recipe, "untied", Path("c/tied"))  # the name of a folder is not enough
@@ -182,10 +182,10 @@ def test_start_must_be_requested_and_match_the_model(
         train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
     with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* a different model: \S+ do not match"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
-    other = made_text(120)
-    path = other / "train.txt"
+    changed_text = made_text(120)
+    path = changed_text / "train.txt"
     path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
-    train(load_recipe(recipe.asked, [f"corpus.name={other}"]), "tied", tmp_path / "words")
+    train(load_recipe(recipe.asked, [f"corpus.name={changed_text}"]), "tied", tmp_path / "words")
     with pytest.raises(DataError, match=r"words has another vocabulary"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
     assert not (tmp_path / "run").exists()
@@ -224,7 +224,7 @@ def test_circular_starts_are_rejected(staged: Callable[..., str]) -> None:
     assert load_recipe(staged(), ["encoder.dropout=0.1"]).rows[2].name == "finetune"
 
 
-def test_folder_of_a_start(staged: Callable[..., str]) -> None:
+def test_folder_of_a_start_has_the_row_and_the_seed(staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     rows = {row.name: row for row in recipe.rows}
     assert start_folder(recipe, rows["finetune"], 2) == default_folder(recipe, rows["tied"], 2)
@@ -260,10 +260,10 @@ def test_job_runs_after_the_job_it_starts_from(at_once: int) -> None:
 
 
 def test_job_is_not_run_if_its_start_fails() -> None:
-    ran = []
+    jobs_run = []
 
     def submit(job: Job) -> Future[int]:
-        ran.append(job.row)
+        jobs_run.append(job.row)
         ended: Future[int] = Future()
         ended.set_result(4 if job.row == "first" else 0)
         return ended
@@ -271,7 +271,7 @@ def test_job_is_not_run_if_its_start_fails() -> None:
     jobs = [make_job("third", "second"), make_job("second", "first"), make_job("first"), make_job("alone")]
     codes = _run_in_order(jobs, submit)
     assert codes == [4, 4, 4, 0]
-    assert ran == ["first", "alone"]
+    assert jobs_run == ["first", "alone"]
     with pytest.raises(
         JobFailed, match=r"^these runs failed: first; these start with .* not run: third, second$"
     ) as caught:

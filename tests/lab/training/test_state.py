@@ -59,7 +59,7 @@ def used_state() -> TrainState:
     return state
 
 
-def through_disk(folder: Path, state: TrainState, world: World) -> tuple[Any, Any, Any]:
+def save_and_load(folder: Path, state: TrainState, world: World) -> tuple[Any, Any, Any]:
     model, tensors, values = state.capture(world)
     checkpoint = Checkpoints(folder).load(Checkpoints(folder).save(1, model, tensors, values, fingerprint="f"))
     return checkpoint.model, checkpoint.state, checkpoint.values
@@ -86,13 +86,13 @@ def test_every_field_of_progress_is_restored(tmp_path: Path, field: str) -> None
     setattr(state.progress, field, 0.125 if default is None or isinstance(default, float) else 17)
     assert getattr(state.progress, field) != default
     restored = new_state()
-    restored.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    restored.restore(*save_and_load(tmp_path, state, World()), World(), 0)
     assert asdict(restored.progress) == asdict(state.progress)
 
 
 def test_every_part_of_the_state_is_restored(tmp_path: Path) -> None:
     state, restored = used_state(), new_state()
-    saved = through_disk(tmp_path, state, World())
+    saved = save_and_load(tmp_path, state, World())
     after = torch.rand(3)
     torch.manual_seed(99)
     restored.restore(*saved, World(), 0)
@@ -111,9 +111,9 @@ def test_every_part_of_the_state_is_restored(tmp_path: Path) -> None:
     )
 
 
-def test_the_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
+def test_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
     state = used_state()
-    model, _, _ = through_disk(tmp_path, state, World())
+    model, _, _ = save_and_load(tmp_path, state, World())
     assert state.averages is not None
     assert torch.equal(model["first.weight"], state.averages.means["first.weight"])
     assert not torch.equal(model["first.weight"], weights(state.parallel.model)["first.weight"])
@@ -124,7 +124,7 @@ def test_restoring_fills_the_learning_rate_tensor_in_place(tmp_path: Path) -> No
     state, restored = used_state(), new_state()
     state.optimiser.param_groups[0]["lr"] = torch.tensor(0.125)
     rate = restored.optimiser.param_groups[0]["lr"] = torch.tensor(0.5)
-    restored.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    restored.restore(*save_and_load(tmp_path, state, World()), World(), 0)
     assert restored.optimiser.param_groups[0]["lr"] is rate
     assert rate.item() == 0.125
 
@@ -133,7 +133,7 @@ def test_restored_optimiser_keeps_the_options_of_its_device(tmp_path: Path) -> N
     """A state saved on a GPU has `capturable` optimisers, which torch rejects on a CPU."""
     state, restored = used_state(), new_state()
     state.optimiser.param_groups[0] |= {"capturable": True, "fused": True}
-    restored.restore(*through_disk(tmp_path, state, World()), World(), 0)
+    restored.restore(*save_and_load(tmp_path, state, World()), World(), 0)
     assert not restored.optimiser.param_groups[0]["capturable"]
     assert not restored.optimiser.param_groups[0]["fused"]
     cast(Model, restored.parallel.model).first(torch.rand(4, 3)).sum().backward()
@@ -141,7 +141,7 @@ def test_restored_optimiser_keeps_the_options_of_its_device(tmp_path: Path) -> N
 
 
 def test_checkpoint_with_a_missing_field_is_rejected(tmp_path: Path) -> None:
-    model, tensors, values = through_disk(tmp_path, used_state(), World())
+    model, tensors, values = save_and_load(tmp_path, used_state(), World())
     del values["progress"]["best_nll"]
     with pytest.raises(DataError, match="another version of Reefknot"):
         new_state().restore(model, tensors, values, World(), 0)
@@ -150,11 +150,11 @@ def test_checkpoint_with_a_missing_field_is_rejected(tmp_path: Path) -> None:
 def test_weights_hold_tied_tables_once_and_no_temporary_buffers(tmp_path: Path) -> None:
     model = Model()
     assert weights(model).keys() == {"first.weight", "first.bias", "scale"}
-    other = Model()
-    load_weights(other, weights(model))
-    assert other.second.weight is other.first.weight
-    assert torch.equal(other.second.weight, model.first.weight)
-    assert not torch.equal(other.scratch, model.scratch)
+    loaded = Model()
+    load_weights(loaded, weights(model))
+    assert loaded.second.weight is loaded.first.weight
+    assert torch.equal(loaded.second.weight, model.first.weight)
+    assert not torch.equal(loaded.scratch, model.scratch)
 
 
 def test_weights_of_a_different_model_are_rejected() -> None:
@@ -168,7 +168,7 @@ def test_weights_of_a_different_model_are_rejected() -> None:
 
 def test_streams_are_redistributed_over_processes(tmp_path: Path) -> None:
     state = used_state()
-    saved = through_disk(tmp_path, state, World())
+    saved = save_and_load(tmp_path, state, World())
     for rank in range(2):
         restored = new_state(streams=1)
         restored.restore(*saved, World(rank=rank, size=2), 0)

@@ -55,7 +55,7 @@ def test_reason_to_stop_names_the_rule() -> None:
 
 
 def test_run_that_stops_early_is_finished(
-    tmp_path: Path, train: Any, metrics: Any, heard: Any, signal_in_step: Callable[[int], None]
+    tmp_path: Path, train: Any, metrics: Any, display: Any, signal_in_step: Callable[[int], None]
 ) -> None:
     wild = ("training.epochs=40", "training.optimiser.learning_rate=8.0", PATIENCE)
     result = train(tmp_path / "run", *wild)
@@ -65,7 +65,7 @@ def test_run_that_stops_early_is_finished(
     assert all(later < earlier for earlier, later in pairwise(valid[:-1]))
     reason = f"stopped after epoch {len(valid)} by patience: no new best in 1 validations"
     assert result["training"]["stopped"] == reason
-    assert any(reason in line for line in heard.lines)
+    assert any(reason in line for line in display.lines)
     assert train(tmp_path / "run", *wild) == result
     # A run that was stopped between the last checkpoint and the result does not train further.
     signal_in_step(result["training"]["steps"])

@@ -46,7 +46,7 @@ def due_updates(table: Timetable) -> dict[str, list[int]]:
     return updates
 
 
-def test_timetable_in_epochs() -> None:
+def test_events_are_due_at_epochs_and_intervals() -> None:
     assert due_updates(timetable(epochs=2)) == {
         "epoch_ends": [5, 10],
         "end": [10],
@@ -56,7 +56,7 @@ def test_timetable_in_epochs() -> None:
     }
 
 
-def test_updates_end_in_the_middle_of_an_epoch() -> None:
+def test_training_in_updates_may_end_in_mid_epoch() -> None:
     assert due_updates(timetable(updates=7)) == {
         "epoch_ends": [5],
         "end": [7],
@@ -67,7 +67,7 @@ def test_updates_end_in_the_middle_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"updates": 10}])
-def test_validations_between_epochs(length: dict[str, int]) -> None:
+def test_validations_may_be_due_between_epochs(length: dict[str, int]) -> None:
     updates = due_updates(timetable(validate_every=4, **length))
     assert updates["validation"] == [4, 8, 10]
     assert updates["checkpoint"] == [3, 4, 6, 8, 9, 10]
@@ -78,7 +78,7 @@ def test_early_stop_finishes_training() -> None:
     assert timetable(updates=7).finished(Progress(step=6, stopped="enough"))
 
 
-def test_position_and_share_of_training() -> None:
+def test_position_and_share_count_epochs_or_updates() -> None:
     progress = Progress(step=1007, epoch=2, window=2)
     assert timetable(epochs=40).position_of_total(progress) == "epoch 2/40"
     assert timetable(updates=286_000).position_of_total(progress) == "update 1,007/286,000"

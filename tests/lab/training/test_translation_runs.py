@@ -70,9 +70,9 @@ def sentences() -> list[tuple[str, str]]:
     pairs = []
     for number, (article, noun) in enumerate((a, n) for a in ARTICLES for n in NOUNS):
         for verb, german in VERBS.items():
-            other = NOUNS[(number + 2) % 5]
-            source = f"{article} {noun} {verb} {other}"
-            pairs.append((source, f"{GERMAN[article]} {GERMAN[noun]} {GERMAN[other]} {german}"))
+            object_noun = NOUNS[(number + 2) % 5]
+            source = f"{article} {noun} {verb} {object_noun}"
+            pairs.append((source, f"{GERMAN[article]} {GERMAN[noun]} {GERMAN[object_noun]} {german}"))
     return pairs
 
 
@@ -91,10 +91,10 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def train(recipe: Path, heard: Any) -> Callable[..., Any]:
+def train(recipe: Path, display: Any) -> Callable[..., Any]:
     def run(out: Path, row: str, *overrides: str, device: str = "cpu") -> Any:
         loaded, world = load_recipe(str(recipe), overrides, row), World(device=torch.device(device))
-        result = experiments.train(loaded, loaded.row(row), out, world=world, display=heard)
+        result = experiments.train(loaded, loaded.row(row), out, world=world, display=display)
         return result and result.record()
 
     return run
@@ -121,7 +121,7 @@ def stop_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize(("row", "epochs"), [("transformer", 20), ("gru", 30)])
-def test_fifty_pairs_are_learned_by_heart(tmp_path: Path, train: Callable[..., Any], row: str, epochs: int) -> None:
+def test_fifty_pairs_are_learned_exactly(tmp_path: Path, train: Callable[..., Any], row: str, epochs: int) -> None:
     fast = (
         "encoder.dropout=0.0",
         "output.smoothing=0.0",
@@ -139,18 +139,18 @@ def test_fifty_pairs_are_learned_by_heart(tmp_path: Path, train: Callable[..., A
     assert expected.score == pytest.approx(result["translation"]["test"]["bleu"])
 
 
-@pytest.mark.parametrize(("cut", "per"), [((), ""), (("vocabulary.bpe.merges=5",), " per piece")])
-def test_perplexities_of_sub_words_are_marked(
-    tmp_path: Path, train: Callable[..., Any], heard: Any, cut: tuple[str, ...], per: str
+@pytest.mark.parametrize(("vocabulary", "unit"), [((), ""), (("vocabulary.bpe.merges=5",), " per piece")])
+def test_perplexity_per_sub_word_is_marked(
+    tmp_path: Path, train: Callable[..., Any], display: Any, vocabulary: tuple[str, ...], unit: str
 ) -> None:
-    train(tmp_path / "run", "transformer", "training.epochs=1", *cut)
-    (validated,) = (line for line in heard.lines if "valid perplexity" in line)
-    assert re.fullmatch(rf"transformer  epoch 1/1  valid perplexity [\d.]+{per}  \(best\)", validated)
-    assert ("test perplexity" in heard.lines[-1], " per word" in heard.lines[-1]) == (True, bool(per))
+    train(tmp_path / "run", "transformer", "training.epochs=1", *vocabulary)
+    (validated,) = (line for line in display.lines if "valid perplexity" in line)
+    assert re.fullmatch(rf"transformer  epoch 1/1  valid perplexity [\d.]+{unit}  \(best\)", validated)
+    assert ("test perplexity" in display.lines[-1], " per word" in display.lines[-1]) == (True, bool(unit))
 
 
 @pytest.mark.parametrize("row", ["transformer", "gru", "separate"])
-def test_a_stop_in_the_middle_of_an_epoch(
+def test_run_stopped_in_mid_epoch_resumes_bit_for_bit(
     tmp_path: Path, train: Callable[..., Any], stop_in_step: Callable[[int], None], row: str
 ) -> None:
     averaged = ("evaluation.average=2",)
@@ -169,24 +169,21 @@ def test_a_stop_in_the_middle_of_an_epoch(
 
 
 @pytest.mark.parametrize(
-    ("every", "number"), [((), 2), (("training.save_every=1000", "training.validate_every=1000"), 1)]
+    ("intervals", "number"), [((), 2), (("training.save_every=1000", "training.validate_every=1000"), 1)]
 )
 def test_averaging_fewer_checkpoints_than_requested_is_reported(
-    tmp_path: Path, train: Callable[..., Any], heard: Any, every: tuple[str, ...], number: int
+    tmp_path: Path, train: Callable[..., Any], display: Any, intervals: tuple[str, ...], number: int
 ) -> None:
     """If validations are counted in updates, epochs do not end with a validation and a checkpoint."""
-    result = train(tmp_path / "run", "transformer", "evaluation.average=2", *every)
+    result = train(tmp_path / "run", "transformer", "evaluation.average=2", *intervals)
     assert len(result["averaged"]) == number
-    reports = [line for line in heard.lines if "evaluation.average" in line]
-    assert reports == [
-        "transformer  evaluation.average = 2, but training has left 1 checkpoint: the mean is of 1; a smaller "
-        "training.save_every or training.validate_every leaves more"
-    ] * (number < 2)
+    reports = [line for line in display.lines if "evaluation.average" in line]
+    assert ["but training has left 1 checkpoint" in report for report in reports] == [True] * (number < 2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("row", ["transformer", "gru"])
-def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -> None:
+def test_captured_run_equals_eager_run(tmp_path: Path, train: Callable[..., Any], row: str) -> None:
     """Sentences of any length have few shapes, and replayed updates equal eager updates bit for bit."""
     weights = []
     for capture in ("true", "false"):
@@ -196,7 +193,7 @@ def test_captured_and_not(tmp_path: Path, train: Callable[..., Any], row: str) -
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
 
 
-def test_ties_are_there_when_a_run_is_opened(tmp_path: Path, train: Callable[..., Any]) -> None:
+def test_opened_run_keeps_its_ties(tmp_path: Path, train: Callable[..., Any]) -> None:
     train(tmp_path / "joint", "transformer", "training.epochs=1")
     train(tmp_path / "separate", "separate", "training.epochs=1")
     joint, separate = (open_run(tmp_path / name) for name in ("joint", "separate"))
@@ -240,11 +237,11 @@ def test_run_with_joint_bpe_opens_with_the_vocabulary_of_each_side(tmp_path: Pat
         ("transformer", "evaluation.train=true", "translation scores pair by pair"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_rejected(recipe: Path, row: str, override: str, message: str) -> None:
+def test_contradictory_settings_are_rejected(recipe: Path, row: str, override: str, message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         load_recipe(str(recipe), [override], row)
 
 
-def test_a_language_model_has_no_search(tmp_path: Path) -> None:
+def test_search_settings_of_a_language_model_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"evaluation\.search: is for translation"):
         load_recipe("demo", ["evaluation.search={beam = 3}"], "tied")

@@ -57,7 +57,7 @@ def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
     return run
 
 
-def unrolled(layer: Any, x_BTD: Tensor) -> Tensor:
+def lstm_by_equations(layer: Any, x_BTD: Tensor) -> Tensor:
     """Compute an LSTM layer by its equations, with one bias per gate."""
     h_BD = c_BD = torch.zeros_like(x_BTD[:, 0])
     states = []
@@ -73,7 +73,7 @@ def unrolled(layer: Any, x_BTD: Tensor) -> Tensor:
 def hidden_states(model: Any, x_BT: Tensor) -> Tensor:
     h_BTD: Tensor = model.input.table.weight[x_BT]
     for layer in model.encoder.layers:
-        h_BTD = unrolled(layer, h_BTD)
+        h_BTD = lstm_by_equations(layer, h_BTD)
     return h_BTD
 
 
@@ -159,11 +159,11 @@ def test_learning_rate_depends_on_epoch_and_window(
     rates: list[float] = []
     step = SGD.step
 
-    def recorded(self: SGD) -> None:
+    def record_rate(self: SGD) -> None:
         rates.append(self.param_groups[0]["lr"])
         step(self)
 
-    monkeypatch.setattr(SGD, "step", recorded)
+    monkeypatch.setattr(SGD, "step", record_rate)
     with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
         model = build_model(experiment, VOCABULARY)
         Trainer(model, batches_of(settings, ids), lambda: 1.0, settings, folder).train()
@@ -180,12 +180,12 @@ def test_label_encoder_runs_once_for_all_micro_batches(update: Update, monkeypat
     calls = 0
     encode = Drill.encode
 
-    def counted(self: Drill, ids: Tensor | None = None) -> Tensor:
+    def count_and_encode(self: Drill, ids: Tensor | None = None) -> Tensor:
         nonlocal calls
         calls += 1
         return encode(self, ids)
 
-    monkeypatch.setattr(Drill, "encode", counted)
+    monkeypatch.setattr(Drill, "encode", count_and_encode)
     drill = "output={kind='softmax', classifier={kind='drill', table='words', depth=2, dropout=0.5}}"
     before, after, _ = update(drill, f"training.accumulate={BATCH}")
     assert calls == 1
@@ -225,7 +225,9 @@ def test_tied_table_is_initialised_once(update: Update) -> None:
     initialise(model, InitialisationSettings(uniform=0.2))
     torch.manual_seed(5)
     drawn = [torch.empty_like(parameter).uniform_(-0.2, 0.2) for parameter in model.parameters()]
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), drawn, strict=True))
+    assert all(
+        torch.equal(parameter_now, expected) for parameter_now, expected in zip(model.parameters(), drawn, strict=True)
+    )
     assert sum(parameter.shape == (VOCABULARY, 8) for parameter in model.parameters()) == 1
 
 
@@ -246,7 +248,7 @@ ADAPTIVE = (
         (("output={kind='augmented', table='words', gamma = 0.5, classifier={kind='plain', table='words'}}",), 1),
         (ADAPTIVE, 1),
     ],
-    ids=["random lengths", "pieces", "sentences", "augmented", "adaptive"],
+    ids=["random lengths", "micro-batches", "sentences", "augmented", "adaptive"],
 )
 def test_replayed_updates_equal_eager_updates(
     tiny_recipe: Callable[..., Path], recorded: list[RecordedGraph], overrides: tuple[str, ...], graphs: int

@@ -219,7 +219,7 @@ def test_sizes_and_rows_are_listed_without_training(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("figures", "message"),
     [
-        ("input = { SimLex-998 = 0.3 }", "rows.0.paper_similarity.input.SimLex-998: no such setting"),
+        ("input = { SimLex-998 = 0.3 }", "paper_similarity: unknown benchmark 'SimLex-998'"),
         ("input = { SimLex-999 = 30 }", "paper_similarity.input.SimLex-999: must be"),
         ("inptu = { SimLex-999 = 0.3 }", "paper_similarity.inptu: no such setting"),
     ],

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from reefknot.lab.config.settings import Settings
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.corpus import CorpusSettings
+from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.lab.training.display import Display
 from reefknot.lab.training.distributed import World, choose_device
@@ -177,7 +178,6 @@ class Task(ABC, Generic[E, D, M]):
     def __init__(self, experiment: E) -> None:
         self.experiment = experiment
 
-    @abstractmethod
     def open_data(
         self,
         data: Path | None = None,
@@ -188,11 +188,16 @@ class Task(ABC, Generic[E, D, M]):
     ) -> D:
         """Open the texts to train on and score with.
 
+        This opens a `Dataset`. A task with another type of data overrides it.
+
         Args:
             data: the folder of the corpora.
             corpus: where the corpus is now, if it has moved; the experiment's by default.
             words: the vocabulary of another program's model; by default it is counted in the training text.
         """
+        experiment = self.experiment
+        opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, say=say)
+        return cast(D, opened)
 
     @abstractmethod
     def build_model(self, words: Vocabulary | Sides | int) -> M:

@@ -18,12 +18,10 @@ from reefknot.lab.runs.result import Sample
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import SequenceExperiment, SequenceTask
 from reefknot.lab.text.batches import Batches, batches_of
-from reefknot.lab.text.corpus import CorpusSettings
-from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.storage.progress import Say, silent
 
 SAMPLE_TOKENS = 50
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
@@ -74,18 +72,6 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     Settings: ClassVar[type[LanguageModelExperiment]] = LanguageModelExperiment
     noun: ClassVar[str] = "a language model"
     verbs: ClassVar[str] = "`reefknot evaluate`, `generate` or `score`"
-
-    def open_data(
-        self,
-        data: Path | None = None,
-        *,
-        corpus: CorpusSettings | None = None,
-        words: Vocabulary | None = None,
-        say: Say = silent,
-    ) -> Dataset:
-        return open_dataset(
-            corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, words=words, say=say
-        )
 
     def _join(self, given: dict[str, Any], sides: Sides) -> LanguageModel:
         input_end = self._input_end(given, sides.target)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
@@ -21,14 +20,12 @@ from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
 from reefknot.lab.tasks.word_vectors import judged_words, named_vectors
-from reefknot.lab.text.corpus import CorpusSettings
-from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.lab.training.state import Progress
 from reefknot.nn.models.skip_gram import SkipGram
-from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -125,18 +122,6 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     noun: ClassVar[str] = "a run of skip-gram"
     scores_text: ClassVar[bool] = False
     verbs: ClassVar[str] = "`reefknot neighbors`, `similarity`, `analogy`, `export` or `report`"
-
-    def open_data(
-        self,
-        data: Path | None = None,
-        *,
-        corpus: CorpusSettings | None = None,
-        words: Vocabulary | None = None,
-        say: Say = silent,
-    ) -> Dataset:
-        return open_dataset(
-            corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, words=words, say=say
-        )
 
     def build_model(self, words: Vocabulary | Sides | int) -> SkipGram:
         target = words.target if isinstance(words, Sides) else words

@@ -33,6 +33,23 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
 
 
+class TrainingSection(Protocol):
+    """The settings that the section `training` has in every task."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def epochs(self) -> int | None: ...
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self: ...
+
+
+class EvaluationSection(Protocol):
+    """The settings that the section `evaluation` has in every task."""
+
+    @property
+    def similarity(self) -> bool: ...
+
+
 class Experiment(Settings):
     """Everything a run depends on. Each task has a subclass with the sections of its recipes."""
 
@@ -42,20 +59,27 @@ class Experiment(Settings):
     corpus: CorpusSettings
     vocabulary: VocabularySettings = VocabularySettings()
 
+    if TYPE_CHECKING:
+        # Every subclass declares these two sections as its last fields. They are not fields of this class, because
+        # pydantic would then put them before the sections of the model, here and in config.json.
+        @property
+        def training(self) -> TrainingSection: ...
+        @property
+        def evaluation(self) -> EvaluationSection: ...
+
     @property
     def seed(self) -> int:
         """The seed of every random number."""
-        raise NotImplementedError
+        return self.training.seed
 
     def with_seed(self, seed: int) -> Self:
         """Return the same experiment with another seed."""
-        training = self.training  # type: ignore[attr-defined]
-        return self.model_copy(update={"training": training.model_copy(update={"seed": seed})})
+        return self.model_copy(update={"training": self.training.model_copy(update={"seed": seed})})
 
     @property
     def epochs(self) -> int | None:
         """Passes over the training text; None if training ends after a number of updates."""
-        raise NotImplementedError
+        return self.training.epochs
 
     @property
     def start(self) -> str | None:
@@ -70,7 +94,7 @@ class Experiment(Settings):
     @property
     def judges_similarity(self) -> bool:
         """Whether the word vectors are compared with human judgements after training."""
-        raise NotImplementedError
+        return self.evaluation.similarity
 
     def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
         """SHA-256 of every file that a table starts from, by table name; the recorded hash if the file is gone."""

@@ -195,20 +195,8 @@ class SequenceExperiment(Experiment):
         return self
 
     @property
-    def seed(self) -> int:
-        return self.training.seed
-
-    @property
-    def epochs(self) -> int | None:
-        return self.training.epochs
-
-    @property
     def start(self) -> str | None:
         return self.training.start.row if self.training.start else None
-
-    @property
-    def judges_similarity(self) -> bool:
-        return self.evaluation.similarity
 
     def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
         return file_hashes(self.tables, recorded)

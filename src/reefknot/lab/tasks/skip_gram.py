@@ -94,20 +94,8 @@ class SkipGramExperiment(Experiment):
         return self
 
     @property
-    def seed(self) -> int:
-        return self.training.seed
-
-    @property
-    def epochs(self) -> int | None:
-        return self.training.epochs
-
-    @property
     def workers(self) -> int | None:
         return self.training.workers
-
-    @property
-    def judges_similarity(self) -> bool:
-        return self.evaluation.similarity
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,11 @@ def test_next_words_of_contexts(cli: Cli, runs: Runs) -> None:
 def test_runs_that_a_figure_cannot_speak_of(cli: Cli, runs: Runs, skip_gram: Path) -> None:
     outcome = cli("figure", "inan2017/table4", runs.tied, skip_gram, "--device", "cpu")
     assert outcome.code == 0, outcome.err
-    assert "left out, not language models: vectors (1 run)" in outcome.err
+    assert "left out, not a language model: vectors (1 run)" in outcome.err
     for name, run, said in (
-        ("inan2017/1", skip_gram, "it is about language models, and"),
-        ("press2017/table3", skip_gram, "it is about language models, and"),
-        ("press2017/table2", runs.tied, "it is about skip-grams, and"),
+        ("inan2017/1", skip_gram, "it shows a language model, but"),
+        ("press2017/table3", skip_gram, "it shows a language model, but"),
+        ("press2017/table2", runs.tied, "it shows a run of skip-gram, but"),
     ):
         outcome = cli("figure", name, run)
         assert outcome.code == 3

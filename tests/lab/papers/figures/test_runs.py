@@ -160,9 +160,13 @@ def test_runs_that_a_figure_cannot_speak_of_are_refused(write: Write) -> None:
     model = write("demo", "tied").folder
     translator = write("demo", "pairs", settings={"corpus": {"pairs": {"source": "en"}}}).folder
     for name, wrong, said in (
-        ("press2017/table3", vectors, f"it is about language models, and {vectors} is a skip-gram; name "),
-        ("press2017/table2", model, f"it is about skip-grams, and {model} is a language model; name "),
-        ("press2017/section3", translator, f"language models and skip-grams, and {translator} is a translator; name "),
+        ("press2017/table3", vectors, f"it shows a language model, but {vectors} is a run of skip-gram; name "),
+        ("press2017/table2", model, f"it shows a run of skip-gram, but {model} is a language model; name "),
+        (
+            "press2017/section3",
+            translator,
+            f"or a run of skip-gram, but {translator} is a translator; name ",
+        ),
     ):
         with pytest.raises(DataError, match=re.escape(said)):
             choose(open_figure(name), [wrong])
@@ -173,4 +177,4 @@ def test_a_skip_gram_among_language_models_is_left_out(write: Write, name: str) 
     named = [write("demo", "tied").folder, write("words", "untied", settings=SKIP_GRAM).folder]
     chosen = choose(open_figure(name), named)
     assert [run.folder for run in chosen.runs] == named[:1]
-    assert "left out, not language models: words (1 run)" in chosen.notes
+    assert "left out, not a language model: words (1 run)" in chosen.notes

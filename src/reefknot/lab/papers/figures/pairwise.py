@@ -18,6 +18,7 @@ from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.papers.figures.runs import refuse_mixtures
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
+from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -39,7 +40,7 @@ class PairwiseSimilarity(Figure):
     recipe = "press2017/table4"
     also = ("press2017/table3", "press2017/table2")
     stand_in = "press2017/enwiki-vectors"
-    kinds = ("language model", "skip-gram")
+    tasks = ("language_model", "skip_gram")
     needs = "weights"
     title = "Press & Wolf 2017, Table 4: rank correlation of pairwise similarities between tables"
     shows = (
@@ -90,10 +91,10 @@ class PairwiseSimilarity(Figure):
 
 
 def _model(result: Result) -> str:
-    settings = flatten(result.settings)
-    if result.task == "skip_gram":
+    """Return the name of a run's model in the paper."""
+    if not load_task(result.task).scores_text:
         return "word2vec"
-    return f"NNLM, {settings.get('encoder.hidden_dim')} units"
+    return f"NNLM, {flatten(result.settings).get('encoder.hidden_dim')} units"
 
 
 def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class SkipGramQuality(_Quality):
     name = "press2017/table2"
     recipe = "press2017/table2"
     stand_in = "press2017/enwiki-vectors"
-    kinds = ("skip-gram",)
+    tasks = ("skip_gram",)
     title = "Press & Wolf 2017, Table 2: word similarity by skip-gram's tables"
     shows = (
         "Spearman's correlation with people's judgements for the input, output and tied tables of skip-gram, trained "

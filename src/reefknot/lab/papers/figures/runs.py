@@ -14,6 +14,7 @@ from reefknot.lab.recipes.file import find_recipe, read_file
 from reefknot.lab.reports.results import Result, collect, differing, distinguishing
 from reefknot.lab.reports.rows import TableRow, group
 from reefknot.lab.reports.table import changed_settings
+from reefknot.lab.tasks import load_task
 
 RUNS = Path("runs")
 """The default folder of `reefknot train` and `reefknot table`."""
@@ -53,7 +54,7 @@ def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
     unfinished = [f"left out, not finished: {result.folder}" for result in results if not result.record]
     chosen, reason = among(figure, finished), "not of its rows"
     if chosen is None:
-        chosen, reason = _others(figure, finished, named), f"not {_plural(figure.kinds)}"
+        chosen, reason = _others(figure, finished, named), f"not {_nouns(figure.tasks)}"
     taken = {result.folder for result in chosen.runs}
     unused = Counter(result.recipe or str(result.folder) for result in finished if result.folder not in taken)
     counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
@@ -64,29 +65,22 @@ def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
 
 def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -> Chosen:
     """Choose given runs that are not of the figure's rows, but of a kind that it applies to."""
-    runs = [result for result in finished if named and _kind(result) in figure.kinds]
+    runs = [result for result in finished if named and result.task in figure.tasks]
     if not runs:
         if not named:
             what = f"no runs of it under {RUNS}/"
         elif not finished:
             what = "the runs that were named are not finished"
         else:
-            what = f"it is about {_plural(figure.kinds)}, and {finished[0].folder} is a {_kind(finished[0])}"
+            what = f"it shows {_nouns(figure.tasks)}, but {finished[0].folder} is {_nouns([finished[0].task])}"
         commands = "; ".join(map(_command, rows_of(figure)))
         raise DataError(f"{figure.name}: {what}; name run folders, or train them: {commands}")
     return Chosen(runs, [_standing_in(figure.recipes, runs)])
 
 
-_KINDS = {"skip_gram": "skip-gram", "translation": "translator", "language_model": "language model"}
-
-
-def _kind(result: Result) -> str:
-    """What was trained, in words."""
-    return _KINDS[result.task]
-
-
-def _plural(kinds: Sequence[str]) -> str:
-    return " and ".join(f"{kind}s" for kind in kinds)
+def _nouns(tasks: Sequence[str]) -> str:
+    """Return what runs of the tasks are called in messages: "a language model or a run of skip-gram"."""
+    return " or ".join(load_task(task).noun for task in tasks)
 
 
 def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:

@@ -22,6 +22,7 @@ from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
+from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.language_model import open_language_model
 from reefknot.lab.tasks.word_vectors import open_vectors
 
@@ -41,18 +42,17 @@ class UpdateRule(Figure):
         "a tied skip-gram that keeps vectors short: the score of a word with itself is the square of its norm."
     )
     stand_in = "press2017/enwiki-vectors"
-    kinds = ("language model", "skip-gram")
+    tasks = ("language_model", "skip_gram")
     needs = "weights"
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """Means over the seeds of each row."""
         models, norms = [], []
         for row, results in group(runs).items():
-            if results[0].task == "skip_gram":
-                found = over_runs([_norms(result, device) for result in results])
-                norms.append({"row": row, "tables": found})
-            else:
+            if load_task(results[0].task).scores_text:
                 models.append({"row": row, **over_runs([_rule(result, data, device) for result in results])})
+            else:
+                norms.append({"row": row, "tables": over_runs([_norms(result, device) for result in results])})
         if not norms and not any(_moved(sides) for model in models for sides in model["tables"].values()):
             raise DataError("no step changes a table of these runs, all of which are frozen; name runs that train one")
         return {"models": models, "norms": norms}

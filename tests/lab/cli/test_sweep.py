@@ -88,7 +88,7 @@ def test_what_cannot_be_trained_is_told_before_anything_is(
     assert 'combination "dropout=0.1, dim=9"' in found.err
     assert 'combinations "dropout=2, dim=8", "dropout=2, dim=9"' in found.err
     assert trained == []
-    assert "say which row with --row" in cli("sweep", recipe, "training.clip=1,2").err
+    assert "choose a row with --row" in cli("sweep", recipe, "training.clip=1,2").err
 
 
 def test_a_second_stage_is_swept_from_its_first(

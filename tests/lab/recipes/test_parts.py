@@ -25,7 +25,7 @@ PARTS = {
 @pytest.mark.parametrize(("part", "whole"), PARTS.items())
 def test_a_part_has_the_rows_of_the_whole(part: str, whole: str) -> None:
     one, other = load_recipe(part), load_recipe(whole)
-    assert (one.asked, one.name, one.paper) == (part, whole, other.paper)
+    assert (one.given_name, one.name, one.paper) == (part, whole, other.paper)
     assert one.title != other.title
     for row in one.rows:
         assert row == other.row(row.name)
@@ -39,7 +39,7 @@ def test_a_part_is_told_what_it_may_not_say(tmp_path: Path) -> None:
         (head.format("demo") + 'rows = ["zebra"]', 'demo has no row "zebra"; there are: "'),
         (head.format("demo") + "rows = []", "rows: "),
         (head.format("zebra") + 'rows = ["tied"]', "no recipe 'zebra'"),
-        (head.format("inan2017/figure2") + 'rows = ["VD-LSTM large"]', "is itself a part of another recipe"),
+        (head.format("inan2017/figure2") + 'rows = ["VD-LSTM large"]', "itself selects rows of another recipe"),
         (head.format("demo") + 'rows = ["tied"]\n[base.corpus]\nname = "ptb"', "base: "),
     ):
         path.write_text(text)

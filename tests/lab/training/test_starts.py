@@ -66,7 +66,7 @@ def test_second_stage_starts_from_the_best_weights_of_the_first(
         train(recipe, "finetune")
     assert str(caught.value) == (
         f'row "finetune" starts from row "tied", which has no finished run in {tmp_path}/runs/tiny/tied/seed0. '
-        f"Train it: `reefknot train {name} --row tied`, or name one elsewhere with --start"
+        f"Train it: `reefknot train {name} --row tied`, or pass the folder of a finished run with --start"
     )
     assert not Path("runs/tiny/finetune").exists()
 
@@ -102,19 +102,20 @@ def test_error_names_the_complete_command_to_run_first(tmp_path: Path, staged: C
 def test_missing_explicit_start_is_reported(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     named = tmp_path / "nope"
-    wants = f'--start {named}: row "finetune" starts from row "tied", and this folder'
-    advice = f"Name the folder of one, or train it there: `reefknot train {recipe.asked} --row tied --out {named}`"
+    wants = f'--start {named}: row "finetune" starts from row "tied", but this folder'
+    command = f"reefknot train {recipe.given_name} --row tied --out {named}"
+    advice = f"Pass the folder of a finished run, or train it there: `{command}`"
 
     def error() -> str:
         with pytest.raises(SettingsError) as caught:
             train(recipe, "finetune", tmp_path / "run", start=named)
         return str(caught.value)
 
-    assert error() == f"{wants} is not there. {advice}"
+    assert error() == f"{wants} does not exist. {advice}"
     named.mkdir()
-    assert error() == f"{wants} holds no finished run of that row (it has no result.json). {advice}"
+    assert error() == f"{wants} is not a finished run of that row (no result.json). {advice}"
     train(recipe, "tied", named / "seed0")
-    assert error() == f"{wants} holds runs but is none; name one of them, such as {named / 'seed0'}"
+    assert error() == f"{wants} contains several runs; pass one of them, such as {named / 'seed0'}"
     assert not (tmp_path / "run").exists()
 
 
@@ -136,7 +137,7 @@ def test_different_start_weights_are_rejected(tmp_path: Path, staged: Callable[.
     recipe = load_recipe(staged())
     for name in ("one", "twin"):
         train(recipe, "tied", tmp_path / name)
-    train(load_recipe(recipe.asked, ["training.seed=1"]), "tied", tmp_path / "other")
+    train(load_recipe(recipe.given_name, ["training.seed=1"]), "tied", tmp_path / "other")
     train(recipe, "finetune", tmp_path / "second", start=tmp_path / "one")
     again = train(recipe, "finetune", tmp_path / "second", start=tmp_path / "twin")
     assert again == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
@@ -163,13 +164,13 @@ def test_stage_with_checkpoints_does_not_need_its_start(
     first.rename(tmp_path / "away")
     assert train(recipe, "finetune", tmp_path / "whole", start=first) == result
     with pytest.raises(SettingsError, match=r"settings\.encoder\.dropout"):
-        train(load_recipe(recipe.asked, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
+        train(load_recipe(recipe.given_name, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
     train(recipe, "finetune", out, start=first)
     assert {**outcome(out), "weights": None} == {**outcome(tmp_path / "whole"), "weights": None}
     # A run that was stopped before its first checkpoint has only its settings.
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_bytes((out / "config.json").read_bytes())
-    with pytest.raises(ReefknotError, match="this folder is not there"):
+    with pytest.raises(ReefknotError, match="this folder does not exist"):
         train(recipe, "finetune", tmp_path / "bare", start=first)
 
 
@@ -178,14 +179,14 @@ def test_start_must_be_requested_and_match_the_model(
 ) -> None:
     recipe = load_recipe(staged())
     train(recipe, "untied", tmp_path / "untied")
-    with pytest.raises(SettingsError, match=r'"tied" begins with no other run; --start needs training\.start'):
+    with pytest.raises(SettingsError, match=r'"tied" does not start from a run; --start needs training\.start'):
         train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
     with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* a different model: \S+ do not match"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
     other = made_text(120)
     path = other / "train.txt"
     path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
-    train(load_recipe(recipe.asked, [f"corpus.name={other}"]), "tied", tmp_path / "words")
+    train(load_recipe(recipe.given_name, [f"corpus.name={other}"]), "tied", tmp_path / "words")
     with pytest.raises(DataError, match=r"words has another vocabulary"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
     assert not (tmp_path / "run").exists()
@@ -194,10 +195,13 @@ def test_start_must_be_requested_and_match_the_model(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("start = { row = 'tide' }", 'no row "tide" can be trained; there are: "tied", "untied", "finetune", "new"'),
-        ("start = { row = 'quoted' }", 'no row "quoted" can be trained'),
-        ("start = { row = 'new' }", 'no row can begin with its own weights: "new" <- "new"'),
-        ("start = { row = 'untied' }", 'row "untied" has another model: output.classifier.table.weight do not fit'),
+        ("start = { row = 'tide' }", 'no trained row is called "tide"; there are: "tied", "untied", "finetune", "new"'),
+        ("start = { row = 'quoted' }", 'no trained row is called "quoted"'),
+        ("start = { row = 'new' }", 'a row cannot start from its own weights: "new" <- "new"'),
+        (
+            "start = { row = 'untied' }",
+            '"untied" has another model; these parameters differ: output.classifier.table.weight',
+        ),
         ("start = {}", "training.start.row: must be set"),
     ],
 )

@@ -99,7 +99,7 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
             absent.setdefault(str(error), []).append(f'"{row.name}"')
             return None
 
-    opened = for_each_row(recipe.asked, recipe, open_text)
+    opened = for_each_row(recipe.given_name, recipe, open_text)
     told = [f"not run: {', '.join(rows)}: {why}" for why, rows in absent.items()]
     found = {row: dataset for row, dataset in opened.items() if dataset is not None}
     if not found:

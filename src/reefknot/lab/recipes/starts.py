@@ -49,9 +49,7 @@ def find_start(
     wanted = recipe.experiments[row.name].start
     if wanted is None:
         if folder is not None:
-            raise SettingsError(
-                f'row "{row.name}" does not start from another run; --start needs training.start.row=NAME'
-            )
+            raise SettingsError(f'row "{row.name}" does not start from a run; --start needs training.start.row=NAME')
         return None
     first = Row(name=wanted)
     # Runs of several seeds are in ROW/seedN, a single run may be in ROW: the sibling has the same layout as `out`.

@@ -53,7 +53,7 @@ def test_a_figure_of_curves_is_told_drawn_and_recorded(cli: Cli, runs: Runs, tmp
         assert picture.read_bytes().startswith(start)
     assert outcome.out.startswith("Inan et al. 2017, Figure 2: ")
     assert "\nuntied " in outcome.out
-    assert "not the rows of inan2017/figure2: runs of tiny stand in for them" in outcome.err
+    assert "runs of tiny are shown in place of the rows of inan2017/figure2" in outcome.err
     found = json.loads(record.read_text())
     assert (found["figure"], len(found["runs"])) == ("inan2017/2", 2)
     assert {curve["row"] for curve in found["measured"]["curves"]} == {"tied", "untied"}

@@ -16,7 +16,7 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.benchmarks import PRESS as FIVE
 from reefknot.lab.papers import page as papers
 from reefknot.lab.papers.figures import FIGURES
-from reefknot.lab.papers.measured_figures import Shown, without_places
+from reefknot.lab.papers.measured_figures import Shown, without_paths
 from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, TOUR, Idea, record, update
 from reefknot.lab.recipes.file import RecipeFile, Row
 from reefknot.lab.runs.environment import source_sha256
@@ -273,7 +273,7 @@ def test_a_record_keeps_the_curve_and_little_more(tmp_path: Path) -> None:
 def test_a_record_names_no_folder_of_the_machine_it_came_from() -> None:
     command = 'reefknot train a/b --row "x y" --data /home/me/data --out /runs/x --start=/runs/y training.seed=1'
     text = json.dumps({"command": command, "origin": "/home/me/data"})
-    found = json.loads(without_places(text))
+    found = json.loads(without_paths(text))
     assert found["command"] == 'reefknot train a/b --row "x y" --data DIR --out RUN --start=RUN training.seed=1'
     assert found["origin"] == "/home/me/data"  # what the text was is no command
 
@@ -281,18 +281,18 @@ def test_a_record_names_no_folder_of_the_machine_it_came_from() -> None:
 @pytest.mark.parametrize("run", ["runs/a/seed0", "~/runs/a", "/runs/a", "RUN"])
 def test_a_record_of_an_evaluation_names_any_run(run: str) -> None:
     text = json.dumps({"command": f"reefknot evaluate {run} --cache --save"})
-    assert json.loads(without_places(text))["command"] == "reefknot evaluate RUN --cache --save"
+    assert json.loads(without_paths(text))["command"] == "reefknot evaluate RUN --cache --save"
 
 
 @pytest.mark.parametrize("option", ["--json ", "--json=", "--output ", "-o "])
 @pytest.mark.parametrize("place", ["", "/", "/tmp/", "/home/me/runs/"])
 def test_a_file_that_a_command_writes_keeps_its_name(option: str, place: str) -> None:
     text = json.dumps({"command": f"reefknot figure a/1 /home/me/runs {option}{place}a.json"})
-    assert json.loads(without_places(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
+    assert json.loads(without_paths(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
 
 
 def test_two_runs_for_one_record_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(papers, "_refuse_other_code", lambda root, result: None)
+    monkeypatch.setattr(papers, "_check_code", lambda root, result: None)
     runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
     with pytest.raises(DataError, match="another run of the same row and seed"):
         record(tmp_path, runs)

@@ -90,10 +90,13 @@ def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _quality_lines(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
-    from reefknot.lab.papers.figures.intervals import told
+    from reefknot.lab.papers.figures.intervals import format_estimate
 
     figures = ("mean_rho", "less_gensim")
-    return [[name, *(told(each[key], 3) if key in each else "" for key in figures)] for name, each in quality.items()]
+    return [
+        [name, *(format_estimate(each[key], 3) if key in each else "" for key in figures)]
+        for name, each in quality.items()
+    ]
 
 
 def _numbers(text: str) -> list[int]:

@@ -251,14 +251,14 @@ def _percent(number: float | None) -> str:
 def _draw(path: Path, told: list[dict[str, Any]]) -> None:
     """After Figure 3 of Pappas & Henderson (2019): a bar for each band of training counts and each B."""
     from reefknot.lab.evaluation.frequency import TypeComparison
-    from reefknot.lab.papers.figures.relative_loss import CAPTION, described, drawn
+    from reefknot.lab.papers.figures.relative_loss import CAPTION, band_json, draw_bands
     from reefknot.storage.files import write_text
 
-    compared = {each["b"]: [described(TypeComparison(**band)) for band in each["bands"]["target"]] for each in told}
+    compared = {each["b"]: [band_json(TypeComparison(**band)) for band in each["bands"]["target"]] for each in told}
     caption = f"Loss against {told[0]['a']}, A; lower is better. {CAPTION}"
     path.parent.mkdir(parents=True, exist_ok=True)
     measured = "B less A, % of A's loss", "B less A, % of B's loss"
-    write_text(path, drawn("bands", compared, caption, measured, against=f", against {told[0]['a']}").file)
+    write_text(path, draw_bands("bands", compared, caption, measured, against=f", against {told[0]['a']}").file)
 
 
 def _line(name: str, found: TokenComparison) -> str:

@@ -58,10 +58,10 @@ def take(root: Path, path: Path) -> Path:
     """Copy a record into the project and return its new path."""
     record = _traceable(path)
     environment = record["environment"]
-    refuse_other_code(root, path, environment["commit"], environment.get("source_sha256"))
+    check_code(root, path, environment["commit"], environment.get("source_sha256"))
     target = root / FOLDER / f"{slug(record)}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, without_places(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
+    write_text(target, without_paths(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
     return target
 
 
@@ -71,11 +71,11 @@ def _traceable(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
         raise DataError(f"{path}: not a record of a figure; `reefknot figure NAME --json {path}` writes one")
     for made, what in [(record["environment"], "it"), *((run, f"its run {run.get('row')}") for run in record["runs"])]:
-        refuse_untraceable(path, made, what)
+        check_origin(path, made, what)
     return record
 
 
-def refuse_untraceable(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
+def check_origin(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
     """Raise a DataError if a record does not name the commit and the command that made it."""
     missing = [key for key in ("commit", "command") if not made.get(key)]
     if missing:
@@ -86,7 +86,7 @@ def refuse_untraceable(path: Path, made: Mapping[str, Any], what: str = "it") ->
         raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
 
 
-def without_places(text: str) -> str:
+def without_paths(text: str) -> str:
     """Return JSON in which commands contain no paths of one machine.
 
     RUN and DIR replace folders, and output files are reduced to their names.
@@ -100,7 +100,7 @@ def _general(command: str) -> str:
     return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
 
 
-def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
+def check_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
     """Raise a DataError if the code that ran is not the code of the commit.
 
     A machine without the git history cannot check this, so it is checked when a record is added.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.papers.measured_figures import refuse_untraceable
+from reefknot.lab.papers.measured_figures import check_origin
 from reefknot.lab.reports.rows import Steps, TableRow
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.result import RunResult
@@ -69,7 +69,7 @@ def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
         changed = record.get("changed")
         if record.get("bench") != "steps" or (record.get("overrides") and changed is None):
             continue
-        refuse_untraceable(path, record["environment"])
+        check_origin(path, record["environment"])
         seconds: dict[str, list[float | None]] = {}
         for row in record["rows"]:  # the plain step comes first
             seconds.setdefault(row["row"], []).append(row["epoch_seconds"])

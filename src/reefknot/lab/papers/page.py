@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from reefknot.errors import DataError
-from reefknot.lab.papers.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
+from reefknot.lab.papers.measured_figures import PICTURES, Shown, check_code, take, without_paths
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.recipes.file import RecipeFile
@@ -86,7 +86,7 @@ IDEAS = (
     Idea("context at inference", _BAEVSKI, f"{_SCORED}/windows.py", _SMALL_TRANSFORMER, "ADP-T, context 480"),
     Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TAILS, "ADP-T, tail dropout 0.2"),
     Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
-    Idea("finetuned by averaging anew", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
+    Idea("finetuning with averaging", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
     Idea("bilinear mapping", _PAPPAS, f"{_CLASSIFIERS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
     Idea("dual nonlinear mapping", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
     Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
@@ -164,8 +164,8 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
     added = []
     results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
     for result in results:
-        _refuse_untraceable(result)
-        _refuse_other_code(root, result)
+        _check_origin(result)
+        _check_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
         if folder in added:
             raise DataError(f"{result.folder}: another run of the same row and seed was given too; name one of them")
@@ -179,7 +179,7 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         if result.evaluations:
             (folder / EVALUATED).mkdir(exist_ok=True)
         for name in (*RECORDED, *(f"{EVALUATED}/{kind}.json" for kind in result.evaluations)):
-            write_text(folder / name, without_places((result.folder / name).read_text(encoding="utf-8")))
+            write_text(folder / name, without_paths((result.folder / name).read_text(encoding="utf-8")))
         write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
     return added + [take(root, path) for path in runs if path.is_file()]
 
@@ -202,13 +202,13 @@ def _by_epoch(path: Path) -> str:
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
 
 
-def _refuse_other_code(root: Path, result: Result) -> None:
+def _check_code(root: Path, result: Result) -> None:
     """Raise a DataError unless all sessions of a run used the same code, and it is the code of the commit."""
     if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
         raise DataError(f"{result.folder}: was started and finished with different code; run it again")
     made = [each for each in (result.record, *result.evaluations.values()) if each]
     for commit, code in dict.fromkeys((each.commit, each.source_sha256) for each in made):
-        refuse_other_code(root, result.folder, commit, code)
+        check_code(root, result.folder, commit, code)
 
 
 def _earlier(result: Result) -> list[dict[str, object]]:
@@ -221,7 +221,7 @@ def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable
     recorded = [path for name in recipes if (path := folder / name).is_dir()]
     results = collect(recorded) if recorded else []
     for result in results:
-        _refuse_untraceable(result)
+        _check_origin(result)
     steps = measured_steps(folder / "performance")
     tables = []
     for name, recipe in recipes.items():
@@ -231,15 +231,15 @@ def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable
     return tables
 
 
-def _refuse_untraceable(result: Result) -> None:
+def _check_origin(result: Result) -> None:
     if result.record is None:
         raise DataError(f"{result.folder}: has no result.json; only finished runs are recorded")
-    _refuse_unsigned(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
+    _check_made_by(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
     for kind, evaluation in result.evaluations.items():
-        _refuse_unsigned(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
+        _check_made_by(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
 
 
-def _refuse_unsigned(made: RunResult | SavedEvaluation, path: Path, wanted: Sequence[str]) -> None:
+def _check_made_by(made: RunResult | SavedEvaluation, path: Path, wanted: Sequence[str]) -> None:
     """Raise a DataError if a record does not name the code and the command that made it."""
     missing = [key for key in wanted if not getattr(made, key)]
     if missing:

@@ -49,7 +49,7 @@ def test_ours_over_seeds_beside_the_papers(write: Write) -> None:
     assert lines[0] == "ptb; ours, 95 % interval over seeds / paper"
     assert lines[2].startswith("SimLex-999 (90 of 999)")
     assert " / 0.13" in lines[2]
-    assert lines[-1].startswith("The tied table ranks pairs better than the input one: seen, 0.200 [")
+    assert lines[-1].startswith("The tied table ranks pairs better than the input table: confirmed, 0.200 [")
 
 
 def test_a_stand_in_says_so(write: Write) -> None:
@@ -58,10 +58,10 @@ def test_a_stand_in_says_so(write: Write) -> None:
     assert text["beside"] == "text8"
     assert text["benchmarks"][0]["paper"]["tied"] == 0.28
     lines = LanguageModelQuality().lines(measured)
-    assert lines[0].startswith("enwiki-sample, in the place of text8; ")
-    assert lines[-1].endswith("one run has no interval, so that nothing is decided.")
+    assert lines[0].startswith("enwiki-sample, in place of text8; ")
+    assert lines[-1].endswith("a single run has no interval.")
     svg = LanguageModelQuality().draw(measured).svg
-    assert all(text in svg for text in ("enwiki-sample, in the place of text8", "the paper's", "MTurk-771"))
+    assert all(text in svg for text in ("enwiki-sample, in place of text8", "the paper's", "MTurk-771"))
 
 
 def test_skip_gram_has_claims_of_its_own(write: Write) -> None:
@@ -82,7 +82,7 @@ def test_benchmarks_without_known_pairs_are_left_out_for_all(write: Write) -> No
     assert [row["name"] for row in text["benchmarks"]] == list(PRESS[1:])
     assert text["findings"][0]["difference"]["mean"] == pytest.approx(0.1)
     assert [finding["claim"] for finding in text["findings"]] == [
-        "The output table ranks pairs better than the input one"
+        "The output table ranks pairs better than the input table"
     ]
     none = write("press2017/table3", "Small, text8", similarity={"input": judged(*[None] * 5)})
     with pytest.raises(DataError, match="none of the five benchmarks"):
@@ -99,7 +99,7 @@ def test_runs_of_a_row_with_other_settings_are_not_averaged(write: Write) -> Non
         write("press2017/table3", "Small, PTB", seed, settings={"encoder": {"hidden_dim": dim}}, similarity={"x": []})
         for seed, dim in ((0, 200), (1, 100))
     ]
-    with pytest.raises(DataError, match=r"are of one row but differ in encoder\.hidden_dim"):
+    with pytest.raises(DataError, match=r"are runs of one row but differ in encoder\.hidden_dim"):
         LanguageModelQuality().measure(runs)
 
 
@@ -107,7 +107,7 @@ def test_two_rows_on_one_text_are_not_seeds_of_one(write: Write) -> None:
     ends = {"input": judged(*[0.1] * 5), "output": judged(*[0.3] * 5)}
     small = write("press2017/table6", "Small", 0, similarity=ends)
     large = write("press2017/table5", "Large", 1, similarity=ends)
-    with pytest.raises(DataError, match=rf"{small.folder} and {large.folder} are of different rows, not seeds of one"):
+    with pytest.raises(DataError, match=rf"{small.folder} and {large.folder} are runs of different rows"):
         LanguageModelQuality().measure([small, large])
     again = write("press2017/table6", "Small", 1, similarity=ends)
     assert LanguageModelQuality().measure([small, again])["texts"][0]["mean"]["input"]["runs"] == 2

@@ -96,7 +96,7 @@ def test_lines_tell_shares_probabilities_and_norms(runs: list[Result]) -> None:
     told = "\n".join(UpdateRule().lines(UpdateRule().measure(runs)))
 
     assert "tied table: a step changes 100.0 % of the rows" in told
-    assert "output table: a step changes 100.0 % of the rows; 0.0 % by way of the input" in told
+    assert "output table: a step changes 100.0 % of the rows; 0.0 % through the input" in told
     assert "p(i_t)" in told
     assert "skip tied: norms in the tied table by training count: 0–9: 1.00 [1.00, 1.00]" in told
 
@@ -146,13 +146,13 @@ def test_a_frozen_table_is_told_and_not_drawn() -> None:
     assert "frozen: input table" not in drawing.svg
     assert all(title in drawing.svg for title in ("frozen: output table", "untied: input table"))
     lines = UpdateRule().lines(measured)
-    assert lines[1] == "  input table: no step changes it, as it is frozen; it is left out of the picture"
+    assert lines[1] == "  input table: it is frozen, so no step changes it; it is left out of the picture"
     assert lines[2].startswith("  output table: a step changes 100.0 % of the rows")
 
 
 @pytest.mark.usefixtures("runs")
 def test_frozen_tables_alone_are_refused() -> None:
-    with pytest.raises(DataError, match="no step changes a table of these runs"):
+    with pytest.raises(DataError, match="all tables of these runs are frozen"):
         UpdateRule().measure([run_of("frozen tied")])
 
 

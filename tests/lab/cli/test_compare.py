@@ -90,7 +90,7 @@ def test_other_context_is_told(cli: Cli, recipe: Path, runs: Runs, tmp_path: Pat
     lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
-    assert f"note: {runs.tied} and {lines}: scored with other context, one stream and lines\n" in outcome.err
+    assert f"note: {runs.tied} and {lines}: scored with different context: one stream and lines\n" in outcome.err
     assert "note" not in cli("compare", lines, lines).err
 
 
@@ -100,7 +100,7 @@ def test_the_same_words_must_be_unknown(cli: Cli, recipe: Path, runs: Runs, tmp_
     assert outcome.code == 2
     assert re.search(r"0 unknown words, scored as <unk>, against \d+; compare runs whose vocabularies", outcome.err)
     ends = train(cli, recipe, tmp_path / "ends", "vocabulary.end_of_line=false")
-    assert "one scores the ends of lines, the other does not" in cli("compare", runs.tied, ends).err
+    assert "one scores line ends, the other does not" in cli("compare", runs.tied, ends).err
 
 
 def test_spellings_at_the_input_leave_the_targets_as_they_are(cli: Cli, recipe: Path, tmp_path: Path) -> None:

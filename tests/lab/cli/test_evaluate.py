@@ -46,9 +46,7 @@ def test_cache(cli: Cli, runs: Runs, plain: float) -> None:
     options = ("--weight", 0.2, "--theta", 0.5, "--window", 30, "--fill", "full")
     outcome = cli("evaluate", runs.tied, "--cache", *options)
     assert outcome.out.startswith("test perplexity ")
-    assert (
-        "weight 0.2, theta 0.5, over the last 30 positions, used only once there are more than so many" in outcome.out
-    )
+    assert "weight 0.2, theta 0.5, over the last 30 positions, used only after more positions than that" in outcome.out
     assert f"without it: perplexity {plain:,.2f}" in outcome.out
 
 
@@ -214,7 +212,10 @@ def test_rates_that_lead_astray_are_short_and_seen(cli: Cli, runs: Runs, plain: 
 def test_windows(cli: Cli, run: Path, plain: float) -> None:
     """A recurrent model in windows that are computed afresh, the figure of training beside it."""
     found = cli("evaluate", run, "--context", 20, "--stride", 5, "--json").json()
-    assert "context: windows of 25 tokens of which the last 5 are scored, each computed afresh" in found["definition"]
+    assert (
+        "context: windows of 25 tokens, of which the last 5 are scored, each computed independently"
+        in found["definition"]
+    )
     assert found["windows"] == "context-20-stride-5"
     assert found["perplexity"] == pytest.approx(plain, rel=0.05)
     assert found["recorded"] == {"perplexity": pytest.approx(plain), "streams": 1}
@@ -254,7 +255,7 @@ def attentive(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_an_encoder_without_a_state(cli: Cli, attentive: Path) -> None:
     result = json.loads((attentive / "result.json").read_text(encoding="utf-8"))
     for split in ("train", "valid", "test"):
-        assert "context: blocks of 10 tokens, each computed afresh" in result[split]["definition"]
+        assert "context: blocks of 10 tokens, each computed independently" in result[split]["definition"]
         found = cli("evaluate", attentive, "--split", split, "--json").json()
         assert found["perplexity"] == pytest.approx(result[split]["perplexity"])
         assert "recorded" not in found

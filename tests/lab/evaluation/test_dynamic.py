@@ -163,7 +163,7 @@ def test_a_text_that_repeats_itself_is_learned(opened: Open, model_for: Build) -
     np.testing.assert_allclose(found.nll[:5], plain.nll[:5], atol=1e-6)
     assert not np.allclose(found.nll[5:10], plain.nll[5:10], atol=1e-4)
     assert (len(found.nll), found.words, found.bytes) == (len(plain.nll), plain.words, plain.bytes)
-    assert "every 5 tokens are scored, then learned from" in found.definition
+    assert "segments of 5 tokens are scored, then trained on" in found.definition
     assert "independent" not in found.definition
     assert "eta 0.02, lambda 0.001, epsilon 0.01 on the scale 'mean'" in found.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in found.definition

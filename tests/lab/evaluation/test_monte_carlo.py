@@ -39,7 +39,7 @@ def test_without_dropout_it_is_plain_scoring(opened: Open, model_for: Build) -> 
     np.testing.assert_array_equal(found.nll, plain.nll)
     assert found.summary().perplexity == plain.summary().perplexity
     assert len(found.passes) == 1
-    assert "this model drops nothing, so one pass was made" in found.definition
+    assert "this model has no dropout, so there is one pass" in found.definition
     assert found.definition.endswith(f"without dropout: perplexity {math.exp(plain.mean):,.2f}")
 
 
@@ -73,7 +73,7 @@ def test_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, end_of
     assert found.deviation > 0
     assert "independent" not in found.definition
     assert "mean probability of 4 passes, masks drawn for every 6 tokens (seed 5)" in found.definition
-    assert f"a pass alone: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in found.definition
+    assert f"single passes: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in found.definition
     # The mean of the probabilities is never worse than the mean of their logarithms.
     assert found.mean <= np.mean([-each.mean() for each in passes]) + 1e-6
 

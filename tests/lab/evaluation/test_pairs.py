@@ -115,9 +115,7 @@ def test_what_was_counted(opened: Callable[..., PairDataset]) -> None:
     summary = found.summary()
     assert summary.perplexity == summary.word_perplexity == pytest.approx(float(np.exp(found.nll.mean())))
     assert f"tokens: {words} scored once each, of {words} in the test text" in found.definition
-    assert (
-        "6 pairs, each computed afresh: a target's tokens after its whole source and those before" in found.definition
-    )
+    assert "6 pairs, each computed independently, target tokens from the source" in found.definition
     assert "every line ends with the token <eos>, which is scored" in found.definition
     assert "unknown words: 3 here, scored as the token <unk>" in found.definition
     assert "computed in float32; independent of which pairs are computed together" in found.definition
@@ -128,7 +126,7 @@ def test_words_in_pieces(opened: Callable[..., PairDataset]) -> None:
     found = score_pairs(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
     assert found.words == sum(len(target.split()) + 1 for _, target in HELD_OUT)
     assert len(found.nll) > found.words
-    assert f"in {len(found.nll):,} pieces" in found.definition
+    assert f"in {len(found.nll):,} sub-words" in found.definition
     assert "computed in bfloat16" in found.definition
     assert found.summary().word_perplexity > found.summary().perplexity
 

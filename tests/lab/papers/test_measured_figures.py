@@ -84,9 +84,9 @@ def test_what_is_told_of_a_record() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"environment": RECORD["environment"] | {"commit": None}}, "does not record the commit by which it was made"),
+        ({"environment": RECORD["environment"] | {"commit": None}}, "no commit recorded for it"),
         ({"environment": RECORD["environment"] | {"dirty": True}}, "it was made with uncommitted changes"),
-        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "the command by which its run VD-LSTM large was made"),
+        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "no command recorded for its run VD-LSTM large"),
         ({"runs": [RECORD["runs"][0] | {"dirty": True}]}, "its run VD-LSTM large was made with uncommitted changes"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_record_is_taken_once_its_code_is_known(tmp_path: Path) -> None:
     assert place == tmp_path / "results" / "figures" / "inan2017-2.json"
     (found,) = read_figures(tmp_path)
     assert found["environment"]["command"] == "reefknot figure inan2017/2 RUN --data DIR --json a.json"
-    with pytest.raises(DataError, match="the code that ran is not that of commit"):
+    with pytest.raises(DataError, match="the code that ran differs from commit"):
         take(tmp_path, write(path, environment=made | {"source_sha256": "ab" * 32}))
     with pytest.raises(DataError, match="is not in this repository"):
         take(tmp_path, write(path, environment=made | {"commit": "beef"}))

@@ -135,7 +135,7 @@ def test_what_says_nothing_of_a_row_is_left_out(tmp_path: Path, changes: dict[st
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not record the commit by which it was made"),
+        ({"environment": {"command": "reefknot bench"}}, "gpu.json: no commit recorded for it"),
         ({"environment": {"command": "a", "commit": "b", "dirty": True}}, "uncommitted changes; commit and run"),
     ],
 )

@@ -64,7 +64,7 @@ def test_the_figures_come_from_the_records(root: Path) -> None:
     assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | **112.6**" not in written  # nothing to beat
     assert "| Small + WT | 2,651,600 | 116.6 | 117.5 | −0.8 % | 112.6 | 112.4 | +0.2 % | 13 | 11.6 | 1 |" in written
     assert "device NVIDIA H200; CPU EPYC; torch 2.13.0; corpus ptb (efefefefefef); seeds 0;" in written
-    assert "`reefknot table press2017/table6 --seeds 1 --data DIR` runs them" in written
+    assert "`reefknot table press2017/table6 --seeds 1 --data DIR` trains the rows" in written
 
 
 def test_word_vectors_are_shown_by_their_mean_rho(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_saved_evaluation_has_its_row_and_can_be_traced(root: Path) -> None:
     written = (root / "PAPERS.md").read_text()
     assert "| Small + WT, adapting | 2,651,600 | 100.0 |  |  | 90.0 | 88.0 | +2.3 % |  |  | 1 |" in written
     assert "commit `0123456789ab`, `fedcba98fedc`" in written
-    assert f"runs them, and `{command}` scores them by dynamic evaluation; each record" in written
+    assert f"trains the rows, and `{command}` evaluates them with dynamic evaluation; every record" in written
     write_evaluation(run, "dynamic", test=90.0, command=None)
     with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
         update(root, PRESS)
@@ -245,11 +245,11 @@ def test_a_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> N
     (folder,) = record(root, [run])
     assert [path.name for path in (folder / "evaluations").iterdir()] == ["cache.json"]
     write_evaluation(run, "mc", test=90.0, **traced | {"source_sha256": "0" * 64})
-    with pytest.raises(DataError, match="is not that of commit"):
+    with pytest.raises(DataError, match="differs from commit"):
         record(root, [run])
     (run / "evaluations" / "mc.json").unlink()
 
-    wrong = {"is not that of commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
+    wrong = {"differs from commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
     for number, (said, changed) in enumerate(wrong.items()):
         other = write_run(tmp_path / str(number), "Small + WT", 0, result("Small + WT", 0) | traced | changed)
         with pytest.raises(DataError, match=said):

@@ -68,7 +68,7 @@ def test_the_better_figure_comes_first() -> None:
 def test_a_score_of_which_little_is_known_has_a_short_definition() -> None:
     assert TextScore(perplexity=9.0, nll=2.2).definition.splitlines() == [
         "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
-        "independent of how the text is cut into windows",
+        "independent of how the text is divided into windows",
     ]
 
 

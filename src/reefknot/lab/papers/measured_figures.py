@@ -1,4 +1,4 @@
-"""Records of the papers' figures as shown in PAPERS.md: a heading, the picture, the table, and their origin.
+"""Records of the papers' figures, and their sections in PAPERS.md: a heading, the picture, the table and the origin.
 
 `reefknot figure NAME RUN ... --json FILE` writes a record. `script/papers --record FILE` copies it to results/figures/
 after verifying that the code which measured it is the code of its commit.
@@ -70,20 +70,25 @@ def _traceable(path: Path) -> dict[str, Any]:
     record = read_json(path)
     if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
         raise DataError(f"{path}: not a record of a figure; `reefknot figure NAME --json {path}` writes one")
-    for made, what in [(record["environment"], "it"), *((run, f"its run {run.get('row')}") for run in record["runs"])]:
-        check_origin(path, made, what)
+    runs = ((run, f"its run {run.get('row')}") for run in record["runs"])
+    for origin, name in [(record["environment"], "it"), *runs]:
+        check_origin(path, origin, name)
     return record
 
 
-def check_origin(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
-    """Raise a DataError if a record does not name the commit and the command that made it."""
-    missing = [key for key in ("commit", "command") if not made.get(key)]
+def check_origin(path: Path, origin: Mapping[str, Any], name: str = "it") -> None:
+    """Raise a DataError if a record does not name the commit and the command that made it.
+
+    Args:
+        path: the file of the record, for the message.
+        origin: what the record says about its origin.
+        name: what the origin belongs to, for the message.
+    """
+    missing = [key for key in ("commit", "command") if not origin.get(key)]
     if missing:
-        raise DataError(
-            f"{path}: does not record the {' and '.join(missing)} by which {what} was made; measure it again"
-        )
-    if made.get("dirty"):
-        raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
+        raise DataError(f"{path}: no {' and no '.join(missing)} recorded for {name}; measure it again")
+    if origin.get("dirty"):
+        raise DataError(f"{path}: {name} was made with uncommitted changes; commit and run it again")
 
 
 def without_paths(text: str) -> str:
@@ -95,6 +100,7 @@ def without_paths(text: str) -> str:
 
 
 def _general(command: str) -> str:
+    """Return a command with its absolute paths replaced."""
     command = re.sub(r"--data[ =]\S+", "--data DIR", command)
     command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
     return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
@@ -114,7 +120,7 @@ def check_code(root: Path, where: Path, commit: str | None, code: str | None) ->
             raise DataError(f"{where}: commit {commit} is not in this repository")
         shutil.unpack_archive(archive, folder, filter="data")
         if source_sha256(Path(folder) / "src" / "reefknot") != code:
-            raise DataError(f"{where}: the code that ran is not that of commit {commit}; run it again")
+            raise DataError(f"{where}: the code that ran differs from commit {commit}; run it again")
 
 
 def to_markdown(figure: Shown) -> str:

@@ -129,14 +129,14 @@ def test_no_baseline_with_the_same_tokens_is_a_sentence(scored: Score) -> None:
 def test_other_streams_leave_other_context(scored: Score) -> None:
     found = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 7}}
     runs = [scored("drill", "drill"), scored("plain", "plain", found=found)]
-    with pytest.raises(DataError, match="drill: scored in 1 and in 7 streams; train both with one"):
+    with pytest.raises(DataError, match="drill: scored in 1 and in 7 streams; train both with the same"):
         RelativeLoss().measure(runs)
 
 
 def test_other_windows_leave_other_context(scored: Score) -> None:
     found = {"test": {"perplexity": 9.0, "nll": 2.2, "streams": 1, "windows": "lines"}}
     runs = [scored("DRILL", "drill"), scored("lines", "plain", found=found)]
-    with pytest.raises(DataError, match=r"context, one stream and lines; train both with the same evaluation\.windows"):
+    with pytest.raises(DataError, match=r"context: one stream and lines; train both with the same evaluation\.windows"):
         RelativeLoss().measure(runs)
     runs.append(scored("tied", "bilinear"))
     assert list(RelativeLoss().measure(runs)["left_out"]) == ["lines"]

@@ -459,7 +459,7 @@ def test_a_checked_experiment_survives_its_own_dump() -> None:
             "no end uses tables.extra",
         ),
         (['projections.extra={kind="bands", table="words", dim=200}'], "no end uses projections.extra"),
-        (["vocabulary.keep_spellings=true"], "an input of kind adaptive reads no spellings"),
+        (["vocabulary.keep_spellings=true"], "an input of kind adaptive cannot read spellings"),
         (["training.epoch=default"], "training.epoch: no such setting; did you mean training.epochs?"),
         (["vocabulary.bpe.merges=default"], "vocabulary.bpe.merges: must be a valid integer"),
     ],
@@ -547,7 +547,7 @@ def test_the_windows_of_an_experiment(tmp_path: Path, overrides: list[str], name
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ([LINES, "evaluation.streams=2"], "streams = 2: windows are computed afresh, side by side; leave streams out"),
+        ([LINES, "evaluation.streams=2"], "streams = 2: windows are computed independently; leave streams out"),
         ([TRANSFORMER, "evaluation.streams=2"], "evaluation.streams: an encoder of kind transformer carries no state"),
         ([TRANSFORMER, "evaluation.protocol=awd"], "evaluation.protocol: an encoder of kind transformer carries no"),
         ([LINES, "vocabulary.end_of_line=false"], "evaluation.windows: the text has no line ends to cut it at"),

@@ -148,7 +148,7 @@ def test_words_take_their_vectors_as_written_then_lower_cased_and_others_keep_th
     table = WordTable(len(WORDS), 3)
     drawn = table.weight.detach().clone()
     said = start_table(table, file, counted(WORDS))
-    assert said == f"{file} has vectors of 4 of the 6 words; the others are drawn"
+    assert said == f"{file} has vectors of 4 of the 6 words; the other vectors are random"
     assert table.weight[[0, 1, 3, 4]].tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [6, 7, 8]]
     assert torch.equal(table.weight[[2, 5]], drawn[[2, 5]])
     assert table.weight.requires_grad
@@ -195,7 +195,7 @@ def test_a_table_of_words_takes_those_that_a_file_of_pieces_has_whole(pieces: Vo
 @pytest.mark.parametrize(
     ("arguments", "words", "error", "sentence"),
     [
-        ({"dim": 4}, WORDS, SettingsError, "has vectors of 3 numbers but the table has dim = 4"),
+        ({"dim": 4}, WORDS, SettingsError, "has vectors of dimension 3 but the table has dim = 4"),
         ({"dim": 3}, WORDS[:5], SettingsError, "5 words for a table of 6"),
         ({"dim": 3}, ("a", "b", "c", "d", "e", "f"), DataError, "has none of the 6 words"),
     ],

@@ -49,7 +49,7 @@ def test_a_section_decides_which_kind_of_experiment_it_is() -> None:
         ({"encoder": {"kind": "lstm"}}, "encoder: no such setting"),
         ({"skip_gram": {"dmi": 8}}, "skip_gram.dmi: no such setting; did you mean skip_gram.dim?"),
         ({"skip_gram": {"dim": 0}}, "skip_gram.dim: must be greater than or equal to 1"),
-        ({"vocabulary": {"keep_spellings": True}}, "a table of skip-gram reads no spellings"),
+        ({"vocabulary": {"keep_spellings": True}}, "skip-gram cannot read spellings"),
         ({"vocabulary": {"sides": "separate"}}, "skip-gram reads one text"),
         ({"corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}}}, "skip-gram reads one text"),
         ({"evaluation": {"streams": 2}}, "evaluation.streams: no such setting"),
@@ -148,7 +148,7 @@ def test_judgements_that_are_not_here_are_told_once_and_left_out(
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     result, said = train(recipe, "tied", tmp_path / "run")
     assert "similarity" not in result
-    assert said.count("evaluation.similarity is left out") == 1
+    assert said.count("evaluation.similarity is skipped") == 1
     assert said.splitlines()[-1].endswith("finished")
 
 

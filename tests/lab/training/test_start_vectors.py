@@ -59,7 +59,7 @@ def test_a_frozen_table_keeps_the_vectors_of_the_file_whatever_decays(
         else:  # drawn as the recipe's [init] says
             assert 0.0 < np.abs(table[row]).max() <= 0.1
     known = sum(word in vectors for word in words)
-    assert f"tied  {file} has vectors of {known} of the {len(words)} words; the others are drawn" in heard.lines
+    assert f"tied  {file} has vectors of {known} of the {len(words)} words; the other vectors are random" in heard.lines
     assert f"{file} has vectors of {known} of the" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -138,7 +138,7 @@ def test_changed_vector_file_is_rejected_but_opening_a_run_needs_no_file(
     assert RunFolder.open(tmp_path / "run").config["vectors"] == {"words": fingerprint(file)}
     vectors = read_vectors(file)
     write_vectors(WordVectors(vectors.words, vectors.vectors_VD + 1), file, "word2vec")
-    sentence = f"the vectors of tables.words are others by now: {file} has changed; restore it or use another --out"
+    sentence = f"{file}, the vectors of tables.words, has changed; restore it or use another --out"
     with pytest.raises(SettingsError, match=f"^{re.escape(sentence)}$"):
         train(tmp_path / "run", *settings)
     with pytest.raises(SettingsError, match=r"other settings \(settings\.tables\.words\.vectors: [^;]*\); "):
@@ -156,8 +156,8 @@ def test_unsuitable_vectors_are_rejected_before_a_folder_is_made(tmp_path: Path,
     write_vectors(WordVectors(("ja", "nein"), np.ones((2, 8), np.float32)), strange, "glove")
     cut.write_bytes(file.read_bytes()[:-60])
     for path, error, message in (
-        (narrow, SettingsError, "has vectors of 5 numbers but the table has dim = 8; make them equal"),
-        (strange, DataError, r"has none of the \d+ words; start from vectors of the same language"),
+        (narrow, SettingsError, "has vectors of dimension 5 but the table has dim = 8; make them equal"),
+        (strange, DataError, r"has none of the \d+ words; use a file of vectors of the same language"),
         (cut, DataError, "cut off|numbers after the word"),
     ):
         with pytest.raises(error, match=message):

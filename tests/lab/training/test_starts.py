@@ -181,7 +181,7 @@ def test_start_must_be_requested_and_match_the_model(
     train(recipe, "untied", tmp_path / "untied")
     with pytest.raises(SettingsError, match=r'"tied" does not start from a run; --start needs training\.start'):
         train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
-    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* a different model: \S+ do not match"):
+    with pytest.raises(DataError, match=r"cannot start from \S+/untied: .* a different model: \S+ do not match"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
     other = made_text(120)
     path = other / "train.txt"

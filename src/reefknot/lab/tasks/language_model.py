@@ -1,4 +1,4 @@
-"""Language models: a text is read through or in windows, and scored by its perplexity."""
+"""Language models. A text is read in one go or in windows, and scored by its perplexity."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class LanguageModelExperiment(SequenceExperiment):
 
     @property
     def windows(self) -> Windows | None:
-        """The windows that texts are scored in, each computed on its own; None: the state is carried through."""
+        """The windows that texts are scored in, independently; None if the state is carried through the text."""
         if self.evaluation.windows is not None:
             windows: Windows = WINDOWS.build(self.evaluation.windows, {})
             return windows
         if self.carries:
             return None
-        # What the model has learned to read: single lines, or pieces of the text as long as in training.
+        # Windows like those of training: single lines, or blocks of as many tokens.
         by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
         return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
 
@@ -84,7 +84,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
     def check(self, data: Dataset, world: World) -> None:
         super().check(data, world)
-        # A text that is too short for the paper's way of counting is rejected here, not after training.
+        # Reject a text that is too short for the paper's protocol now, not after training.
         for split, counting in (self._countings() or {}).items():
             counting.targets(data.splits[split])
 
@@ -95,7 +95,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     def score_split(self, model: LanguageModel, data: Dataset, split: str) -> Score:
         """Score one split in the experiment's windows or streams.
 
-        The training text is long: without windows it is scored in as many streams as it is trained in.
+        The training text is long, so without windows it is scored in as many streams as in training.
         """
         experiment = self.experiment
         options: dict[str, Any] = {"precision": experiment.training.precision}
@@ -128,7 +128,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
 
 def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
-    """Short texts that the model writes at several temperatures."""
+    """Return short texts that the model generates at several temperatures."""
     start = prompt_ids([], vocabulary)
     never = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []

@@ -208,5 +208,5 @@ def test_the_loss_of_skip_gram_is_one_of_pairs() -> None:
 
 
 def test_a_format_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"result\.json: format 3 is not known here"):
+    with pytest.raises(DataError, match=r"result\.json: unknown format 3"):
         read_old(tmp_path, format=3)

@@ -34,7 +34,7 @@ def test_dynamic(cli: Cli, runs: Runs, plain: float) -> None:
     found = cli("evaluate", runs.tied, "--dynamic", "--eta", 0.001, "--lambda", 0.01, "--segment", 4, "--json").json()
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
     assert found["perplexity"] != pytest.approx(plain, rel=1e-5)
-    assert "every 4 tokens are scored, then learned from" in found["definition"]
+    assert "segments of 4 tokens are scored, then trained on" in found["definition"]
     assert "eta 0.001, lambda 0.01, epsilon 2e-05 on the scale 'mean'" in found["definition"]
     assert "search" not in found
     older = cli("evaluate", runs.tied, "--dynamic", "--scale", "sum", "--limit", 40)

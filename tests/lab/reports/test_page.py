@@ -99,7 +99,7 @@ def test_all_sections_are_there(page: tuple[Path, Balance]) -> None:
         "output vectors",
         "shared table",
         "the company",
-        "no token is left out",
+        "every token is scored",
         "model.output.classifier.kind",
         '"torch": "2.13.0"',
         "reefknot train press2017/table6 --row 'Small + WT' --seed 0",
@@ -286,7 +286,7 @@ def test_a_saved_evaluation_is_a_row_with_its_definition(tmp_path: Path) -> None
     _, parsed = write(tmp_path / "runs", tmp_path)
     text = " ".join(" ".join(parsed.text).split())
     assert "Small + dynamic evaluation 0 91.2" in text  # among the scores, with its seed
-    assert "dynamic evaluation: every 5 tokens are scored, then learned from" in text
+    assert "dynamic evaluation: segments of 5 tokens are scored, then trained on" in text
     assert "What each row cost row epochs seconds s/epoch tokens/s memory seeds Small 13 150 11.6" in text
 
 

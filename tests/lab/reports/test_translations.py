@@ -274,8 +274,8 @@ def test_pages_of_language_models_have_none(runs: Path) -> None:
 
 
 def test_a_list_of_ideas_says_bleu(rows: list[TableRow]) -> None:
-    assert papers._figures(next(row for row in rows if row.name == "TWWT")) == ("BLEU 39.10 ± 0.14", "BLEU 38.1")
-    assert papers._figures(next(row for row in rows if row.name == "GNMT")) == ("", "BLEU 24.6")
+    assert papers._scores(next(row for row in rows if row.name == "TWWT")) == ("BLEU 39.10 ± 0.14", "BLEU 38.1")
+    assert papers._scores(next(row for row in rows if row.name == "GNMT")) == ("", "BLEU 24.6")
 
 
 def test_where_figures_came_from_names_the_signature(rows: list[TableRow]) -> None:

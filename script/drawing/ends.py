@@ -11,7 +11,7 @@ SCORES = (0.5, 0.9, 0.35, 0.7, 0.2, 0.45)
 
 
 def bands(p: Canvas, left: float, middles: Sequence[float], name: str = "", kind: str = "shared table") -> list[Shape]:
-    """The three bands of a table: ever more words and ever shorter vectors."""
+    """Draw the three bands of a table: each has more words and shorter vectors than the one before."""
     sizes = zip(BAND_WIDTHS, (34, 50, 80), middles, "₁₂₃", strict=True)
     return [
         p.box(kind, left + width / 2, y, width, height, *named(name and name + number, width))
@@ -20,12 +20,12 @@ def bands(p: Canvas, left: float, middles: Sequence[float], name: str = "", kind
 
 
 def named(name: str, width: float) -> tuple[str, str]:
-    """The name inside a box, or below if the box is narrow."""
+    """Return the name and the note of a box: the name goes below the box if the box is narrow."""
     return (name, "") if width > 20 else ("", name)
 
 
 def scores(p: Canvas, x: float, y: float) -> Shape:
-    """The joint of context and class vectors, where the bias is added and the scores leave."""
+    """Draw the product of context and class vectors, the bias, and the scores that result."""
     dot = p.joint(x, y, "·")
     p.arrow(dot.bottom, p.chart(x, y + 85, SCORES, "scores, one per class").top)
     p.text(x + 10, y + 32, "+ bias", "left")
@@ -33,7 +33,7 @@ def scores(p: Canvas, x: float, y: float) -> Shape:
 
 
 def against_table(p: Canvas, y: float) -> tuple[Shape, Shape]:
-    """A hidden state, and the joint where it meets the rows of a table."""
+    """Draw a hidden state, and its product with the rows of a table."""
     dot = scores(p, 370, y)
     p.chain(p.box("shared table", 610, y, 90, 110, "E"), dot)
     return p.box("vector", 50, y, 12, 90, note="h"), dot
@@ -58,8 +58,8 @@ def legend(p: Canvas) -> None:
 
 @picture(180)
 def word(p: Canvas) -> None:
-    """A word table: one row per word, all of one width"""
-    p.text(90, 80, "ids fall\nin frequency")
+    """A word table: one row of the same dimension per word"""
+    p.text(90, 80, "ids by falling\nfrequency")
     p.arrow((150, 30), (150, 130))
     p.box("table", 325, 80, 150, 112, note="V words × d numbers")
     for number, entry in enumerate(("the", "of", "a", "file", "…")):
@@ -127,7 +127,7 @@ def lookup(p: Canvas) -> None:
 
 @picture(285)
 def adaptive_input(p: Canvas) -> None:
-    """Adaptive input: rows of falling width, each band with its own matrix up to the model's width"""
+    """Adaptive input: rows of decreasing dimension, and a matrix per band up to the dimension of the model"""
     p.text(40, 130, "ids\n“the”\n“reef”\n…", faint=False)
     order, middles = p.box("step", 560, 130, 86, 46, "back in\ntheir order"), (48, 130, 210)
     names = zip(("d", "d/4", "d/16"), ("W₁", "W₂", "W₃"), strict=True)
@@ -145,7 +145,7 @@ def char_cnn(p: Canvas) -> None:
     for number, letter in enumerate("file"):
         p.chain(p.box("step", 40, 60 + 30 * number, 26, 26, letter), p.box("vector", 102, 60 + 30 * number, 48, 10))
     p.text(100, 178, "a vector\nper byte")
-    longest = p.box("step", 340, 105, 96, 46, "maximum\nover places")
+    longest = p.box("step", 340, 105, 96, 46, "maximum over\npositions")
     for number, name in enumerate(("width 1, 128", "width 2, 256", "…", "width 6, 512", "width 7, 512")):
         convolution = p.box("matrix", 215, 32 + 36.5 * number, 104, 26, name)
         p.arrow((130, 105), convolution.left)
@@ -156,9 +156,9 @@ def char_cnn(p: Canvas) -> None:
 
 @picture(210)
 def subwords(p: Canvas) -> None:
-    """Sub-words: a word is cut into pieces, each piece is a token, and their probabilities multiply"""
+    """Sub-words: a word is split into sub-words, each sub-word is a token, and their probabilities multiply"""
     whole, encoder = p.box("step", 60, 80, 80, 34, "untying"), p.box("step", 450, 80, 76, 34, "encoder")
-    p.box("shared table", 330, 80, 80, 128, note="one row per piece")
+    p.box("shared table", 330, 80, 80, 128, note="one row per sub-word")
     for y, piece in ((36, "un"), (80, "ty"), (124, "ing</w>")):
         row = p.box("vector", 330, y, 80, 8)
         p.chain(whole, p.box("step", 190, y, 74, 28, piece), row)
@@ -170,10 +170,10 @@ def subwords(p: Canvas) -> None:
 
 @picture(220)
 def plain(p: Canvas) -> None:
-    """Plain classifier: the hidden state meets the rows of a table"""
+    """Plain classifier: dot products of the hidden state with the rows of a table"""
     p.chain(*against_table(p, 70))
-    p.text(200, 56, "as it is")
-    p.text(474, 56, "as they are")
+    p.text(200, 56, "unchanged")
+    p.text(474, 56, "unchanged")
 
 
 @picture(220)
@@ -186,7 +186,7 @@ def projected(p: Canvas) -> None:
 
 @picture(235)
 def bilinear(p: Canvas) -> None:
-    """Bilinear classifier: a matrix on the hidden state stands for one on the classes"""
+    """Bilinear classifier: a matrix on the hidden state replaces one on the classes"""
     (h, dot), plus = against_table(p, 85), p.joint(270, 85, "+")
     p.chain(h, p.box("matrix", 160, 85, 74, 74, "U"), plus, dot)
     p.arrow(h.top, (50, 26), (270, 26), plus.top, dash="--")
@@ -196,7 +196,7 @@ def bilinear(p: Canvas) -> None:
 
 @picture(245)
 def dual(p: Canvas) -> None:
-    """Dual classifier: the hidden state and the classes each pass a layer and meet in a joint space"""
+    """Dual classifier: the hidden state and the classes each pass through a layer into a joint space"""
     dot, h, plus = scores(p, 325, 100), p.box("vector", 28, 100, 12, 90, note="h"), p.joint(214, 100, "+")
     layer, act = p.box("matrix", 86, 100, 54, 66, "A", "+ a"), p.box("step", 157, 100, 44, 30, "act")
     p.chain(h, layer, act, plus, p.box("vector", 260, 100, 12, 66, note="J"), dot)
@@ -211,7 +211,7 @@ def dual(p: Canvas) -> None:
 
 @picture(235)
 def drill(p: Canvas) -> None:
-    """DRILL: a deep network over the table, to which the table is added after every layer"""
+    """DRILL: a deep network over the table; the table is added after every layer"""
     dot = scores(p, 95, 100)
     p.chain(p.box("vector", 28, 100, 12, 90, note="h"), dot)
     before = table = p.box("shared table", 655, 100, 62, 116, "E")
@@ -227,7 +227,7 @@ def drill(p: Canvas) -> None:
 
 @picture(165)
 def softmax(p: Canvas) -> None:
-    """Softmax: scores become a distribution; the loss needs the target's probability alone"""
+    """Softmax: scores become a distribution; the loss needs only the target's probability"""
     h, classifier = p.box("vector", 40, 70, 12, 90, note="h"), p.box("step", 140, 70, 104, 40, "any classifier")
     before, normalise = p.chart(275, 70, SCORES, "scores", target=3), p.box("step", 400, 70, 90, 40, "exp / sum")
     after = p.chart(522, 70, (0.2, 1.0, 0.12, 0.45, 0.08, 0.15), "p(y | h)", target=3)
@@ -236,7 +236,7 @@ def softmax(p: Canvas) -> None:
 
 @picture(280)
 def augmented(p: Canvas) -> None:
-    """Augmented loss: beside the loss of the target, the divergence of two tempered distributions"""
+    """Augmented loss: the loss of the target, plus the divergence of two tempered distributions"""
     classes, words = p.box("shared table", 130, 80, 66, 80, "W", "classifier"), p.box("shared table", 130, 215, 66, 64)
     p.chain(p.box("vector", 40, 80, 12, 90, note="h"), classes)
     hard = p.chart(330, 42, (0.1, 0.2, 1.0, 0.15, 0.1), "p(y | h)", target=2)
@@ -271,7 +271,7 @@ def adaptive_output(p: Canvas) -> None:
 
 @picture(290)
 def mixture(p: Canvas) -> None:
-    """Mixture of softmaxes: K readings of the hidden state, one table, a prior that mixes them"""
+    """Mixture of softmaxes: K maps of the hidden state, one table, and a prior that mixes the distributions"""
     h, total = p.box("vector", 35, 110, 12, 100, note="h"), p.joint(575, 110, "+")
     p.box("shared table", 330, 110, 62, 190, "E", "one for all")
     heights = (0.8, 0.3, 0.2, 0.4), (0.2, 0.9, 0.3, 0.1), (0.3, 0.2, 0.4, 0.8)
@@ -289,7 +289,7 @@ def mixture(p: Canvas) -> None:
 
 @picture(240)
 def sampled(p: Canvas) -> None:
-    """Sampled softmax: in training over the batch's sample and the row's own target, in evaluation exact"""
+    """Sampled softmax: over a sample of the classes and the target in training, over all classes in evaluation"""
     p.box("shared table", 110, 105, 80, 168, note="all V classes")
     few, h = p.box("table", 245, 66, 70, 40, note="R of them"), p.box("vector", 345, 123, 12, 56)
     for y, name in ((41, "drawn"), (65, "target"), (97, "drawn"), (145, "target")):
@@ -299,7 +299,7 @@ def sampled(p: Canvas) -> None:
     p.text(358, 123, "h", "left")
     p.arrow(h.top, trained.bottom)
     p.arrow(h.bottom, exact.top)
-    both = p.box("step", 590, 66, 180, 46, "softmax over the sample\nand the row’s own target")
+    both = p.box("step", 590, 66, 180, 46, "softmax over the sample\nand the target of the row")
     p.chain(few, trained, p.box("step", 430, 66, 74, 40, "− log Q"), both)
     p.arrow((150, 181), exact.left)
     p.chain(exact, p.box("step", 590, 181, 180, 40, "softmax over V"))
@@ -309,7 +309,7 @@ def sampled(p: Canvas) -> None:
 
 @picture(190)
 def regularisation(p: Canvas) -> None:
-    """AR keeps hidden states small, TAR keeps them slow"""
+    """AR keeps hidden states small, TAR keeps their changes small"""
     for t, height in enumerate((44, 56, 36, 60, 48)):
         x = 190 + 75 * t
         for y in (50, 135):

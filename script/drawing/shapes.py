@@ -1,8 +1,8 @@
 """Shapes for the pictures of docs/ends.md.
 
-A table is a ruled rectangle (its height the words, its width the vectors), a matrix a plain box, a vector a slim bar,
-a step of computation a white box. "shared" before a kind makes it orange: both ends hold it. "dashed" is optional.
-A picture is 700 units wide; y grows downwards, and shapes are placed by their centre.
+A table is a ruled rectangle with one row per word. A matrix is a plain box, a vector a slim bar, and a step of
+computation a white box. "shared" before a kind makes the shape orange, because both ends hold it. "dashed" means that
+it is optional. A picture is 700 units wide, y grows downwards, and shapes are placed by their centre.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLOURS = {
     "shared": ("#fbd09a", "#b4600a"),
 }
 PICTURES: dict[str, Drawing] = {}
-"""Every picture by the name of its file."""
+"""Every picture, by the name of its file."""
 Point = tuple[float, float]
 
 
@@ -51,12 +51,12 @@ class Canvas(NamedTuple):
     axes: Axes
 
     def text(self, x: float, y: float, text: str, align: str = "center", *, size: int = 12, faint: bool = True) -> None:
-        """Text with its middle at the height y."""
+        """Write text that is centred vertically at y."""
         colour = {"color": FAINT} if faint else {}
         self.axes.text(x, y, text, size=size, ha=align, va="center", linespacing=1.25, **colour)
 
     def box(self, kind: str, x: float, y: float, width: float, height: float, name: str = "", note: str = "") -> Shape:
-        """A rectangle with its name inside and a note below."""
+        """Draw a rectangle with its name inside and a note below."""
         *style, kind = kind.split()
         fill, line = COLOURS["shared" if "shared" in style else kind]
         left, top = x - width / 2, y - height / 2
@@ -70,30 +70,30 @@ class Canvas(NamedTuple):
         return Shape.around(x, y, width, height)
 
     def chart(self, x: float, y: float, heights: Sequence[float], note: str = "", target: int | None = None) -> Shape:
-        """Scores or a distribution: one bar per class, the target's in colour."""
+        """Draw scores or a distribution: one bar per class, in colour for the target."""
         left, width = x - 11 * len(heights) / 2, 11 * len(heights)
-        places = [left + 5.5 + 11 * number for number in range(len(heights))]
+        centres = [left + 5.5 + 11 * number for number in range(len(heights))]
         colours = [COLOURS["vector"][1] if number == target else BAR for number in range(len(heights))]
-        self.axes.bar(places, [-40 * height for height in heights], 9, y + 20, color=colours)
+        self.axes.bar(centres, [-40 * height for height in heights], 9, y + 20, color=colours)
         self.axes.hlines(y + 20, left, left + width, FAINT, lw=1)
         self.text(x, y + 32, note)
         return Shape.around(x, y, width + 8, 44)
 
     def joint(self, x: float, y: float, sign: str) -> Shape:
-        """A circle where two things meet."""
+        """Draw a circle with the sign of an operation in it."""
         self.axes.plot(x, y, "o", ms=26, mfc="white", mec="#1f2933", mew=1)
         self.text(x, y, sign, size=15, faint=False)
         return Shape.around(x, y, 26, 26)
 
     def arrow(self, *points: Point, dash: str = "-") -> None:
-        """An arrow along straight lines through the points."""
+        """Draw an arrow along straight lines through the points."""
         style = {"arrowstyle": "-|>,head_length=0.5,head_width=0.25", "mutation_scale": 12, "color": FAINT, "lw": 1.3}
         self.axes.add_patch(FancyArrowPatch(path=Path(points), ls=dash, **style))
 
     def chain(self, *shapes: Shape) -> None:
-        """Arrows from each shape to the next, on its right or on its left."""
-        for one, other in pairwise(shapes):
-            self.arrow(*((one.right, other.left) if one.left < other.left else (one.left, other.right)))
+        """Draw an arrow from each shape to the next, to its left or right side."""
+        for start, end in pairwise(shapes):
+            self.arrow(*((start.right, end.left) if start.left < end.left else (start.left, end.right)))
 
 
 def picture(height: int) -> Callable[[Callable[[Canvas], None]], None]:

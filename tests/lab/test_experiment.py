@@ -123,7 +123,7 @@ def test_windows_apply_to_every_split_and_to_validation(tiny_recipe: Callable[..
     windows = 'evaluation.windows={kind = "sliding", context = 6, stride = 2}'
     result, _ = train(tiny_recipe(), tmp_path / "run", windows, "evaluation.train=true")
     for split in ("train", "valid", "test"):
-        assert "windows of 8 tokens of which the last 2 are scored" in result[split]["definition"]
+        assert "windows of 8 tokens, of which the last 2 are scored" in result[split]["definition"]
         assert result[split]["windows"] == "context-6-stride-2"
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     validated = [line["nll"] for line in lines if line["kind"] == "valid"]

@@ -1,7 +1,7 @@
-"""One row of a recipe, from its settings to its result: open the text, build, train, score, write it down.
+"""Training of one row of a recipe: open the text, build the model, train, score, and write the result.
 
-`train` is the same for every task (see `lab/tasks`). The folder of a run is made only once nothing can be rejected any
-more, so that no folder is left behind by settings that could never be trained.
+`train` is the same for every task (see `lab/tasks`). It creates the run folder only after all checks, so that invalid
+settings leave no folder behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reefknot.lab.recipes.starts import Start
 
 
-@stopping_at_once("stopped; the same command goes on where it stands")
+@stopping_at_once("stopped; run the same command again to continue")
 def train(
     recipe: Recipe,
     row: Row,
@@ -42,7 +42,7 @@ def train(
     world: World,
     display: Display,
     track: bool = False,
-    tell_test: bool = True,
+    show_test: bool = True,
     start: Path | None = None,
 ) -> RunResult | None:
     """Train a row in its folder, or resume it there. Returns the result, or None in all processes but the first.
@@ -51,7 +51,7 @@ def train(
         out: the run folder; by default runs/RECIPE/ROW/seedN.
         data: the folder of the corpora.
         track: also write TensorBoard events.
-        tell_test: print the test scores when training ends.
+        show_test: print the test scores when training ends.
         start: the finished run to start from, for a row with `training.start`; by default the run of the row that it
             names, next to `out` or in its default folder.
     """
@@ -80,7 +80,7 @@ def train(
             _note_environment(run, display)
         display.print(f"{name}  {out}  {dataset.summary}")
         if started_from and started_from.run:
-            display.print(f"{name}  begins with the best weights of {started_from.run.path}")
+            display.print(f"{name}  starts from the best weights of {started_from.run.path}")
         for note in notes:
             display.print(f"{name}  {note}")
         session = Session(run, world, display, name, _trackers(run) if track and world.first else [])
@@ -98,7 +98,7 @@ def train(
             **scores,
         )
         run.write_result(result)
-        display.print(f"{name}  {headline(result) if tell_test else 'finished'}")
+        display.print(f"{name}  {headline(result) if show_test else 'finished'}")
         return result
 
 
@@ -119,11 +119,11 @@ def _build(
         model = task.build_model(dataset.words)
     total = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
-        raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, not {row.parameters:,}')
+        raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, expected {row.parameters:,}')
     notes = task.prepare(model, dataset, from_files=start is None, say=say)
     if start and start.run:
         _load_start(model, start, task, dataset)
-    # Every rank builds the same weights, but drops other units in training.
+    # All ranks build the same weights, but each draws its own dropout masks.
     seed_everything(seed, world.rank)
     return model, notes
 
@@ -144,11 +144,11 @@ def _load_start(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Da
     assert run is not None
     known = [vocabulary.fingerprint for vocabulary in task.saved_words(run).vocabularies]
     if known != [vocabulary.fingerprint for vocabulary in dataset.words.vocabularies]:
-        raise DataError(f"{run.path} has another vocabulary, so its weights mean nothing here; start from another run")
+        raise DataError(f"{run.path} has another vocabulary, so its weights cannot be used; start from another run")
     try:
         load_weights(model, start.weights)
     except DataError as error:
-        raise DataError(f"cannot begin with {run.path}: {error}") from error
+        raise DataError(f"cannot start from {run.path}: {error}") from error
 
 
 @contextmanager
@@ -170,18 +170,20 @@ def run_config(
     start: Start | None = None,
     begun: RunFolder | None = None,
 ) -> dict[str, Any]:
-    """Return the content of config.json. Equal configs give equal runs, so it holds the hashes of the text and of the
-    weights or files that training starts from.
+    """Return the content of config.json.
+
+    Equal configs give equal runs, so it includes hashes of the text and of the weights or files that training starts
+    from.
 
     Args:
-        begun: the run to resume, which knows the hashes of files that are gone by now.
+        begun: the run to resume, which has recorded the hashes of files that may be gone.
     """
     config = {
         "recipe": recipe.name,
         "row": row.name,
         "task": experiment.task,
         "corpus": dataset.fingerprint,
-        # How processes share a model is not part of what a run is: others may resume it.
+        # Sharding does not change the result, so a run may be resumed with another value of training.shard.
         "settings": experiment.model_dump(mode="json", exclude={"training": {"shard"}}),
     }
     if start:
@@ -191,18 +193,16 @@ def run_config(
 
 
 def _reject_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
-    """Explain that a vector file has changed under its name: two hashes would explain nothing."""
+    """Raise an error that names the vector file that has changed. The general message would show only hashes."""
     old, new = begun.config, config
     for name, digest in new.get("vectors", {}).items():
         if old.get("settings") == new["settings"] and old.get("vectors", {}).get(name) != digest:
             file = new["settings"]["tables"][name]["vectors"]
-            raise SettingsError(
-                f"the vectors of tables.{name} are others by now: {file} has changed; restore it or use another --out"
-            )
+            raise SettingsError(f"{file}, the vectors of tables.{name}, has changed; restore it or use another --out")
 
 
 def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start: Path | None = None) -> bool:
-    """Whether `out` holds the result of this row and seed, with equal settings, text and starting weights."""
+    """Return whether `out` has the result of this row and seed, with equal settings, text and starting weights."""
     if not (out / "result.json").exists():
         return False
     experiment = recipe.experiments[row.name].with_seed(seed)
@@ -212,13 +212,13 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
 
 
 def _note_environment(run: RunFolder, display: Display) -> None:
-    """Record what this process runs on, and keep what earlier ones ran on where that differs."""
+    """Record the environment of this session, and keep those of earlier sessions that differ."""
     now, before = capture(), run.environment or {}
     earlier = before.pop("earlier", [])
     changed = [key for key in ("source_sha256", "python", "torch", "gpus") if before and before.get(key) != now[key]]
     if changed:
         earlier = [*earlier, before]
-        display.print(f"this run was begun with another environment ({', '.join(changed)}); both are recorded")
+        display.print(f"this run was started in another environment ({', '.join(changed)}); both are recorded")
     run.write_environment(now | ({"earlier": earlier} if earlier else {}))
 
 
@@ -229,7 +229,7 @@ def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
 
 
 def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> dict[str, Benchmark]:
-    """The word-similarity benchmarks that the vectors are judged by; none if not asked for, or not on this machine."""
+    """Return the word-similarity benchmarks; none if they were not requested or are not on this machine."""
     if not experiment.judges_similarity:
         return {}
     from reefknot.lab.evaluation.similarity import find_benchmarks
@@ -237,7 +237,7 @@ def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> 
     try:
         return find_benchmarks(data)
     except CorpusNotFound as error:
-        display.print(f"evaluation.similarity is left out: {error}")
+        display.print(f"evaluation.similarity is skipped: {error}")
         return {}
 
 
@@ -251,7 +251,7 @@ def _trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
 
 
 def _heading(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
-    """What the result of every task begins with: where it comes from."""
+    """Return the fields of a result that describe its origin, for every task."""
     environment = run.environment or {}
     return {
         "format": FORMAT,
@@ -291,15 +291,15 @@ def _training(experiment: Experiment, session: Session, progress: Progress) -> T
 
 
 def headline(result: RunResult) -> str:
-    """The scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
+    """Return the scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
     parts = [", ".join(_scores(result, result.test))] if result.test else []
-    judged = {end: _correlations(judgements) for end, judgements in result.similarity.items()}
-    parts += [f"rho of {end} vectors: {text}" for end, text in judged.items() if text]
+    correlations = {end: _correlations(judgements) for end, judgements in result.similarity.items()}
+    parts += [f"rho of {end} vectors: {text}" for end, text in correlations.items() if text]
     return "; ".join(parts) or "finished"
 
 
 def _correlations(judgements: Iterable[Judgement]) -> str:
-    """Correlations on the benchmarks of Press & Wolf, each with the number of pairs that it is over."""
+    """Return the correlations on the benchmarks of Press & Wolf, with their numbers of pairs."""
     from reefknot.lab.evaluation.benchmarks import PRESS
 
     known = [each for each in judgements if each.name in PRESS and each.rho is not None]
@@ -317,6 +317,6 @@ def _scores(result: RunResult, test: TextScore) -> list[str]:
         parts.append(f"train {shown(result.train.perplexity)}")
     if counted := result.protocol:
         splits = {"valid": counted.valid, "test": counted.test}
-        figures = ", ".join(f"{split} {shown(score.perplexity)}" for split, score in splits.items() if score)
-        parts.append(f"counted as {counted.name}: {figures}")
+        perplexities = ", ".join(f"{split} {shown(score.perplexity)}" for split, score in splits.items() if score)
+        parts.append(f"counted as {counted.name}: {perplexities}")
     return parts

@@ -15,31 +15,26 @@ from reefknot.errors import SettingsError
 
 
 @dataclass(frozen=True)
-class Gt:
+class Bound:
+    """A limit on one side of a number. The subclass says on which side, and whether the limit itself is allowed."""
+
+    limit: float
+
+
+class Gt(Bound):
     """The value is greater than `limit`."""
 
-    limit: float
 
-
-@dataclass(frozen=True)
-class Ge:
+class Ge(Bound):
     """The value is greater than or equal to `limit`."""
 
-    limit: float
 
-
-@dataclass(frozen=True)
-class Lt:
+class Lt(Bound):
     """The value is less than `limit`."""
 
-    limit: float
 
-
-@dataclass(frozen=True)
-class Le:
+class Le(Bound):
     """The value is less than or equal to `limit`."""
-
-    limit: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Length:
     most: int | None = None
 
 
-BOUNDS = (Gt, Ge, Lt, Le, Length)
+BOUNDS = (Bound, Length)
 
 # The upper bounds are far above anything that trains. They turn a typing error into a message.
 Count = Annotated[int, Ge(1), Le(10**9)]

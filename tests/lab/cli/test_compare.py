@@ -88,7 +88,7 @@ def test_different_windows_are_noted(cli: Cli, recipe: Path, runs: Runs, tmp_pat
     lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
-    assert f"note: {runs.tied} and {lines}: scored with other context, one stream and lines\n" in outcome.err
+    assert f"note: {runs.tied} and {lines}: scored with different context: one stream and lines\n" in outcome.err
     assert "note" not in cli("compare", lines, lines).err
 
 
@@ -98,7 +98,7 @@ def test_different_unknown_words_are_rejected(cli: Cli, recipe: Path, runs: Runs
     assert outcome.code == 2
     assert re.search(r"0 unknown words, scored as <unk>, against \d+; compare runs whose vocabularies", outcome.err)
     ends = train(cli, recipe, tmp_path / "ends", "vocabulary.end_of_line=false")
-    assert "one scores the ends of lines, the other does not" in cli("compare", runs.tied, ends).err
+    assert "one scores line ends, the other does not" in cli("compare", runs.tied, ends).err
 
 
 def test_models_with_and_without_spellings_are_compared_by_token(cli: Cli, recipe: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_dynamic_evaluation_learns_and_leaves_the_run_unchanged(cli: Cli, runs: 
     record = cli("evaluate", runs.tied, "--dynamic", *options, "--json").json()
     assert record["perplexity"] == pytest.approx(math.exp(record["nll"]))
     assert record["perplexity"] != pytest.approx(plain, rel=1e-5)
-    assert "every 4 tokens are scored, then learned from" in record["definition"]
+    assert "segments of 4 tokens are scored, then trained on" in record["definition"]
     assert "eta 0.001, lambda 0.01, epsilon 2e-05 on the scale 'mean'" in record["definition"]
     assert "search" not in record
     older = cli("evaluate", runs.tied, "--dynamic", "--dynamic-scale", "sum", "--limit", 40)
@@ -52,9 +52,7 @@ def test_cache_reports_its_settings_and_the_plain_perplexity(cli: Cli, runs: Run
     options = ("--cache-weight", 0.2, "--cache-theta", 0.5, "--cache-window", 30, "--cache-fill", "full")
     outcome = cli("evaluate", runs.tied, "--cache", *options)
     assert outcome.out.startswith("test perplexity ")
-    assert (
-        "weight 0.2, theta 0.5, over the last 30 positions, used only once there are more than so many" in outcome.out
-    )
+    assert "weight 0.2, theta 0.5, over the last 30 positions, used only after more positions than that" in outcome.out
     assert f"without it: perplexity {plain:,.2f}" in outcome.out
 
 
@@ -221,7 +219,10 @@ def test_a_diverging_rate_is_visible_in_the_definition(cli: Cli, runs: Runs, pla
 def test_windows_are_set_by_context_and_stride(cli: Cli, run: Path, plain: float) -> None:
     """A recurrent model can be scored in windows. The score of training is printed as well."""
     record = cli("evaluate", run, "--context", 20, "--stride", 5, "--json").json()
-    assert "context: windows of 25 tokens of which the last 5 are scored, each computed afresh" in record["definition"]
+    assert (
+        "context: windows of 25 tokens, of which the last 5 are scored, each computed independently"
+        in record["definition"]
+    )
     assert record["windows"] == "context-20-stride-5"
     assert record["perplexity"] == pytest.approx(plain, rel=0.05)
     assert record["recorded"] == {"perplexity": pytest.approx(plain), "streams": 1}
@@ -261,7 +262,7 @@ def attentive(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_transformer_is_scored_in_windows(cli: Cli, attentive: Path) -> None:
     result = json.loads((attentive / "result.json").read_text(encoding="utf-8"))
     for split in ("train", "valid", "test"):
-        assert "context: blocks of 10 tokens, each computed afresh" in result[split]["definition"]
+        assert "context: blocks of 10 tokens, each computed independently" in result[split]["definition"]
         record = cli("evaluate", attentive, "--split", split, "--json").json()
         assert record["perplexity"] == pytest.approx(result[split]["perplexity"])
         assert "recorded" not in record

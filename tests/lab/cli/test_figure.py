@@ -53,7 +53,7 @@ def test_a_figure_of_curves_is_printed_drawn_and_recorded(cli: Cli, runs: Runs, 
         assert picture.read_bytes().startswith(start)
     assert outcome.out.startswith("Inan et al. 2017, Figure 2: ")
     assert "\nuntied " in outcome.out
-    assert "not the rows of inan2017/figure2: runs of tiny stand in for them" in outcome.err
+    assert "runs of tiny are shown in place of the rows of inan2017/figure2" in outcome.err
     written = json.loads(record.read_text())
     assert (written["figure"], len(written["runs"])) == ("inan2017/2", 2)
     assert {curve["row"] for curve in written["measured"]["curves"]} == {"tied", "untied"}
@@ -72,11 +72,11 @@ def test_next_words_of_the_papers_contexts(cli: Cli, runs: Runs) -> None:
 def test_runs_of_another_task_are_left_out_or_rejected(cli: Cli, runs: Runs, skip_gram: Path) -> None:
     outcome = cli("figure", "inan2017/table4", runs.tied, skip_gram, "--device", "cpu")
     assert outcome.code == 0, outcome.err
-    assert "left out, not language models: vectors (1 run)" in outcome.err
+    assert "left out, not a language model: vectors (1 run)" in outcome.err
     for name, run, message in (
-        ("inan2017/1", skip_gram, "it is about language models, and"),
-        ("press2017/table3", skip_gram, "it is about language models, and"),
-        ("press2017/table2", runs.tied, "it is about skip-grams, and"),
+        ("inan2017/1", skip_gram, "it shows a language model, but"),
+        ("press2017/table3", skip_gram, "it shows a language model, but"),
+        ("press2017/table2", runs.tied, "it shows a run of skip-gram, but"),
     ):
         outcome = cli("figure", name, run)
         assert outcome.code == 3

@@ -90,7 +90,7 @@ def test_mistakes_are_reported_before_anything_is_trained(
     assert 'combination "dropout=0.1, dim=9"' in outcome.err
     assert 'combinations "dropout=2, dim=8", "dropout=2, dim=9"' in outcome.err
     assert trained == []
-    assert "say which row with --row" in cli("sweep", recipe, "training.clip=1,2").err
+    assert "choose a row with --row" in cli("sweep", recipe, "training.clip=1,2").err
 
 
 def test_a_second_stage_starts_from_the_first(

@@ -87,10 +87,10 @@ def test_score_mixes_model_and_cache_probabilities(
     expected[used] = 0.7 * expected[used] + 0.3 * from_cache[used]
     np.testing.assert_allclose(cached.nll, -np.log(expected), rtol=1e-6)
     assert (len(cached.nll), cached.words, cached.bytes) == (len(plain.nll), plain.words, plain.bytes)
-    assert "independent of how the text is cut into windows" in cached.definition
+    assert "independent of how the text is divided into windows" in cached.definition
     assert "weight 0.3, theta 0.4, over the last 20 positions, used " in cached.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in cached.definition
-    assert ("only once there are more than so many" in cached.definition) == (fill == "full")
+    assert ("only after more positions than that" in cached.definition) == (fill == "full")
     assert model.training
 
 
@@ -271,7 +271,7 @@ def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> No
     from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
     expected = 0.7 * reading.log_probs.exp().numpy() + 0.3 * from_cache
     np.testing.assert_allclose(cached.nll[1:], -np.log(expected[1:]), rtol=1e-5)
-    assert "windows of 12 tokens of which the last 7 are scored" in cached.definition
+    assert "windows of 12 tokens, of which the last 7 are scored" in cached.definition
     assert "independent of how windows are computed together\ncontinuous cache: weight 0.3" in cached.definition
     _, grid = search_cache(model, split, vocabulary, CacheSettings(theta=0.4, window=20), windows=windows)
     assert grid.axes == {"window": [20], "theta": [0.4], "weight": [*module.WEIGHTS, 0.45, 0.675]}

@@ -163,7 +163,7 @@ def test_repeated_text_is_learned_and_weights_are_restored(opened: Open, model_f
     np.testing.assert_allclose(adapted.nll[:5], plain.nll[:5], atol=1e-6)
     assert not np.allclose(adapted.nll[5:10], plain.nll[5:10], atol=1e-4)
     assert (len(adapted.nll), adapted.words, adapted.bytes) == (len(plain.nll), plain.words, plain.bytes)
-    assert "every 5 tokens are scored, then learned from" in adapted.definition
+    assert "segments of 5 tokens are scored, then trained on" in adapted.definition
     assert "independent" not in adapted.definition
     assert "eta 0.02, lambda 0.001, epsilon 0.01 on the scale 'mean'" in adapted.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in adapted.definition

@@ -115,9 +115,7 @@ def test_counts_and_definition_of_scored_pairs(opened: Callable[..., PairDataset
     summary = scores.summary()
     assert summary.perplexity == summary.word_perplexity == pytest.approx(float(np.exp(scores.nll.mean())))
     assert f"tokens: {words} scored once each, of {words} in the test text" in scores.definition
-    assert (
-        "6 pairs, each computed afresh: a target's tokens after its whole source and those before" in scores.definition
-    )
+    assert "6 pairs, each computed independently, target tokens from the source" in scores.definition
     assert "every line ends with the token <eos>, which is scored" in scores.definition
     assert "unknown words: 3 here, scored as the token <unk>" in scores.definition
     assert "computed in float32; independent of which pairs are computed together" in scores.definition
@@ -128,7 +126,7 @@ def test_word_perplexity_of_sub_words(opened: Callable[..., PairDataset]) -> Non
     scores = score_pairs(translator(dataset), dataset.splits["valid"], dataset.vocabulary, precision="bfloat16")
     assert scores.words == sum(len(target.split()) + 1 for _, target in HELD_OUT)
     assert len(scores.nll) > scores.words
-    assert f"in {len(scores.nll):,} pieces" in scores.definition
+    assert f"in {len(scores.nll):,} sub-words" in scores.definition
     assert "computed in bfloat16" in scores.definition
     assert scores.summary().word_perplexity > scores.summary().perplexity
 

@@ -132,8 +132,8 @@ def test_definition_states_tokens_context_and_unknown_words(opened: Open, model_
     text = score(model, dataset.splits["test"], dataset.vocabulary).definition
     assert "tokens: 228 scored once each, of 228 in the test text" in text
     assert "one stream from an empty state" in text
-    assert "no token is left out" in text
-    assert text.endswith("computed in float32; independent of how the text is cut into windows")
+    assert "every token is scored" in text
+    assert text.endswith("computed in float32; independent of how the text is divided into windows")
     assert "unknown words: 24 here, scored as the token <unk>" in text
     assert "over 228 words and line ends; bits per byte: over 708 bytes" in text
     assert "20 contiguous streams, each from an empty state" in (
@@ -146,7 +146,7 @@ def test_definition_of_a_text_without_line_ends(opened: Open, model_for: Build) 
     text = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary).definition
     assert "tokens: 2 scored once each, of 3 in the test text" in text
     assert "is not scored" in text
-    assert "unknown words: none in this text; end of line: line ends are no tokens" in text
+    assert "unknown words: none in this text; end of line: line ends are not tokens" in text
     assert "over 2 words; bits" in text
 
 
@@ -216,7 +216,7 @@ def test_word_perplexity_of_a_sub_word_model(opened: Open, model_for: Build, mer
     assert words.sum() == pytest.approx(total)
     assert summary.word_perplexity == pytest.approx(math.exp(total / len(words)))
     assert summary.bits_per_byte == pytest.approx(total / math.log(2) / split.bytes)
-    assert f"in {len(result.nll):,} pieces, where a word's probability is the product over" in result.definition
+    assert f"in {len(result.nll):,} sub-words; the probability of a word is the product over" in result.definition
     assert f"over {len(words):,} words" in result.definition
 
 

@@ -217,16 +217,16 @@ def test_output_end_computes_only_scored_rows(opened: Open, monkeypatch: pytest.
     [
         (
             Sliding(2560, 512),
-            "context: windows of 3,072 tokens of which the last 512 are scored, each computed afresh, the first ones "
-            "with less before them; <eos> stands before the first token and no token is left out",
+            "context: windows of 3,072 tokens, of which the last 512 are scored, each computed independently; "
+            "the first windows have less context; <eos> precedes the first token, and every token is scored",
         ),
-        (Sliding(0, 512), "context: blocks of 512 tokens, each computed afresh; <eos> stands before the first token"),
+        (Sliding(0, 512), "context: blocks of 512 tokens, each computed independently; <eos> precedes the first token"),
         (
             Complete(512),
-            "context: blocks of whole lines of at most 512 tokens, each computed afresh; a longer line is alone, cut "
-            "into pieces; <eos> stands before",
+            "context: blocks of whole lines of at most 512 tokens, each computed independently; a longer line is split "
+            "into blocks of its own; <eos> precedes",
         ),
-        (Lines(), "context: single lines, each computed afresh; <eos> stands before the first token"),
+        (Lines(), "context: single lines, each computed independently; <eos> precedes the first token"),
     ],
 )
 def test_definition_describes_the_windows(opened: Open, windows: Windows, line: str) -> None:

@@ -92,9 +92,9 @@ def test_section_of_a_record_states_its_origin() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"environment": RECORD["environment"] | {"commit": None}}, "does not record the commit by which it was made"),
+        ({"environment": RECORD["environment"] | {"commit": None}}, "no commit recorded for it"),
         ({"environment": RECORD["environment"] | {"dirty": True}}, "it was made with uncommitted changes"),
-        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "the command by which its run VD-LSTM large was made"),
+        ({"runs": [RECORD["runs"][0] | {"command": ""}]}, "no command recorded for its run VD-LSTM large"),
         ({"runs": [RECORD["runs"][0] | {"dirty": True}]}, "its run VD-LSTM large was made with uncommitted changes"),
     ],
 )
@@ -130,7 +130,7 @@ def test_record_is_accepted_only_with_the_code_of_its_commit(tmp_path: Path) -> 
     assert recorded == tmp_path / "results" / "figures" / "inan2017-2.json"
     (stored,) = read_figures(tmp_path)
     assert stored["environment"]["command"] == "reefknot figure inan2017/2 RUN --data DIR --json a.json"
-    with pytest.raises(DataError, match="the code that ran is not that of commit"):
+    with pytest.raises(DataError, match="the code that ran differs from commit"):
         take(tmp_path, write_record(path, environment=environment | {"source_sha256": "ab" * 32}))
     with pytest.raises(DataError, match="is not in this repository"):
         take(tmp_path, write_record(path, environment=environment | {"commit": "beef"}))

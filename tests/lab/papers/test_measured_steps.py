@@ -141,7 +141,7 @@ def test_unusable_step_records_are_ignored(tmp_path: Path, changes: dict[str, An
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"environment": {"command": "reefknot bench"}}, "gpu.json: does not record the commit by which it was made"),
+        ({"environment": {"command": "reefknot bench"}}, "gpu.json: no commit recorded for it"),
         ({"environment": {"command": "a", "commit": "b", "dirty": True}}, "uncommitted changes; commit and run"),
     ],
 )

@@ -16,7 +16,7 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.benchmarks import PRESS as FIVE
 from reefknot.lab.papers import page as papers
 from reefknot.lab.papers.figures import FIGURES
-from reefknot.lab.papers.measured_figures import Shown, without_places
+from reefknot.lab.papers.measured_figures import Shown, without_paths
 from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, TOUR, Idea, record, update
 from reefknot.lab.recipes.file import RecipeFile, Row
 from reefknot.lab.runs.environment import source_sha256
@@ -281,11 +281,11 @@ def test_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> Non
     (folder,) = record(root, [run])
     assert [path.name for path in (folder / "evaluations").iterdir()] == ["cache.json"]
     write_evaluation(run, "mc", test=90.0, **traced | {"source_sha256": "0" * 64})
-    with pytest.raises(DataError, match="is not that of commit"):
+    with pytest.raises(DataError, match="differs from commit"):
         record(root, [run])
     (run / "evaluations" / "mc.json").unlink()
 
-    wrong = {"is not that of commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
+    wrong = {"differs from commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
     for number, (message, changed) in enumerate(wrong.items()):
         other = write_run(tmp_path / str(number), "Small + WT", 0, result("Small + WT", 0) | traced | changed)
         with pytest.raises(DataError, match=message):
@@ -311,7 +311,7 @@ def test_recorded_metrics_keep_one_line_per_epoch_and_kind(tmp_path: Path) -> No
 def test_recorded_command_has_no_local_folders() -> None:
     command = 'reefknot train a/b --row "x y" --data /home/me/data --out /runs/x --start=/runs/y training.seed=1'
     text = json.dumps({"command": command, "origin": "/home/me/data"})
-    cleaned = json.loads(without_places(text))
+    cleaned = json.loads(without_paths(text))
     assert cleaned["command"] == 'reefknot train a/b --row "x y" --data DIR --out RUN --start=RUN training.seed=1'
     assert cleaned["origin"] == "/home/me/data"  # only commands are changed
 
@@ -319,18 +319,18 @@ def test_recorded_command_has_no_local_folders() -> None:
 @pytest.mark.parametrize("run", ["runs/a/seed0", "~/runs/a", "/runs/a", "RUN"])
 def test_recorded_evaluation_command_has_no_run_folder(run: str) -> None:
     text = json.dumps({"command": f"reefknot evaluate {run} --cache --save"})
-    assert json.loads(without_places(text))["command"] == "reefknot evaluate RUN --cache --save"
+    assert json.loads(without_paths(text))["command"] == "reefknot evaluate RUN --cache --save"
 
 
 @pytest.mark.parametrize("option", ["--json ", "--json=", "--output ", "-o "])
 @pytest.mark.parametrize("folder", ["", "/", "/tmp/", "/home/me/runs/"])
 def test_output_file_of_a_command_keeps_only_its_name(option: str, folder: str) -> None:
     text = json.dumps({"command": f"reefknot figure a/1 /home/me/runs {option}{folder}a.json"})
-    assert json.loads(without_places(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
+    assert json.loads(without_paths(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
 
 
 def test_two_runs_for_one_record_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(papers, "_refuse_other_code", lambda root, result: None)
+    monkeypatch.setattr(papers, "_check_code", lambda root, result: None)
     runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
     with pytest.raises(DataError, match="another run of the same row and seed"):
         record(tmp_path, runs)

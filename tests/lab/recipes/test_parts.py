@@ -25,7 +25,7 @@ PARTS = {
 @pytest.mark.parametrize(("part", "whole"), PARTS.items())
 def test_part_has_the_rows_of_the_extended_recipe(part: str, whole: str) -> None:
     loaded_part, loaded_whole = load_recipe(part), load_recipe(whole)
-    assert (loaded_part.asked, loaded_part.name, loaded_part.paper) == (part, whole, loaded_whole.paper)
+    assert (loaded_part.given_name, loaded_part.name, loaded_part.paper) == (part, whole, loaded_whole.paper)
     assert loaded_part.title != loaded_whole.title
     for row in loaded_part.rows:
         assert row == loaded_whole.row(row.name)
@@ -39,7 +39,7 @@ def test_invalid_part_is_rejected(tmp_path: Path) -> None:
         (head.format("demo") + 'rows = ["zebra"]', 'demo has no row "zebra"; there are: "'),
         (head.format("demo") + "rows = []", "rows: "),
         (head.format("zebra") + 'rows = ["tied"]', "no recipe 'zebra'"),
-        (head.format("inan2017/figure2") + 'rows = ["VD-LSTM large"]', "is itself a part of another recipe"),
+        (head.format("inan2017/figure2") + 'rows = ["VD-LSTM large"]', "itself selects rows of another recipe"),
         (head.format("demo") + 'rows = ["tied"]\n[base.corpus]\nname = "ptb"', "base: "),
     ):
         path.write_text(text)

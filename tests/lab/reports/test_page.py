@@ -108,7 +108,7 @@ def test_page_has_all_sections_and_key_facts(page: tuple[Path, PageParser]) -> N
         "output vectors",
         "shared table",
         "the company",
-        "no token is left out",
+        "every token is scored",
         "model.output.classifier.kind",
         '"torch": "2.13.0"',
         "reefknot train press2017/table6 --row 'Small + WT' --seed 0",
@@ -299,7 +299,7 @@ def test_saved_evaluation_is_a_row_with_its_definition(tmp_path: Path) -> None:
     _, parsed = write_page(tmp_path / "runs", tmp_path)
     assert ["Small + dynamic evaluation", "0", "91.2"] in [row[:3] for row in parsed.rows]
     assert parsed.rows[parsed.rows.index(COST) + 1] == SMALL_COST
-    assert "dynamic evaluation: every 5 tokens are scored" in " ".join(parsed.text)
+    assert "dynamic evaluation: segments of 5 tokens are scored" in " ".join(parsed.text)
 
 
 def test_table_of_seconds_has_no_perplexities(tmp_path: Path) -> None:

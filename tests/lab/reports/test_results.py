@@ -79,7 +79,7 @@ def test_result_file_alone_is_enough(tmp_path: Path) -> None:
     [
         ("result.json", '{"format": 2, "rec', "result.json"),
         ("result.json", "[]", "result.json"),
-        ("result.json", '{"format": 3}', "format 3 is not known here"),
+        ("result.json", '{"format": 3}', "unknown format 3"),
         ("result.json", '{"format": 2}', r"\(task: Field required\)"),
         ("result.json", '{"format": 1, "recipe": "\\ud800"}', "result.json"),
         ("config.json", "{", "config.json"),

@@ -194,5 +194,5 @@ def test_different_windows_are_compared_with_a_note(tmp_path: Path) -> None:
     assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
     assert build(rows).best == {1}
     assert mark(rows)[1] == (
-        "† scored in windows of 3,072 tokens of which the last 512 are scored here, in blocks of 512 tokens in Small",
+        "† scored in windows of 3,072 tokens, of which the last 512 are scored here, in blocks of 512 tokens in Small",
     )

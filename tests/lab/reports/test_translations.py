@@ -273,8 +273,8 @@ def test_language_model_page_has_no_translations_section(runs: Path) -> None:
 
 
 def test_ideas_list_shows_bleu(rows: list[TableRow]) -> None:
-    assert papers._figures(next(row for row in rows if row.name == "TWWT")) == ("BLEU 39.10 ± 0.14", "BLEU 38.1")
-    assert papers._figures(next(row for row in rows if row.name == "GNMT")) == ("", "BLEU 24.6")
+    assert papers._scores(next(row for row in rows if row.name == "TWWT")) == ("BLEU 39.10 ± 0.14", "BLEU 38.1")
+    assert papers._scores(next(row for row in rows if row.name == "GNMT")) == ("", "BLEU 24.6")
 
 
 def test_origin_names_the_bleu_signature(rows: list[TableRow]) -> None:

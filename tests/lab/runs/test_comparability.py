@@ -28,8 +28,8 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
 @pytest.mark.parametrize(
     ("changes", "aspect", "message"),
     [
-        ({"bytes": 1000}, Aspect.TEXT, "a text of 1,000 bytes here, of 449,945 in A"),
-        ({"_sha256": "b"}, Aspect.TEXT, "not the text of A"),
+        ({"bytes": 1000}, Aspect.TEXT, "the text has 1,000 bytes here, 449,945 in A"),
+        ({"_sha256": "b"}, Aspect.TEXT, "the text differs from that of A"),
         ({"_line_ends": False, "words": 78_669}, Aspect.LINE_ENDS, "line ends are scored in A, not here"),
         ({"words": 78_669}, Aspect.WORDS, "78,669 words and line ends scored here, 82,430 in A"),
         ({"_unknown": 0}, Aspect.UNKNOWN_WORDS, "no unknown words scored as <unk> here, 77 in A"),
@@ -37,9 +37,9 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
         (
             {"_unknown_sha256": "d"},
             Aspect.UNKNOWN_WORDS,
-            "77 unknown words scored as <unk> here, but not the same ones as in A",
+            "77 unknown words scored as <unk> here, but other words than in A",
         ),
-        ({"mode": DYNAMIC}, Aspect.MODE, "scored by dynamic here, by plain in A"),
+        ({"mode": DYNAMIC}, Aspect.MODE, "evaluation mode dynamic here, plain in A"),
         ({"streams": 2000}, Aspect.STREAMS, "scored in 2,000 contiguous streams here, in one stream in A"),
     ],
 )
@@ -72,7 +72,7 @@ def test_different_context_prevents_only_affected_comparisons() -> None:
         assert (in_tables.aspect, in_tables.prevents) == (aspect, False), "the effect on a long stream is small"
         assert paired.prevents == (aspect is Aspect.STREAMS), "losses of single tokens depend on it"
     assert in_comparison(difference(few, make_score(), paired=True), "test") == (  # type: ignore[arg-type]
-        "scored in 20 and in 1 streams; train both with one evaluation.streams"
+        "scored in 20 and in 1 streams; train both with the same evaluation.streams"
     )
     short = difference(make_score(windows="lines", tokens=999), make_score(tokens=999))
     assert short is not None

@@ -68,7 +68,7 @@ def test_metric_sign_sorts_better_values_first() -> None:
 def test_definition_states_only_known_fields() -> None:
     assert TextScore(perplexity=9.0, nll=2.2).definition.splitlines() == [
         "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
-        "independent of how the text is cut into windows",
+        "independent of how the text is divided into windows",
     ]
 
 

@@ -147,7 +147,7 @@ def test_words_get_vectors_by_exact_then_lower_case_match(file: Path) -> None:
     table = WordTable(len(WORDS), 3)
     drawn = table.weight.detach().clone()
     message = start_table(table, file, vocabulary_of(WORDS))
-    assert message == f"{file} has vectors of 4 of the 6 words; the others are drawn"
+    assert message == f"{file} has vectors of 4 of the 6 words; the other vectors are random"
     assert table.weight[[0, 1, 3, 4]].tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [6, 7, 8]]
     assert torch.equal(table.weight[[2, 5]], drawn[[2, 5]])
     assert table.weight.requires_grad
@@ -196,7 +196,7 @@ def test_words_get_vectors_of_sub_words_equal_to_them(sub_words: Vocabulary, tmp
 @pytest.mark.parametrize(
     ("arguments", "words", "error", "message"),
     [
-        ({"dim": 4}, WORDS, SettingsError, "has vectors of 3 numbers but the table has dim = 4"),
+        ({"dim": 4}, WORDS, SettingsError, "has vectors of dimension 3 but the table has dim = 4"),
         ({"dim": 3}, WORDS[:5], SettingsError, "5 words for a table of 6"),
         ({"dim": 3}, ("a", "b", "c", "d", "e", "f"), DataError, "has none of the 6 words"),
     ],

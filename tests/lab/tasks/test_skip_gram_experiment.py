@@ -49,7 +49,7 @@ def test_task_is_inferred_from_the_settings() -> None:
         ({"encoder": {"kind": "lstm"}}, "encoder: no such setting"),
         ({"skip_gram": {"dmi": 8}}, "skip_gram.dmi: no such setting; did you mean skip_gram.dim?"),
         ({"skip_gram": {"dim": 0}}, "skip_gram.dim: must be greater than or equal to 1"),
-        ({"vocabulary": {"keep_spellings": True}}, "a table of skip-gram reads no spellings"),
+        ({"vocabulary": {"keep_spellings": True}}, "skip-gram cannot read spellings"),
         ({"vocabulary": {"sides": "separate"}}, "skip-gram reads one text"),
         ({"corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}}}, "skip-gram reads one text"),
         ({"evaluation": {"streams": 2}}, "evaluation.streams: no such setting"),
@@ -148,7 +148,7 @@ def test_missing_judgements_are_reported_once_and_skipped(
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     result, output = train(recipe, "tied", tmp_path / "run")
     assert "similarity" not in result
-    assert output.count("evaluation.similarity is left out") == 1
+    assert output.count("evaluation.similarity is skipped") == 1
     assert output.splitlines()[-1].endswith("finished")
 
 

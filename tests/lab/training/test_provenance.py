@@ -46,7 +46,7 @@ def test_sessions_with_other_code_are_recorded(
     environment = RunFolder.open(tmp_path / "run").environment or {}
     assert environment["source_sha256"] == environment_now["source_sha256"]
     assert [session["source_sha256"] for session in environment["earlier"]] == ["of other code"]
-    assert any("begun with another environment (source_sha256)" in line for line in display.lines)
+    assert any("started in another environment (source_sha256)" in line for line in display.lines)
 
 
 def test_reason_a_session_ends_is_logged(tmp_path: Path, train: Train, signal_in_step: Any) -> None:

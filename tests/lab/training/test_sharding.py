@@ -161,7 +161,7 @@ def test_single_process_is_not_sharded() -> None:
 def test_single_process_reports_that_it_does_not_shard(tmp_path: Path, text: str) -> None:
     settings = (text, "training.updates=1", "training.shard=true")
     output = run_command("train", RECIPE, "--row", "blocks", "--out", tmp_path / "run", *settings).out
-    assert output.count("training.shard: a process alone holds the whole model") == 1
+    assert output.count("training.shard has no effect with one process") == 1
 
 
 def test_error_if_torch_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:

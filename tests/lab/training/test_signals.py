@@ -91,7 +91,7 @@ def test_run_stopped_before_training_or_while_scoring_resumes(
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(display, moment, interrupt)
-    with pytest.raises(Stopped, match="stopped; the same command"):
+    with pytest.raises(Stopped, match="stopped; run the same command again"):
         train(tmp_path / "run")
     monkeypatch.undo()
     assert train(tmp_path / "run")["training"]["steps"] == 12

@@ -154,8 +154,8 @@ def test_unsuitable_vectors_are_rejected(tmp_path: Path, train: Any, file: Path)
     write_vectors(WordVectors(("ja", "nein"), np.ones((2, 8), np.float32)), other_language, "glove")
     truncated.write_bytes(file.read_bytes()[:-60])
     for path, error, message in (
-        (other_dimension, SettingsError, "has vectors of 5 numbers but the table has dim = 8; make them equal"),
-        (other_language, DataError, r"has none of the \d+ words; start from vectors of the same language"),
+        (other_dimension, SettingsError, "has vectors of dimension 5 but the table has dim = 8; make them equal"),
+        (other_language, DataError, r"has none of the \d+ words; use a file of vectors of the same language"),
         (truncated, DataError, "cut off|numbers after the word"),
     ):
         with pytest.raises(error, match=message):

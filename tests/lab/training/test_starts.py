@@ -100,7 +100,7 @@ def test_error_names_the_complete_command_to_run_first(tmp_path: Path, staged: C
 def test_missing_explicit_start_is_reported(tmp_path: Path, staged: Callable[..., str]) -> None:
     recipe = load_recipe(staged())
     named = tmp_path / "nope"
-    advice = f"`reefknot train {recipe.asked} --row tied --out {named}`"
+    advice = f"`reefknot train {recipe.given_name} --row tied --out {named}`"
 
     def error() -> str:
         with pytest.raises(SettingsError) as caught:
@@ -108,7 +108,7 @@ def test_missing_explicit_start_is_reported(tmp_path: Path, staged: Callable[...
         assert f"--start {named}:" in str(caught.value)
         return str(caught.value)
 
-    assert "is not there" in (message := error())
+    assert "does not exist" in (message := error())
     assert advice in message
     named.mkdir()
     assert "no result.json" in (message := error())
@@ -136,7 +136,7 @@ def test_different_start_weights_are_rejected(tmp_path: Path, staged: Callable[.
     recipe = load_recipe(staged())
     for name in ("one", "twin"):
         train(recipe, "tied", tmp_path / name)
-    train(load_recipe(recipe.asked, ["training.seed=1"]), "tied", tmp_path / "other")
+    train(load_recipe(recipe.given_name, ["training.seed=1"]), "tied", tmp_path / "other")
     train(recipe, "finetune", tmp_path / "second", start=tmp_path / "one")
     again = train(recipe, "finetune", tmp_path / "second", start=tmp_path / "twin")
     assert again == json.loads((tmp_path / "second" / "result.json").read_text(encoding="utf-8"))
@@ -163,13 +163,13 @@ def test_stage_with_checkpoints_does_not_need_its_start(
     first.rename(tmp_path / "away")
     assert train(recipe, "finetune", tmp_path / "whole", start=first) == result
     with pytest.raises(SettingsError, match=r"settings\.encoder\.dropout"):
-        train(load_recipe(recipe.asked, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
+        train(load_recipe(recipe.given_name, ["encoder.dropout=0.1"]), "finetune", tmp_path / "whole", start=first)
     train(recipe, "finetune", out, start=first)
     assert {**outcome(out), "weights": None} == {**outcome(tmp_path / "whole"), "weights": None}
     # A run that was stopped before its first checkpoint has only its settings.
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_bytes((out / "config.json").read_bytes())
-    with pytest.raises(ReefknotError, match="this folder is not there"):
+    with pytest.raises(ReefknotError, match="this folder does not exist"):
         train(recipe, "finetune", tmp_path / "bare", start=first)
 
 
@@ -178,14 +178,14 @@ def test_start_must_be_requested_and_match_the_model(
 ) -> None:
     recipe = load_recipe(staged())
     train(recipe, "untied", tmp_path / "untied")
-    with pytest.raises(SettingsError, match=r'"tied" begins with no other run; --start needs training\.start'):
+    with pytest.raises(SettingsError, match=r'"tied" does not start from a run; --start needs training\.start'):
         train(recipe, "tied", tmp_path / "run", start=tmp_path / "untied")
-    with pytest.raises(DataError, match=r"cannot begin with \S+/untied: .* a different model: \S+ do not match"):
+    with pytest.raises(DataError, match=r"cannot start from \S+/untied: .* a different model: \S+ do not match"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "untied")
     changed_text = made_text(120)
     path = changed_text / "train.txt"
     path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
-    train(load_recipe(recipe.asked, [f"corpus.name={changed_text}"]), "tied", tmp_path / "words")
+    train(load_recipe(recipe.given_name, [f"corpus.name={changed_text}"]), "tied", tmp_path / "words")
     with pytest.raises(DataError, match=r"words has another vocabulary"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
     assert not (tmp_path / "run").exists()
@@ -194,10 +194,13 @@ def test_start_must_be_requested_and_match_the_model(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("start = { row = 'tide' }", 'no row "tide" can be trained; there are: "tied", "untied", "finetune", "new"'),
-        ("start = { row = 'quoted' }", 'no row "quoted" can be trained'),
-        ("start = { row = 'new' }", 'no row can begin with its own weights: "new" <- "new"'),
-        ("start = { row = 'untied' }", 'row "untied" has another model: output.classifier.table.weight do not fit'),
+        ("start = { row = 'tide' }", 'no trained row is called "tide"; there are: "tied", "untied", "finetune", "new"'),
+        ("start = { row = 'quoted' }", 'no trained row is called "quoted"'),
+        ("start = { row = 'new' }", 'a row cannot start from its own weights: "new" <- "new"'),
+        (
+            "start = { row = 'untied' }",
+            '"untied" has another model; these parameters differ: output.classifier.table.weight',
+        ),
         ("start = {}", "training.start.row: must be set"),
     ],
 )

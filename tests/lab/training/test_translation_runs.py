@@ -178,7 +178,7 @@ def test_averaging_fewer_checkpoints_than_requested_is_reported(
     result = train(tmp_path / "run", "transformer", "evaluation.average=2", *intervals)
     assert len(result["averaged"]) == number
     reports = [line for line in display.lines if "evaluation.average" in line]
-    assert ["but training has left 1 checkpoint" in report for report in reports] == [True] * (number < 2)
+    assert ["only 1 can be averaged" in report for report in reports] == [True] * (number < 2)
 
 
 @pytest.mark.gpu
@@ -223,18 +223,18 @@ def test_run_with_joint_bpe_opens_with_the_vocabulary_of_each_side(tmp_path: Pat
 @pytest.mark.parametrize(
     ("row", "override", "message"),
     [
-        ("transformer", "corpus.pairs=default", "[source] is for translation, which needs corpus.pairs too"),
-        ("transformer", "training.batching=sentences", 'which needs training.batching = "pairs" too'),
-        ("transformer", "encoder={kind = 'gru', hidden_dim = 16}", "needs an encoder such as encoder_decoder too"),
-        ("transformer", "source=default", "corpus.pairs is for translation, which needs [source] too"),
-        ("transformer", "vocabulary.sides=separate", "tables.words is held by the source and by the target"),
+        ("transformer", "corpus.pairs=default", "[source] is for translation, which also needs corpus.pairs"),
+        ("transformer", "training.batching=sentences", 'which also needs training.batching = "pairs"'),
+        ("transformer", "encoder={kind = 'gru', hidden_dim = 16}", "also needs an encoder such as encoder_decoder"),
+        ("transformer", "source=default", "corpus.pairs is for translation, which also needs [source]"),
+        ("transformer", "vocabulary.sides=separate", "tables.words is used by the source and by the target"),
         (
             "transformer",
             "vocabulary={sides = 'joint_bpe', bpe = {merges = 9}}",
-            "tables.words is held by the source and by the target",
+            "tables.words is used by the source and by the target",
         ),
-        ("transformer", "evaluation.average=9", "training.keep = 2; keep as many"),
-        ("transformer", "evaluation.train=true", "translation scores pair by pair"),
+        ("transformer", "evaluation.average=9", "training.keep = 2; keep at least 9"),
+        ("transformer", "evaluation.train=true", "translation scores pairs"),
     ],
 )
 def test_contradictory_settings_are_rejected(recipe: Path, row: str, override: str, message: str) -> None:

@@ -87,15 +87,15 @@ def compare(
 def _draw(path: Path, comparisons: list[dict[str, Any]]) -> None:
     """Draw a bar for each band of training counts and each B, as in Figure 3 of Pappas & Henderson (2019)."""
     from reefknot.lab.evaluation.frequency import TypeComparison
-    from reefknot.lab.papers.figures.relative_loss import CAPTION, described, drawn
+    from reefknot.lab.papers.figures.relative_loss import CAPTION, band_json, draw_bands
     from reefknot.storage.files import write_text
 
     first = comparisons[0]["a"]
     bands = {
-        comparison["b"]: [described(TypeComparison(**band)) for band in comparison["bands"]["target"]]
+        comparison["b"]: [band_json(TypeComparison(**band)) for band in comparison["bands"]["target"]]
         for comparison in comparisons
     }
     caption = f"Loss against {first}, A; lower is better. {CAPTION}"
     axes = "B less A, % of A's loss", "B less A, % of B's loss"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, drawn("bands", bands, caption, axes, against=f", against {first}").file)
+    write_text(path, draw_bands("bands", bands, caption, axes, against=f", against {first}").file)

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 def for_each_row(recipe: Recipe, function: Callable[[Row, Experiment], Result]) -> dict[str, Result]:
     """Apply a function to every row that can be trained and return the results by row."""
     trained = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
-    return for_each(recipe.asked, "row", trained, lambda row: function(row, recipe.experiments[row.name]))
+    return for_each(recipe.given_name, "row", trained, lambda row: function(row, recipe.experiments[row.name]))
 
 
 def for_each(

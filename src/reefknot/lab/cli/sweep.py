@@ -92,7 +92,7 @@ def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
 
     if not load_task(recipe.experiments[row.name].task).scores_text:
         raise SettingsError(
-            f'{recipe.asked}, row "{row.name}" has no validation perplexity to choose settings by; train it with '
+            f'{recipe.given_name}, row "{row.name}" has no validation perplexity to choose settings by; train it with '
             "reefknot train"
         )
 

@@ -92,7 +92,7 @@ def train(
                 display=display,
                 track=tensorboard,
                 start=start,
-                tell_test=not withhold_test,
+                show_test=not withhold_test,
             )
         finally:
             display.close()

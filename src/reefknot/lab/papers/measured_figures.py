@@ -1,4 +1,4 @@
-"""Records of the papers' figures as shown in PAPERS.md: a heading, the picture, the table, and their origin.
+"""Records of the papers' figures, and their sections in PAPERS.md: a heading, the picture, the table and the origin.
 
 `reefknot figure NAME RUN ... --json FILE` writes a record. `script/papers --record FILE` copies it to results/figures/
 after verifying that the code which measured it is the code of its commit.
@@ -58,10 +58,10 @@ def take(root: Path, path: Path) -> Path:
     """Copy a record into the project and return its new path."""
     record = _traceable(path)
     environment = record["environment"]
-    refuse_other_code(root, path, environment["commit"], environment.get("source_sha256"))
+    check_code(root, path, environment["commit"], environment.get("source_sha256"))
     target = root / FOLDER / f"{slug(record)}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, without_places(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
+    write_text(target, without_paths(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
     return target
 
 
@@ -70,23 +70,28 @@ def _traceable(path: Path) -> dict[str, Any]:
     record = read_json(path)
     if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
         raise DataError(f"{path}: not a record of a figure; `reefknot figure NAME --json {path}` writes one")
-    for made, what in [(record["environment"], "it"), *((run, f"its run {run.get('row')}") for run in record["runs"])]:
-        refuse_untraceable(path, made, what)
+    runs = ((run, f"its run {run.get('row')}") for run in record["runs"])
+    for origin, name in [(record["environment"], "it"), *runs]:
+        check_origin(path, origin, name)
     return record
 
 
-def refuse_untraceable(path: Path, made: Mapping[str, Any], what: str = "it") -> None:
-    """Raise a DataError if a record does not name the commit and the command that made it."""
-    missing = [key for key in ("commit", "command") if not made.get(key)]
+def check_origin(path: Path, origin: Mapping[str, Any], name: str = "it") -> None:
+    """Raise a DataError if a record does not name the commit and the command that made it.
+
+    Args:
+        path: the file of the record, for the message.
+        origin: what the record says about its origin.
+        name: what the origin belongs to, for the message.
+    """
+    missing = [key for key in ("commit", "command") if not origin.get(key)]
     if missing:
-        raise DataError(
-            f"{path}: does not record the {' and '.join(missing)} by which {what} was made; measure it again"
-        )
-    if made.get("dirty"):
-        raise DataError(f"{path}: {what} was made with uncommitted changes; commit and run it again")
+        raise DataError(f"{path}: no {' and no '.join(missing)} recorded for {name}; measure it again")
+    if origin.get("dirty"):
+        raise DataError(f"{path}: {name} was made with uncommitted changes; commit and run it again")
 
 
-def without_places(text: str) -> str:
+def without_paths(text: str) -> str:
     """Return JSON in which commands contain no paths of one machine.
 
     RUN and DIR replace folders, and output files are reduced to their names.
@@ -95,12 +100,13 @@ def without_places(text: str) -> str:
 
 
 def _general(command: str) -> str:
+    """Return a command with its absolute paths replaced."""
     command = re.sub(r"--data[ =]\S+", "--data DIR", command)
     command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
     return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
 
 
-def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
+def check_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
     """Raise a DataError if the code that ran is not the code of the commit.
 
     A machine without the git history cannot check this, so it is checked when a record is added.
@@ -114,7 +120,7 @@ def refuse_other_code(root: Path, where: Path, commit: str | None, code: str | N
             raise DataError(f"{where}: commit {commit} is not in this repository")
         shutil.unpack_archive(archive, folder, filter="data")
         if source_sha256(Path(folder) / "src" / "reefknot") != code:
-            raise DataError(f"{where}: the code that ran is not that of commit {commit}; run it again")
+            raise DataError(f"{where}: the code that ran differs from commit {commit}; run it again")
 
 
 def to_markdown(figure: Shown) -> str:

@@ -1,7 +1,7 @@
 """Training speed of the rows of recipes, in seconds and relative to plain PyTorch, from records of training steps.
 
-`reefknot bench steps RECIPE --json FILE` writes a record; they are in results/performance/, and docs/performance.md
-shows them in full.
+`reefknot bench steps RECIPE --json FILE` writes a record. Records are in results/performance/, and docs/performance.md
+shows all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.papers.measured_figures import refuse_untraceable
+from reefknot.lab.papers.measured_figures import check_origin
 from reefknot.lab.reports.rows import Steps, TableRow
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.result import RunResult
@@ -21,7 +21,7 @@ from reefknot.lab.runs.upgrade import upgrade_changes
 from reefknot.storage.files import read_json
 
 Circumstances = tuple[str, frozenset[Change]]
-"""A device, and the settings that differ from the recipe."""
+"""A device, and the changes to the recipe's settings."""
 Measured = Mapping[tuple[str, str, Circumstances], Steps]
 _LENGTH = ("training.epochs", "training.updates")
 """Settings that do not affect the time of a step."""
@@ -47,21 +47,22 @@ def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> lis
 
 
 def _circumstances(record: RunResult) -> Circumstances:
-    return record.training.device, _of_a_step(record.changed)
+    return record.training.device, _relevant(record.changed)
 
 
-def _of_a_step(changed: Iterable[Change]) -> frozenset[Change]:
+def _relevant(changed: Iterable[Change]) -> frozenset[Change]:
+    """Return the changes that may affect the time of a step."""
     return frozenset(change for change in changed if change.key not in _LENGTH)
 
 
 def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
     """Read the records in a folder, and return the steps by recipe, row and circumstances.
 
-    Each has the time of our fastest step and how many times as long a plain step takes in the same record. If several
-    records measure one row, the one with the smallest speed-up counts. Records with overrides that do not list the
-    changed settings are left out.
+    An entry has the time of our fastest step, and the time of a plain PyTorch step divided by it, both from the same
+    record. If several records measure a row, the one with the smallest speed-up is used. Records with overrides that do
+    not list the changed settings are left out.
     """
-    found: dict[tuple[str, str, Circumstances], Steps] = {}
+    by_row: dict[tuple[str, str, Circumstances], Steps] = {}
     for path in sorted(folder.glob("*.json")):
         record = read_json(path)
         if not isinstance(record, dict) or "rows" not in record:
@@ -69,15 +70,15 @@ def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
         changed = record.get("changed")
         if record.get("bench") != "steps" or (record.get("overrides") and changed is None):
             continue
-        refuse_untraceable(path, record["environment"])
+        check_origin(path, record["environment"])
         seconds: dict[str, list[float | None]] = {}
         for row in record["rows"]:  # the plain step comes first
             seconds.setdefault(row["row"], []).append(row["epoch_seconds"])
         for name, (plain, *others) in seconds.items():
-            if plain and (measured := [each for each in others if each]):
-                changes = [parse(Change, each, path) for each in upgrade_changes((changed or {}).get(name, ()))]
-                circumstances = record["machine"]["device"], _of_a_step(changes)
+            if plain and (measured := [time for time in others if time]):
+                changes = [parse(Change, change, path) for change in upgrade_changes((changed or {}).get(name, ()))]
+                circumstances = record["machine"]["device"], _relevant(changes)
                 ours, key = min(measured), (record["recipe"], name, circumstances)
                 steps = Steps(ours, plain / ours)
-                found[key] = min(steps, found.get(key, steps), key=lambda each: each.times_plain)
-    return found
+                by_row[key] = min(steps, by_row.get(key, steps), key=lambda steps: steps.times_plain)
+    return by_row

@@ -1,7 +1,7 @@
 """PAPERS.md, and the results in docs/ends.md, generated from the records under `results/`.
 
-    script/papers                     write them
-    script/papers --check             list the files that are out of date
+    script/papers                     write the files that are out of date
+    script/papers --check             only list the files that are out of date
     script/papers --record RUN ...    first add finished runs, or records of figures, to the records
 
 A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
@@ -20,7 +20,7 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_command
-from reefknot.lab.papers.measured_figures import PICTURES, Shown, refuse_other_code, take, without_places
+from reefknot.lab.papers.measured_figures import PICTURES, Shown, check_code, take, without_paths
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.recipes.file import RecipeFile
@@ -65,7 +65,7 @@ TOUR = "ends"
 """The recipe with every kind of end on the same encoder; its table is in docs/ends.md."""
 
 IDEAS = (
-    Idea("LSTM as of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
+    Idea("LSTM of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
     Idea("weight tying (WT)", _PRESS, "src/reefknot/nn/tables.py", _SMALL, "Small + WT"),
     Idea("projection regularisation (PR)", _PRESS, f"{_CLASSIFIERS}/projected.py", _SMALL, "Small + PR"),
     Idea("Bayesian dropout (Gal), tied", _PRESS, f"{_ENCODERS}/bayesian_lstm.py", _LARGE, "Large + BD + WT"),
@@ -87,7 +87,7 @@ IDEAS = (
     Idea("context at inference", _BAEVSKI, f"{_SCORED}/windows.py", _SMALL_TRANSFORMER, "ADP-T, context 480"),
     Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TAILS, "ADP-T, tail dropout 0.2"),
     Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
-    Idea("finetuned by averaging anew", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
+    Idea("finetuning with averaging", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
     Idea("bilinear mapping", _PAPPAS, f"{_CLASSIFIERS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
     Idea("dual nonlinear mapping", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
     Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
@@ -165,8 +165,8 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
     added = []
     results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
     for result in results:
-        _refuse_untraceable(result)
-        _refuse_other_code(root, result)
+        _check_origin(result)
+        _check_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
         if folder in added:
             raise DataError(f"{result.folder}: another run of the same row and seed was given too; name one of them")
@@ -180,7 +180,7 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         if result.evaluations:
             (folder / EVALUATED).mkdir(exist_ok=True)
         for name in (*RECORDED, *(f"{EVALUATED}/{kind}.json" for kind in result.evaluations)):
-            write_text(folder / name, without_places((result.folder / name).read_text(encoding="utf-8")))
+            write_text(folder / name, without_paths((result.folder / name).read_text(encoding="utf-8")))
         write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
     return added + [take(root, path) for path in runs if path.is_file()]
 
@@ -190,30 +190,31 @@ def _by_epoch(path: Path) -> str:
     epochs: dict[int, list[dict[str, Any]]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         epochs.setdefault(line["epoch"], []).append(line)
-    kept: list[dict[str, Any]] = []
+    reduced: list[dict[str, Any]] = []
     for lines in epochs.values():
         train = [line for line in lines if line["kind"] == "train"]
         if train and "nll" in train[-1]:
             tokens = [line.get("tokens", 1) for line in train]
             mean = fmean((line["nll"] for line in train), weights=tokens)
-            kept.append(train[-1] | {"nll": mean, "tokens": sum(tokens)})
+            reduced.append(train[-1] | {"nll": mean, "tokens": sum(tokens)})
         else:
-            kept += train[-1:]  # skip-gram logs the loss of the same pairs every time
-        kept += [line for line in lines if line["kind"] != "train"]
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+            reduced += train[-1:]  # skip-gram logs the loss of the same pairs every time
+        reduced += [line for line in lines if line["kind"] != "train"]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in reduced)
 
 
-def _refuse_other_code(root: Path, result: Result) -> None:
+def _check_code(root: Path, result: Result) -> None:
     """Raise a DataError unless all sessions of a run used the same code, and it is the code of the commit."""
-    if any(each.get("source_sha256") != result.environment.get("source_sha256") for each in _earlier(result)):
-        raise DataError(f"{result.folder}: was started and finished with different code; run it again")
-    made = [each for each in (result.record, *result.evaluations.values()) if each]
-    for commit, code in dict.fromkeys((each.commit, each.source_sha256) for each in made):
-        refuse_other_code(root, result.folder, commit, code)
+    code = result.environment.get("source_sha256")
+    if any(environment.get("source_sha256") != code for environment in _earlier(result)):
+        raise DataError(f"{result.folder}: its sessions used different code; train it again")
+    records = [record for record in (result.record, *result.evaluations.values()) if record]
+    for commit, record_code in dict.fromkeys((record.commit, record.source_sha256) for record in records):
+        check_code(root, result.folder, commit, record_code)
 
 
 def _earlier(result: Result) -> list[dict[str, object]]:
-    """Return the environments of a run's earlier sessions that differ from the last."""
+    """Return the environments of a run's earlier sessions, where they differ from the last session."""
     return list(result.environment.get("earlier", []))
 
 
@@ -222,7 +223,7 @@ def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable
     recorded = [path for name in recipes if (path := folder / name).is_dir()]
     results = collect(recorded) if recorded else []
     for result in results:
-        _refuse_untraceable(result)
+        _check_origin(result)
     steps = measured_steps(folder / "performance")
     tables = []
     for name, recipe in recipes.items():
@@ -232,37 +233,39 @@ def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable
     return tables
 
 
-def _refuse_untraceable(result: Result) -> None:
+def _check_origin(result: Result) -> None:
+    """Raise a DataError if a run is not finished, or if it or one of its evaluations cannot be traced to its code."""
     if result.record is None:
         raise DataError(f"{result.folder}: has no result.json; only finished runs are recorded")
-    _refuse_unsigned(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
+    _check_made_by(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
     for kind, evaluation in result.evaluations.items():
-        _refuse_unsigned(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
+        _check_made_by(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
 
 
-def _refuse_unsigned(made: RunResult | SavedEvaluation, path: Path, wanted: Sequence[str]) -> None:
+def _check_made_by(record: RunResult | SavedEvaluation, path: Path, needed: Sequence[str]) -> None:
     """Raise a DataError if a record does not name the code and the command that made it."""
-    missing = [key for key in wanted if not getattr(made, key)]
+    missing = [key for key in needed if not getattr(record, key)]
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; record a run that has them")
-    if made.dirty:
+    if record.dirty:
         raise DataError(f"{path}: was made with uncommitted changes; commit and run it again")
 
 
 def _papers(tables: Sequence[RecipeTable], figures: Sequence[Shown]) -> str:
     rows: dict[tuple[str, str], TableRow] = {}
     for table in tables:
-        for each in table.rows:
-            rows.setdefault((table.name, each.own_name), each)
+        for row in table.rows:
+            rows.setdefault((table.name, row.own_name), row)
     measured = {str(figure.record["figure"]): figure for figure in figures}
     lines = [
         _NOTE,
         "",
         "# From the papers to the code",
         "",
-        "Each idea with the file that implements it, the row or the figure that demonstrates it, our test perplexity, "
-        "BLEU or rho, and the paper's. rho is the mean rank correlation over Press and Wolf's five word similarity "
-        "benchmarks, for the input / output vectors, or for the table that both ends share.",
+        "This table lists every idea with the file that implements it, the row or the figure that demonstrates it, "
+        "and our test perplexity, BLEU or rho next to the paper's. rho is the mean rank correlation over Press and "
+        "Wolf's five word similarity benchmarks, for the input / output vectors, or for the table that both ends "
+        "share.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -270,7 +273,7 @@ def _papers(tables: Sequence[RecipeTable], figures: Sequence[Shown]) -> str:
     for idea in IDEAS:
         code = f"[{Path(idea.code).name}]({idea.code})"
         shown = f"`{idea.shown_by}`, {idea.row}" if idea.row else f"figure `{idea.shown_by}`"
-        ours, theirs = _figures(_row(idea, rows)) if idea.row else (_place(measured.get(idea.shown_by)), "")
+        ours, theirs = _scores(_row(idea, rows)) if idea.row else (_link(measured.get(idea.shown_by)), "")
         lines.append(f"| {idea.name} | {idea.paper} | {code} | {shown} | {ours} | {theirs} |")
     return "\n".join([*lines, "", _results(tables, level=2)])
 
@@ -284,12 +287,12 @@ def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
     return row
 
 
-def _place(figure: Shown | None) -> str:
+def _link(figure: Shown | None) -> str:
     """Return a link to the figure in PAPERS.md."""
     return f"[measured]({figure.anchor})" if figure else "not measured"
 
 
-def _figures(row: TableRow) -> tuple[str, str]:
+def _scores(row: TableRow) -> tuple[str, str]:
     """Return our score and the paper's: BLEU for translators, rho for word vectors, otherwise perplexity."""
     bleu = row.figure(BLEU, "test")
     if bleu or "bleu_test" in row.paper:
@@ -326,7 +329,7 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     results = [result for row in table.rows for result in row.results]
     environments = [result.environment for result in results]
     # A run that was resumed with other code names both commits.
-    commits = [each.get("commit") for result in results for each in _earlier(result)]
+    commits = [environment.get("commit") for result in results for environment in _earlier(result)]
     commits += [record.commit for record in records]
     commits += [evaluation.commit for row in table.rows for evaluation in row.evaluations]
     devices = [record.training.device for record in records]
@@ -344,25 +347,24 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     ]
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [record.test for record in records if record.test]
-    how = next(filter(None, map(context, scored)), "")
-    evaluations = dict.fromkeys((row.by, each.command) for row in table.rows if row.by for each in row.evaluations)
+    definition = next(filter(None, map(context, scored)), "")
+    modes = dict.fromkeys((row.by, saved.command) for row in table.rows if row.by for saved in row.evaluations)
     evaluated = "".join(
-        f", and `{upgrade_command(scoring)}` scores them by {in_words(by)}" for by, scoring in evaluations if scoring
+        f", and `{upgrade_command(scoring)}` evaluates them with {in_words(by)}" for by, scoring in modes if scoring
     )
-    counted = dict.fromkeys(
-        each.bleu_signature for row in table.rows for each in row.translated("test") if each.bleu_signature
+    signatures = dict.fromkeys(
+        scores.bleu_signature for row in table.rows for scores in row.translated("test") if scores.bleu_signature
     )
-    how += f"; BLEU by sacrebleu, {', '.join(f'`{each}`' for each in counted)}" * bool(counted)
+    quoted = ", ".join(f"`{signature}`" for signature in signatures)
+    definition += f"; BLEU by sacrebleu, {quoted}" * bool(signatures)
     by_updates = any(result.by_updates for result in results)
-    moment, pace = (
-        ("update", "tokens/s is") if by_updates else ("epoch", "s/epoch is that of the fastest run's median epoch,")
-    )
+    moment, pace = ("update", "tokens/s") if by_updates else ("epoch", "s/epoch (the median epoch of the fastest run)")
     best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
-    weights = [_mean_of(number) if number else best for number in sorted({len(each.averaged) for each in records})]
+    weights = [_mean_of(number) if number else best for number in sorted({len(record.averaged) for record in records})]
     return (
-        f"{'; '.join(parts)}. Ours: {' or '.join(weights)}; ± is the standard deviation "
-        f"over seeds; {pace} training alone, whatever else ran on the device{f'; {how}' * bool(how)}.\n\n"
-        f"`{command}` runs them{evaluated}; each record has its own command and settings.\n"
+        f"{'; '.join(parts)}. Ours: {' or '.join(weights)}; ± is the standard deviation over seeds; {pace} counts "
+        f"training only and depends on what else ran on the device{f'; {definition}' * bool(definition)}.\n\n"
+        f"`{command}` trains the rows{evaluated}; every record names its command and settings.\n"
     )
 
 

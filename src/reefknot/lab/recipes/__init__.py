@@ -1,1 +1,1 @@
-"""Recipes: the shipped TOML files, and what reads them."""
+"""Recipes: the TOML files that come with the package, and the code that reads them."""

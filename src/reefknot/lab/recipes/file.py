@@ -1,23 +1,25 @@
-"""What stands in a recipe's file: a title, a base of settings, and the rows of a paper's table with its figures.
+"""The format of a recipe file: a title, base settings, and the rows of a paper's table with the paper's scores.
 
-A row is trained, quoted (the paper has its figure from others), or another row's model scored in another way:
+There are three kinds of rows. A row is trained; or it is quoted, if the paper took its score from another paper; or it
+evaluates the model of another row (`of`) in another mode (`by`):
 
     [[rows]]
     name = "AWD-LSTM + dynamic evaluation"
     of = "AWD-LSTM"
     by = "dynamic"
 
-The figures of such a row are those that `reefknot evaluate RUN --dynamic --save` has left in the runs of the other;
-of `by = "context-2560-stride-512"` those of `reefknot evaluate RUN --context 2560 --stride 512 --save`.
+The scores of such a row come from the runs of the other row, where `reefknot evaluate RUN --dynamic --save` stores
+them. `by = "context-2560-stride-512"` stands for `reefknot evaluate RUN --context 2560 --stride 512 --save`.
 
-A paper's figures stand in `paper`, such as `paper = { valid = 120.7, test = 114.5 }`; those of its word vectors by end:
+`paper` holds the paper's scores, such as `paper = { valid = 120.7, test = 114.5 }`. `paper_similarity` holds the
+correlations of its word vectors, by end:
 
     [rows.paper_similarity]
     input = { SimLex-999 = 0.30, MEN = 0.66 }
     output = { SimLex-999 = 0.29, MEN = 0.61 }
 
-A file may give rows of another recipe a name of their own, as for a figure that is drawn from them; their runs stay
-that recipe's, so that nothing is trained twice:
+A file may also select rows of another recipe, for example the rows that a figure shows. The runs belong to the other
+recipe, so that no row is trained twice:
 
     extends = "inan2017/table1"
     rows = ["VD-LSTM large", "VD-LSTM+REAL large"]
@@ -42,11 +44,11 @@ from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.text.corpus import SPLITS
 
 if TYPE_CHECKING:
-    FigureName = str
+    ScoreName = str
     EndName = str
 else:
     EndName = Literal["input", "output", "tied"]
-    FigureName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours")]
+    ScoreName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours")]
 
 
 Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
@@ -62,25 +64,23 @@ def _known_mode(name: str) -> str:
 class Row(Settings):
     """One row of a paper's table."""
 
-    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="as the paper writes it")]
-    quoted: Annotated[bool, Field(description="a figure the paper quotes from others; never trained here")] = False
-    of: Annotated[OneLine | None, Field(description="the trained row whose model this row scores in another way")] = (
-        None
-    )
+    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="name of the row in the paper")]
+    quoted: Annotated[bool, Field(description="quoted by the paper from another one; not trained")] = False
+    of: Annotated[OneLine | None, Field(description="the trained row whose model this row evaluates")] = None
     by: Annotated[
         Annotated[str, AfterValidator(_known_mode)] | None,
-        Field(description="that way: dynamic, cache, mc, or windows such as context-2560-stride-512"),
+        Field(description="the mode of evaluation: dynamic, cache, mc, or windows such as context-2560-stride-512"),
     ] = None
     parameters: Annotated[
         int | None, Field(ge=1, le=10**12, description="exact number of parameters, checked before training")
     ] = None
-    paper: dict[FigureName, Positive] = Field(
-        {}, description="the paper's figures: perplexities by split, BLEU, seconds per epoch, hours of training"
+    paper: dict[ScoreName, Positive] = Field(
+        {}, description="the paper's scores: perplexity by split, BLEU, seconds per epoch, hours of training"
     )
     paper_similarity: dict[EndName, dict[str, Correlation]] = Field(
-        {}, description="the paper's rank correlations with people's judgements, by end and benchmark"
+        {}, description="the paper's rank correlations with human judgements, by end and benchmark"
     )
-    set: dict[str, Any] = Field({}, description="what differs from the base")
+    set: dict[str, Any] = Field({}, description="settings that differ from the base")
 
     @field_validator("paper_similarity")
     @classmethod
@@ -95,34 +95,34 @@ class Row(Settings):
     @model_validator(mode="after")
     def _check_kind(self) -> Row:
         if (self.of is None) != (self.by is None):
-            raise ValueError("of and by go together: the row whose model is scored, and the way; set both or neither")
+            raise ValueError("set both of (the row whose model is evaluated) and by (the mode), or neither")
         if self.of is not None and (self.quoted or self.set or self.parameters is not None):
-            raise ValueError("a row that scores another row's model has no settings; give it of, by and paper alone")
+            raise ValueError("a row that evaluates another row's model has no settings; give it only of, by and paper")
         return self
 
     @property
     def trained(self) -> bool:
-        """Whether this row is a training of its own."""
+        """Whether this row is trained, rather than quoted or evaluated with another row's model."""
         return not self.quoted and self.of is None
 
     @property
     def slug(self) -> str:
-        """The row's name as a folder."""
+        """The row's name as the name of a folder."""
         return folder_name(self.name)
 
     @property
     def start(self) -> str | None:
-        """The row whose best weights this one begins with."""
+        """The row whose best weights this row starts from."""
         return setting(self.set, "training", "start", "row")
 
     @property
     def corpus(self) -> str | None:
-        """Its text, where that is not the base's."""
+        """The name of the row's corpus, if it differs from the base."""
         return setting(self.set, "corpus", "name")
 
 
 class RecipeFile(Settings):
-    """What stands in the file."""
+    """The content of a recipe file."""
 
     title: OneLine
     paper: Annotated[OneLine | None, Field(description="the paper's short name, such as press2017")] = None
@@ -132,47 +132,48 @@ class RecipeFile(Settings):
 
 
 class Selection(Settings):
-    """What stands in the file where its rows are those of another recipe."""
+    """The content of a recipe file that selects rows of another recipe."""
 
     title: OneLine
     paper: OneLine | None = None
-    extends: Annotated[OneLine, Field(description="the recipe whose rows these are; their runs are its runs")]
+    extends: Annotated[OneLine, Field(description="the recipe that has these rows and their runs")]
     rows: Annotated[list[OneLine], Field(min_length=1)]
 
 
 def read_file(path: Path, name: str) -> RecipeFile:
-    """A recipe's file with rows that can stand beside each other; complaints call it `name`."""
+    """Read and check a recipe file. Error messages call it `name`."""
     raw = _with_todays_names(_read_toml(path), name)
     parsed = _selected(check(Selection, raw, name), name) if "extends" in raw else check(RecipeFile, raw, name)
-    _refuse_twins(parsed.rows, name)
-    _refuse_models_of_nothing(parsed.rows, name)
+    _check_folders(parsed.rows, name)
+    _check_evaluated_rows(parsed.rows, name)
     return parsed
 
 
 def _selected(selection: Selection, where: str) -> RecipeFile:
-    """The rows of another recipe's file that a selection names, in its order."""
+    """Return the selected rows of another recipe as a file, in the order of the selection."""
     path, known_as = find_recipe(selection.extends)
     if "extends" in _read_toml(path):
-        raise SettingsError(f"{where}: {known_as} is itself a part of another recipe; extend that one")
+        raise SettingsError(f"{where}: {known_as} itself selects rows of another recipe; extend that recipe")
     whole = read_file(path, known_as)
     by_name = {row.name: row for row in whole.rows}
     for row in selection.rows:
         if row not in by_name:
-            there = ", ".join(f'"{name}"' for name in by_name)
-            raise SettingsError(f'{where}: {known_as} has no row "{shortened(row)}"; there are: {there}')
-    chosen = [by_name[row] for row in selection.rows]
-    own = {"title": selection.title, "paper": selection.paper, "rows": chosen, "extends": known_as}
-    return whole.model_copy(update=own)
+            names = ", ".join(f'"{name}"' for name in by_name)
+            raise SettingsError(f'{where}: {known_as} has no row "{shortened(row)}"; there are: {names}')
+    rows = [by_name[row] for row in selection.rows]
+    changes = {"title": selection.title, "paper": selection.paper, "rows": rows, "extends": known_as}
+    return whole.model_copy(update=changes)
 
 
 def setting(raw: Any, *keys: str) -> str | None:
-    """A text inside settings that may be wrong."""
+    """Return a string inside nested settings that are not checked yet; None if it is missing or not a string."""
     for key in keys:
         raw = raw.get(key) if isinstance(raw, Mapping) else None
     return raw if isinstance(raw, str) else None
 
 
-def _refuse_twins(rows: Sequence[Row], where: str) -> None:
+def _check_folders(rows: Sequence[Row], where: str) -> None:
+    """Reject two rows whose runs would be in the same folder."""
     seen: dict[str, str] = {}
     for row in rows:
         if row.slug in seen:
@@ -180,18 +181,19 @@ def _refuse_twins(rows: Sequence[Row], where: str) -> None:
         seen[row.slug] = row.name
 
 
-def _refuse_models_of_nothing(rows: Sequence[Row], where: str) -> None:
+def _check_evaluated_rows(rows: Sequence[Row], where: str) -> None:
+    """Reject rows that evaluate the model of a row that is missing or not trained."""
     trained = [row.name for row in rows if row.trained]
     for row in rows:
         if row.of is not None and row.of not in trained:
-            there = ", ".join(f'"{name}"' for name in trained) or "none"
+            names = ", ".join(f'"{name}"' for name in trained) or "none"
             raise SettingsError(
-                f'{where}, row "{row.name}":\n  of: no row "{shortened(row.of)}" is trained; there are: {there}'
+                f'{where}, row "{row.name}":\n  of: no trained row is called "{shortened(row.of)}"; there are: {names}'
             )
 
 
 def _with_todays_names(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """The content of a recipe file with old names of settings replaced, and a warning if there were any."""
+    """Return the content of a recipe file with old names of settings replaced. Warn if there are any."""
     upgraded = dict(raw)
     if isinstance(base := raw.get("base"), Mapping):
         upgraded["base"] = upgrade_settings(base)
@@ -224,34 +226,34 @@ FOLDER = Path(__file__).parent
 
 
 class RecipeNotFound(SettingsError):
-    """The name is neither that of a shipped recipe nor a file."""
+    """The name is neither a shipped recipe nor a file."""
 
 
 def shipped() -> dict[str, str]:
-    """Name and title of every shipped recipe."""
+    """Return the title of every shipped recipe, by name."""
     paths = sorted(FOLDER.rglob("*.toml"))
     titles = [tomllib.loads(path.read_text(encoding="utf-8"))["title"] for path in paths]
     return {_name(path): title for path, title in zip(paths, titles, strict=True)}
 
 
 def find_recipe(name: str) -> tuple[Path, str]:
-    """The file of a recipe, and the name it goes by: a shipped one's name, or the stem of a path."""
+    """Return the file of a recipe and its name: the name of a shipped recipe, or the stem of a path."""
     known = {_name(path): path for path in FOLDER.rglob("*.toml")}
     if name in known:
         return known[name], name
     path = Path(name)
-    with suppress(OSError):  # a name that is too long to be a file's
+    with suppress(OSError):  # the name is too long for a file
         if path.is_file():
             return path, path.stem
     if "=" in name:
         setting = shlex.quote(name[:200])
         raise SettingsError(
-            f"{setting} is no recipe; a setting comes after the recipe of `train`, `table` or `params`, and `validate` "
-            f"takes none: to check a row with it, use `reefknot params RECIPE --row ROW {setting}`"
+            f"{setting} is a setting, not a recipe; `train`, `table` and `params` take settings after the recipe, and "
+            f"`validate` takes none: to check a row with a setting, use `reefknot params RECIPE --row ROW {setting}`"
         )
     near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"shipped are: {', '.join(sorted(known))}"
-    raise RecipeNotFound(f"no recipe {name[:200]!r}: neither a shipped one nor a file; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"shipped recipes: {', '.join(sorted(known))}"
+    raise RecipeNotFound(f"no recipe {name[:200]!r}: it is neither a shipped recipe nor a file; {hint}")
 
 
 def _name(path: Path) -> str:

@@ -1,12 +1,12 @@
 """Recipes: a base of settings and named rows that differ from it, read from TOML and checked strictly.
 
-    reefknot validate RECIPE        check one without running it
-    reefknot ls                     the recipes that are shipped
+    reefknot validate RECIPE        check a recipe without training
+    reefknot ls                     list the shipped recipes
 
-An experiment is one row with the base and any `key=value` overrides merged in: everything that a run depends on. What a
-row or an override sets is laid over the base. A table that states its `kind` replaces the one of that name, because its
-settings are other settings; the value "default" takes a setting of the base away. An override that names a kind alone,
-encoder.kind=gru, keeps those settings of the old part that the new one has too (see `lab/config/overrides.py`).
+An experiment is everything that a run depends on: the settings of the base, then those of the row, then any `key=value`
+overrides, where later ones win. A TOML table with a `kind` replaces the whole table of the base, because each kind has
+its own settings. The value "default" removes a setting of the base. An override that sets only a kind, such as
+encoder.kind=gru, keeps the settings that the old and the new part have in common (see `lab/config/overrides.py`).
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from reefknot.lab.tasks.contract import Experiment
 MODEL = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output", "skip_gram")
 """Sections of an experiment that decide how many parameters there are."""
 ROWS_LISTED = 6
-"""Rows that a sentence names; of more, it says where they are listed."""
+"""Error messages list the rows of a recipe if there are no more than this."""
 WITHOUT_EFFECT = ("training.seed", "training.log_every", "training.save_every", "training.keep")
-"""Settings that make no experiment another one."""
+"""Settings that do not make it a different experiment."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that was read and checked: each of these rows can be built."""
+    """A recipe that was read and checked, with the rows that were asked for."""
 
     name: str
-    """Under which its runs lie: that of another recipe where it is a part of one."""
-    asked: str
-    """What the user called it: its name, or the path of its file."""
+    """The folder name of its runs. A recipe that selects rows of another recipe has the name of that recipe."""
+    given_name: str
+    """The name or path that the user gave."""
     title: str
     paper: str | None
     rows: tuple[Row, ...]
     experiments: Mapping[str, Experiment]
-    """One per row that can be trained."""
+    """The experiment of every trained row, by name."""
     overrides: tuple[str, ...]
     changed: Mapping[str, list[Change]]
-    """What the overrides changed in each row, but for settings without effect on its figures."""
+    """The settings of each row that overrides changed, except those in `WITHOUT_EFFECT`."""
 
     def build(self, row: Row, words: Any) -> Any:
         """Build the model of a row; see `tasks.build_model`."""
@@ -66,20 +66,20 @@ class Recipe:
         experiment = self.experiments[row.name]
         if experiment.task != task:
             noun = load_task(experiment.task).noun
-            raise SettingsError(f'{self.asked}, row "{row.name}" trains {noun}; {advice}')
+            raise SettingsError(f'{self.given_name}, row "{row.name}" trains {noun}; {advice}')
         return experiment
 
     @contextmanager
     def naming(self, row: Row) -> Iterator[None]:
-        """A mistake that only building finds says which row it is in."""
+        """Add the recipe and the row to the message of a `SettingsError` that building a model raises."""
         try:
             yield
         except SettingsError as error:
-            raise SettingsError(f'{self.asked}, row "{row.name}": {error}') from error
+            raise SettingsError(f'{self.given_name}, row "{row.name}": {error}') from error
 
     def row(self, name: str | None) -> Row:
-        """The row called `name`, in any case; without a name, the only one there is."""
-        return _choose(self.rows, name, self.asked)
+        """Return the trained row with this name, ignoring case; without a name, the only trained row."""
+        return _choose(self.rows, name, self.given_name)
 
 
 def load_recipe(
@@ -92,43 +92,43 @@ def load_recipe(
     Args:
         name: name of a shipped recipe, or the path of a TOML file.
         overrides: settings to change, as `key=value`.
-        row: the name of one row, or several names in which * stands for anything; by default all rows.
-        alone: with several names, return the trained rows in the order of the names, without the rows that they start
-            from.
+        row: the name of one row, or a list of names in which * matches anything; by default all rows.
+        alone: with a list of names, return the trained rows in the order of the names, without the rows that they
+            start from.
     """
     path, known_as = find_recipe(name)
-    parsed, changes = read_file(path, name), tuple(overrides)
+    file, overrides = read_file(path, name), tuple(overrides)
     if row is None:
-        rows = list(parsed.rows)
+        rows = list(file.rows)
     elif isinstance(row, str):
-        rows = [_choose(parsed.rows, row, name)]
+        rows = [_choose(file.rows, row, name)]
     else:
-        rows = _fitting(parsed.rows, row, name, trained=alone)
-        rows = rows if alone else _with_needed(parsed, rows, changes)
+        rows = _matching(file.rows, row, name, trained=alone)
+        rows = rows if alone else _with_needed(file, rows, overrides)
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[Change]] = {}
     mistakes: list[Mistake] = []
-    for number, each in enumerate(rows):
-        if not each.trained:
+    for number, chosen in enumerate(rows):
+        if not chosen.trained:
             continue
-        where = f'{name}, row "{each.name}"'
+        where = f'{name}, row "{chosen.name}"'
         with not_too_deep(where):
-            plain = merge(parsed.base, each.set)
-            wanted = override(plain, changes)
-            found = validate_experiment(wanted, where)
-            if isinstance(found, list):
-                mistakes += found
+            plain = merge(file.base, chosen.set)
+            settings = override(plain, overrides)
+            experiment = validate_experiment(settings, where)
+            if isinstance(experiment, list):
+                mistakes += experiment
                 continue
-            experiments[each.name] = found
-            changed[each.name] = _changes(plain, wanted, found) if changes else []
-        if any(change.section in MODEL for change in changed[each.name]):
-            # The paper's number may not hold any more.
-            rows[number] = each.model_copy(update={"parameters": None})
+            experiments[chosen.name] = experiment
+            changed[chosen.name] = _changes(plain, settings, experiment) if overrides else []
+        if any(change.section in MODEL for change in changed[chosen.name]):
+            # The paper's number of parameters may be wrong for the changed model, so it is not checked.
+            rows[number] = chosen.model_copy(update={"parameters": None})
     if mistakes:
         raise complaint(mistakes)
-    _check_starts(parsed, experiments, name)
-    belongs_to = parsed.extends or known_as
-    return Recipe(belongs_to, name, parsed.title, parsed.paper, tuple(rows), experiments, changes, changed)
+    _check_starts(file, experiments, name)
+    owner = file.extends or known_as
+    return Recipe(owner, name, file.title, file.paper, tuple(rows), experiments, overrides, changed)
 
 
 def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where: str) -> None:
@@ -136,107 +136,113 @@ def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where
     starts = {
         row.name: setting(merge(file.base, row.set), "training", "start", "row") for row in file.rows if row.trained
     }
-    starts |= {name: each.start for name, each in experiments.items()}
-    wrong = []
+    starts |= {name: experiment.start for name, experiment in experiments.items()}
+    messages = []
     for name, experiment in experiments.items():
-        way = [name]
-        while (start := starts.get(way[-1])) and start not in way:
-            way.append(start)
-        if len(way) > 1 and way[1] not in starts:
-            fault = f'no row "{shortened(way[1])}" can be trained; there are: ' + ", ".join(
-                f'"{row}"' for row in starts
-            )
+        chain = [name]
+        while (start := starts.get(chain[-1])) and start not in chain:
+            chain.append(start)
+        if len(chain) > 1 and chain[1] not in starts:
+            names = ", ".join(f'"{row}"' for row in starts)
+            error = f'no trained row is called "{shortened(chain[1])}"; there are: {names}'
         elif start:
-            fault = "no row can begin with its own weights: " + " <- ".join(f'"{row}"' for row in (*way, start))
-        elif len(way) > 1 and way[1] in experiments and (odd := _misfits(experiment, experiments[way[1]])):
-            fault = f'row "{way[1]}" has another model: {", ".join(odd[:5])} do not fit'
+            error = "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
+        elif len(chain) > 1 and chain[1] in experiments and (odd := _mismatches(experiment, experiments[chain[1]])):
+            error = f'row "{chain[1]}" has another model; these parameters differ: {", ".join(odd[:5])}'
         else:
             continue
-        wrong.append(f'{where}, row "{name}":\n  training.start.row: {fault}')
-    if wrong:
-        raise SettingsError("\n".join(wrong))
+        messages.append(f'{where}, row "{name}":\n  training.start.row: {error}')
+    if messages:
+        raise SettingsError("\n".join(messages))
 
 
-def _misfits(one: Experiment, other: Experiment) -> list[str]:
-    """Parameters that two models do not share, with as many words as a large text; none where one cannot be built."""
+def _mismatches(one: Experiment, other: Experiment) -> list[str]:
+    """Return the parameters that differ in shape, or that only one model has; nothing if a model cannot be built.
+
+    Both models are built on the meta device, which needs no memory, for the vocabulary of a large text.
+    """
     try:
         with torch.device("meta"):
-            first, second = (dict(build_model(each, 300_000).named_parameters()) for each in (one, other))
+            first, second = (dict(build_model(experiment, 300_000).named_parameters()) for experiment in (one, other))
     except SettingsError:
-        return []  # told where the model is built for its own words
-    odd = [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
-    return sorted([*odd, *(first.keys() ^ second.keys())])
+        return []  # this error is reported when the model is built for its vocabulary
+    reshaped = [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
+    return sorted([*reshaped, *(first.keys() ^ second.keys())])
 
 
-def _changes(plain: Mapping[str, Any], wanted: Mapping[str, Any], after: Experiment) -> list[Change]:
-    """What overrides have changed: of the experiment, or, where there is none without them, of what the recipe says."""
+def _changes(plain: Mapping[str, Any], settings: Mapping[str, Any], after: Experiment) -> list[Change]:
+    """Return the settings that overrides changed.
+
+    Complete experiments are compared. If the row is not valid without the overrides, the settings are compared as they
+    are written.
+    """
     before = validate_experiment(plain, "")
     if not isinstance(before, list):
-        found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+        changes = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     else:
-        found = differences(_as_json(plain), _as_json(wanted))
-    return [change for change in found if change.key not in WITHOUT_EFFECT]
+        changes = differences(_as_json(plain), _as_json(settings))
+    return [change for change in changes if change.key not in WITHOUT_EFFECT]
 
 
 def _as_json(raw: Any) -> Any:
-    """Settings that may be wrong; TOML has values that JSON has not."""
+    """Return unchecked settings as JSON. TOML has values that JSON does not have, such as dates."""
     if isinstance(raw, Mapping):
         return {name: _as_json(value) for name, value in raw.items()}
     try:
         json.dumps(raw, allow_nan=False)
     except (TypeError, ValueError):
-        return "no value of a setting"
+        return "not a valid value"
     return raw
 
 
 def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
-    """The trained row called `name`, in any case; without a name, the only one there is."""
+    """Return the trained row with this name, ignoring case; without a name, the only trained row."""
     rows = list(rows)
     trained = [row for row in rows if row.trained]
     if name is None and len(trained) == 1:
         return trained[0]
     if name is None:
-        raise SettingsError(f"{recipe}: say which row with --row; {_there_are(trained, recipe)}")
-    found = next((row for row in rows if name.lower() in (row.name.lower(), row.slug)), None)
-    if found is None:
+        raise SettingsError(f"{recipe}: choose a row with --row; {_available(trained, recipe)}")
+    chosen = next((row for row in rows if name.lower() in (row.name.lower(), row.slug)), None)
+    if chosen is None:
         names = {row.name.lower(): row.name for row in trained}
         near = get_close_matches(name[:100].lower(), names, n=1)
-        hint = f'did you mean "{names[near[0]]}"?' if near else _there_are(trained, recipe)
+        hint = f'did you mean "{names[near[0]]}"?' if near else _available(trained, recipe)
         raise SettingsError(f'{recipe}: no row "{shortened(name)}"; {hint}')
-    if not found.trained:
-        why = (
-            f'scores the model of row "{found.of}"; train that' if found.of else "is quoted: there is nothing to train"
-        )
-        raise SettingsError(f'{recipe}: row "{found.name}" {why}')
-    return found
+    if not chosen.trained:
+        evaluated = f'evaluates the model of row "{chosen.of}"; train that row'
+        reason = evaluated if chosen.of else "is quoted from another paper: there is nothing to train"
+        raise SettingsError(f'{recipe}: row "{chosen.name}" {reason}')
+    return chosen
 
 
-def _there_are(rows: list[Row], recipe: str) -> str:
+def _available(rows: list[Row], recipe: str) -> str:
+    """Return the part of an error message that names the rows, or the command that lists them."""
     if len(rows) > ROWS_LISTED:
-        return f"`reefknot ls {recipe}` lists the {len(rows)} that there are"
+        return f"`reefknot ls {recipe}` lists the {len(rows)} rows"
     return "there are: " + ", ".join(f'"{row.name}"' for row in rows)
 
 
-def _fitting(rows: Sequence[Row], patterns: Iterable[str], recipe: str, trained: bool) -> list[Row]:
-    """The rows that any pattern fits, or only the trained ones, in the order of the patterns."""
+def _matching(rows: Sequence[Row], patterns: Iterable[str], recipe: str, trained: bool) -> list[Row]:
+    """Return the rows that match any pattern, in the order of the patterns; only trained rows if `trained`."""
     chosen: dict[str, Row] = {}
     for pattern in patterns:
-        fits = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
-        found = [row for row in rows if fits.fullmatch(row.name.lower()) and (row.trained or not trained)]
+        expression = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
+        matches = [row for row in rows if expression.fullmatch(row.name.lower()) and (row.trained or not trained)]
         if "*" not in pattern:
-            found = [_choose(rows, pattern, recipe)]
-        elif all(row.quoted for row in found):
-            there = _there_are([row for row in rows if row.trained], recipe)
-            raise SettingsError(f'{recipe}: no row to train fits "{shortened(pattern)}"; {there}')
-        chosen |= {row.name: row for row in found}
+            matches = [_choose(rows, pattern, recipe)]
+        elif all(row.quoted for row in matches):
+            available = _available([row for row in rows if row.trained], recipe)
+            raise SettingsError(f'{recipe}: no row to train matches "{shortened(pattern)}"; {available}')
+        chosen |= {row.name: row for row in matches}
     return list(chosen.values())
 
 
-def _with_needed(file: RecipeFile, some: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
-    """Some rows and those whose weights they need, in the recipe's order."""
+def _with_needed(file: RecipeFile, chosen_rows: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
+    """Return the chosen rows and the rows whose weights they need, in the order of the recipe."""
     rows = {row.name: row for row in file.rows}
-    chosen = [row.name for row in some]
-    for name in chosen:  # which grows meanwhile
+    chosen = [row.name for row in chosen_rows]
+    for name in chosen:  # the loop appends to this list, and so also visits the rows that needed rows need
         settings = override(merge(file.base, rows[name].set), overrides) if rows[name].trained else {}
         needed = rows[name].of or setting(settings, "training", "start", "row")
         if needed in rows and needed not in chosen:

@@ -1,4 +1,4 @@
-"""Rows that start from the weights of another row's run: where that run is, and what it is."""
+"""Rows that start from the weights of another row's run: finding that run and loading its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reefknot.storage.progress import silent
 
 
 def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path | None:
-    """The default folder of the run that a row starts from; None if it starts from random weights."""
+    """Return the default folder of the run that a row starts from; None if it starts from random weights."""
     start = recipe.experiments[row.name].start
     return default_folder(recipe, Row(name=start), seed, root) if start else None
 
@@ -27,9 +27,9 @@ class Start:
     """The finished run whose weights training starts from."""
 
     record: dict[str, str]
-    """Its hashes, wherever it is."""
+    """Hashes of its settings and of its weights."""
     run: RunFolder | None = None
-    """None: it is gone, and the run that started from it has weights of its own by now."""
+    """None if the run was deleted after another run had started from it and saved a checkpoint."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -44,54 +44,58 @@ def find_start(
     wanted = recipe.experiments[row.name].start
     if wanted is None:
         if folder is not None:
-            raise SettingsError(f'row "{row.name}" begins with no other run; --start needs training.start.row=NAME')
+            raise SettingsError(f'row "{row.name}" does not start from a run; --start needs training.start.row=NAME')
         return None
     first = Row(name=wanted)
-    alone = out.name != f"seed{seed}"
-    beside = out.parent / first.slug if alone else out.parent.parent / first.slug / out.name
-    usual = default_folder(recipe, first, seed)
-    ours = {"recipe": recipe.name, "row": first.name}
-    for place in (folder,) if folder else (beside, usual):
-        if (place / "result.json").exists() and (folder or ours.items() <= RunFolder.open(place).config.items()):
-            return place
+    # Runs of several seeds are in ROW/seedN, a single run may be in ROW: the sibling has the same layout as `out`.
+    single = out.name != f"seed{seed}"
+    sibling = out.parent / first.slug if single else out.parent.parent / first.slug / out.name
+    default = default_folder(recipe, first, seed)
+    identity = {"recipe": recipe.name, "row": first.name}
+    for candidate in (folder,) if folder else (sibling, default):
+        finished = (candidate / "result.json").exists()
+        if finished and (folder or identity.items() <= RunFolder.open(candidate).config.items()):
+            return candidate
     if _recorded_start(out):
         return None
-    place = folder or (usual if out == default_folder(recipe, row, seed) else beside)
-    words = ["reefknot", "train", recipe.asked, "--row", first.name]
-    words += [text for text in recipe.overrides if not text.startswith(("training.seed=", "training.start"))]
-    words += [f"training.seed={seed}"] if seed else []
-    words += ["--data", str(data)] if data else []
-    words += ["--out", str(place)] if place != usual else []
-    command = shlex.join(words)
-    if folder not in (None, usual):  # the usual one is what a sweep asks for where no --start was given
-        wants = f'--start {place}: row "{row.name}" starts from row "{first.name}", and this folder'
-        if seeds := sorted(each.parent for each in place.glob("*/result.json")):
-            raise SettingsError(f"{wants} holds runs but is none; name one of them, such as {seeds[0]}")
-        holds = "holds no finished run of that row (it has no result.json)" if place.is_dir() else "is not there"
-        raise SettingsError(f"{wants} {holds}. Name the folder of one, or train it there: `{command}`")
+    missing = folder or (default if out == default_folder(recipe, row, seed) else sibling)
+    arguments = ["reefknot", "train", recipe.given_name, "--row", first.name]
+    arguments += [text for text in recipe.overrides if not text.startswith(("training.seed=", "training.start"))]
+    arguments += [f"training.seed={seed}"] if seed else []
+    arguments += ["--data", str(data)] if data else []
+    arguments += ["--out", str(missing)] if missing != default else []
+    command = shlex.join(arguments)
+    if folder not in (None, default):  # a sweep without --start passes the default folder
+        subject = f'--start {missing}: row "{row.name}" starts from row "{first.name}", but this folder'
+        if runs := sorted(path.parent for path in missing.glob("*/result.json")):
+            raise SettingsError(f"{subject} contains several runs; pass one of them, such as {runs[0]}")
+        problem = "is not a finished run of that row (no result.json)" if missing.is_dir() else "does not exist"
+        raise SettingsError(f"{subject} {problem}. Pass the folder of a finished run, or train it there: `{command}`")
     raise SettingsError(
-        f'row "{row.name}" starts from row "{first.name}", which has no finished run in {place.absolute()}. '
-        f"Train it: `{command}`, or name one elsewhere with --start"
+        f'row "{row.name}" starts from row "{first.name}", which has no finished run in {missing.absolute()}. '
+        f"Train it: `{command}`, or pass the folder of a finished run with --start"
     )
 
 
 def load_start(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Start | None:
-    """Load the run that a row starts from; if it is gone, what the run in `out` recorded about it. None: the row starts
-    from random weights."""
-    place = find_start(recipe, row, seed, folder, out, data)
-    if place is None:
+    """Load the run that a row starts from; None if the row starts from random weights.
+
+    If that run was deleted, return what the run in `out` recorded about it.
+    """
+    path = find_start(recipe, row, seed, folder, out, data)
+    if path is None:
         record = _recorded_start(out) if recipe.experiments[row.name].start else None
         return Start(record) if record else None
-    run = RunFolder.open(place)
+    run = RunFolder.open(path)
     weights = run.best_weights()
     digest = hashlib.sha256(encode_tensors(weights)).hexdigest()
     return Start({"config_hash": run.config_hash, "weights_sha256": digest}, run, weights)
 
 
 def _recorded_start(out: Path) -> dict[str, str] | None:
-    """What a run recorded about the weights it started from; None for a run without weights of its own yet."""
+    """Return what a run recorded about the weights it started from; None if it has not saved a checkpoint yet."""
     if not (out / "config.json").exists():
         return None
     run = RunFolder.open(out)

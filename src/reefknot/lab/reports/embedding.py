@@ -148,38 +148,39 @@ def _ends(near: Neighbors) -> dict[str, NearestWords]:
 def _side_by_side(
     ends: dict[str, NearestWords], show: Callable[[str], str]
 ) -> list[tuple[str, tuple[tuple[Neighbor, ...], ...]]]:
-    found = []
+    """Return the neighbours of every word by end, and mark those that not all ends have."""
+    rows = []
     for word in dict.fromkeys(word for end in ends.values() for word in end):
         lists = [end.get(word, ()) for end in ends.values()]
-        shared = set.intersection(*({other for other, _ in each} for each in lists))
-        marked = (tuple(Neighbor(show(other), cosine, other not in shared) for other, cosine in each) for each in lists)
-        found.append((show(word), tuple(marked)))
-    return found
+        shared = set.intersection(*({other for other, _ in near} for near in lists))
+        marked = (tuple(Neighbor(show(other), cosine, other not in shared) for other, cosine in near) for near in lists)
+        rows.append((show(word), tuple(marked)))
+    return rows
 
 
 def _judged(ends: dict[str, tuple[Judgement, ...]]) -> list[Judged]:
     """Return the benchmarks that have at least one pair of known words, in their order."""
-    by_end = [{each.name: each for each in judgements} for judgements in ends.values()]
-    found = []
+    by_end = [{judgement.name: judgement for judgement in judgements} for judgements in ends.values()]
+    benchmarks = []
     for name in dict.fromkeys(name for end in by_end for name in end):
-        each = tuple(end.get(name) for end in by_end)
-        known = [one for one in each if one is not None and one.rho is not None]
+        judgements = tuple(end.get(name) for end in by_end)
+        known = [judgement for judgement in judgements if judgement is not None and judgement.rho is not None]
         if known:
-            best = max(known, key=lambda one: one.rho or 0.0) if len(each) > 1 else None
-            found.append(Judged(name, known[0].pairs, known[0].of, each, best))
-    return found
+            best = max(known, key=lambda judgement: judgement.rho or 0.0) if len(judgements) > 1 else None
+            benchmarks.append(Judged(name, known[0].pairs, known[0].of, judgements, best))
+    return benchmarks
 
 
 def _pictures(name: str, shown: Embedding) -> list[Plot]:
     """Draw one plot per end, all of one size, if the record has coordinates for every word."""
     ends = {"input": shown.input, "output": shown.output, "tied": shown.tied}
     count = len(shown.words)
-    found = {end: each for end, each in ends.items() if each and len(each.xy) == len(shown.groups) == count > 1}
-    places = {end: np.array(each.xy, dtype=np.float64) for end, each in found.items()}
-    height = max(map(_height, places.values()), default=_LOWEST)
+    complete = {end: plane for end, plane in ends.items() if plane and len(plane.xy) == len(shown.groups) == count > 1}
+    coordinates = {end: np.array(plane.xy, dtype=np.float64) for end, plane in complete.items()}
+    height = max(map(_height, coordinates.values()), default=_LOWEST)
     return [
-        _picture(f"{name}-{end}", _ENDS[end], shown, _fit(places[end], height), height, each.explained)
-        for end, each in found.items()
+        _picture(f"{name}-{end}", _ENDS[end], shown, _fit(coordinates[end], height), height, plane.explained)
+        for end, plane in complete.items()
     ]
 
 
@@ -189,14 +190,14 @@ def _picture(
     """Draw the words of an end: a group has one colour and marker, and lines from its first word to its neighbours."""
     words = [_short(word) for word in shown.words]
     labels = _place(points_W2, words, height)
-    leaders = [_leader(*each) for each in zip(points_W2, labels, words, strict=True) if each[1][2]]
+    leaders = [_leader(*entry) for entry in zip(points_W2, labels, words, strict=True) if entry[1][2]]
 
     def draw(figure: Figure) -> None:
         figure.set_layout_engine("none")
         axes: Any = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(0, height))
         axes.axis("off")
         for group in sorted(set(shown.groups)):
-            middle, *others = (n for n, each in enumerate(shown.groups) if each == group)
+            middle, *others = (n for n, number in enumerate(shown.groups) if number == group)
             style = style_of(group) | {"linestyle": "none", "markersize": 5, "markeredgewidth": 1.1}
             there_and_back = [n for other in others for n in (middle, other)]
             axes.plot(*points_W2[there_and_back].T, color=style["color"], linewidth=0.7, alpha=0.35)
@@ -207,7 +208,7 @@ def _picture(
             axes.text(left, bottom, word, fontsize=_SIZE)
 
     shares = " and ".join(f"{100 * share:.0f}" for share in explained)
-    caption = f"{end.capitalize()}: the first two principal components, which hold {shares} % of the variance."
+    caption = f"{end.capitalize()}: the first two principal components, which explain {shares} % of the variance."
     return Plot(svg(name, height / 72, (), draw, caption), caption)
 
 
@@ -226,8 +227,8 @@ def _height(xy_W2: Floats) -> float:
 def _fit(xy_W2: Floats, height: float) -> Floats:
     """Scale coordinates to points: centred and as large as fits, with the same scale for both axes."""
     low, high = xy_W2.min(axis=0), xy_W2.max(axis=0)
-    room = np.array([_WIDTH - 4 * _MARGIN, height - 2 * _MARGIN])
-    scale = min((r / d for r, d in zip(room, high - low, strict=True) if d > 0), default=1.0)
+    available = np.array([_WIDTH - 4 * _MARGIN, height - 2 * _MARGIN])
+    scale = min((size / extent for size, extent in zip(available, high - low, strict=True) if extent > 0), default=1.0)
     return np.asarray((xy_W2 - (low + high) / 2) * scale + np.array([_WIDTH, height]) / 2)
 
 
@@ -278,5 +279,5 @@ def _width(word: str) -> float:
 
 def _short(word: str) -> str:
     """Shorten a word so that it fits into a plot, and replace characters that cannot be printed."""
-    seen = "".join(letter if letter.isprintable() else "\ufffd" for letter in word)
-    return seen if len(seen) <= LONGEST else seen[: LONGEST - 1] + "…"
+    printable = "".join(letter if letter.isprintable() else "\ufffd" for letter in word)
+    return printable if len(printable) <= LONGEST else printable[: LONGEST - 1] + "…"

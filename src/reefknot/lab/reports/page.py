@@ -171,12 +171,12 @@ def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
 
     Scores are on the test text, or on the validation text if test scores are withheld.
     """
-    found = []
+    scores = []
     for row in rows:
-        made: list[tuple[int, RunResult | SavedEvaluation]] = [(each.seed, each) for each in row.records]
-        made += zip((result.seed for result in row.models), row.evaluations, strict=True)
-        found += [(row.name, seed, score) for seed, each in made if (score := each.test or each.valid)]
-    return found
+        by_seed: list[tuple[int, RunResult | SavedEvaluation]] = [(record.seed, record) for record in row.records]
+        by_seed += zip((result.seed for result in row.models), row.evaluations, strict=True)
+        scores += [(row.name, seed, score) for seed, record in by_seed if (score := record.test or record.valid)]
+    return scores
 
 
 def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
@@ -187,7 +187,8 @@ def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
         scores = row.scores("test") or row.scores("valid")
         for text in _unique(score.definition for score in scores):
             ours.setdefault(text, []).append(row.name)
-        for protocol in _unique((each.name, each.definition) for record in row.records if (each := record.protocol)):
+        protocols = [record.protocol for record in row.records if record.protocol]
+        for protocol in _unique((protocol.name, protocol.definition) for protocol in protocols):
             papers.setdefault(protocol, []).append(row.name)
     definitions = [("" if len(ours) == 1 else ", ".join(names), text) for text, names in ours.items()]
     for (name, text), names in papers.items():
@@ -197,7 +198,7 @@ def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
 
 def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
     flat = [flatten(row.results[0].settings) for row in ran]
-    return [_Setting(key, tuple(_json(one[key]) if key in one else "" for one in flat)) for key in differing(flat)]
+    return [_Setting(key, tuple(_json(row[key]) if key in row else "" for row in flat)) for key in differing(flat)]
 
 
 def _environment(result: Result) -> str:

@@ -134,7 +134,7 @@ def sizes(rows: Sequence[TableRow]) -> list[Plot]:
     scored = [row for row in rows if row.figure(metric, "test") and row.size]
     if metric == BLEU:
         drawn = max(rivals(scored, "test"), key=len, default=[])
-        other = "their text or their way of counting is another"
+        other = "their text or the definition of their score differs"
     else:
         drawn = comparable(scored)
         other = "they were scored in another way or on another text"

@@ -65,9 +65,9 @@ class Table:
         """Return the table without the columns of these titles."""
         return replace(self, columns=tuple(column for column in self.columns if column.title not in titles))
 
-    def only(self, kept: Sequence[bool]) -> Table:
-        """Return the table with only the rows for which `kept` is true."""
-        indices = [n for n, keep in enumerate(kept) if keep]
+    def only(self, selected: Sequence[bool]) -> Table:
+        """Return the table with only the rows for which `selected` is true."""
+        indices = [n for n, is_selected in enumerate(selected) if is_selected]
         columns = (replace(column, cells=tuple(column.cells[n] for n in indices)) for column in self.columns)
         best = frozenset(indices.index(n) for n in self.best if n in indices)
         return replace(self, names=tuple(self.names[n] for n in indices), columns=tuple(columns), best=best)

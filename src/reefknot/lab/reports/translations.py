@@ -25,10 +25,10 @@ PICTURES = 2
 FAINT = 0.02
 """Smaller attention weights are not drawn, because they would be invisible."""
 LONGEST = 40
-"""The number of tokens on a side that fit into a plot."""
+"""A plot has at most this many tokens on a side."""
 _CELL, _LETTER = 0.19, 0.08  # size in inches of a token in a plot, and of a letter of its label
-_NO_WEIGHT_TO_ALL = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
-"""From transparent, so that it works on any background, to the colour of the first row."""
+_WEIGHT_COLOURS = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
+"""From transparent (weight 0), which fits any background, to the colour of the first row (weight 1)."""
 
 
 @dataclass(frozen=True)
@@ -54,51 +54,53 @@ def by_length(rows: Sequence[TableRow]) -> list[Plot]:
         axes = figure.add_subplot()
         for row in drawn:
             points = {(band.low, band.high): band.bleu for band in _bands(row)}
-            places = [n for n, ends in enumerate(bands) if ends in points]
-            axes.plot(places, [points[bands[n]] for n in places], **style_of(rows.index(row)) | {"linewidth": 1.1})
-        axes.set_xticks(range(len(bands)), [f"{_ends(*each)}\n{pairs.get(each, 0):,}" for each in bands])
+            positions = [n for n, ends in enumerate(bands) if ends in points]
+            axes.plot(
+                positions, [points[bands[n]] for n in positions], **style_of(rows.index(row)) | {"linewidth": 1.1}
+            )
+        axes.set_xticks(range(len(bands)), [f"{_ends(*ends)}\n{pairs.get(ends, 0):,}" for ends in bands])
         axes.set(xlabel="tokens of the source (pairs)", ylabel="BLEU")
         legend(figure, rows, drawn)
 
     caption = "Test BLEU by the length of the source; higher is better."
     if any(len(row.translated("test")) > 1 for row in drawn):
         caption += " Means over seeds."
-    caption += left_out([row for row in scored if row not in drawn], "their text or their way of counting is another")
+    caption += left_out([row for row in scored if row not in drawn], "their text or their BLEU settings differ")
     return [Plot(svg("by-length", 2.8, drawn, draw, caption), caption)]
 
 
 def side_by_side(rows: Sequence[TableRow]) -> list[Pair]:
     """Return the example pairs, each with the translation by the first run of every row that has it."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    by_pair: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        for each in _examples(row):
-            found.setdefault((each.source, each.reference), {}).setdefault(row.name, each.translation)
-    return [Pair(*pair, tuple(told.items())) for pair, told in found.items()]
+        for example in _examples(row):
+            by_pair.setdefault((example.source, example.reference), {}).setdefault(row.name, example.translation)
+    return [Pair(*pair, tuple(translations.items())) for pair, translations in by_pair.items()]
 
 
 def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     """Plot the attention weights over the source for some translations of each row."""
-    found = []
+    plots = []
     for n, row in enumerate(rows):
-        whole = (each for each in _examples(row) if _fits(each))
+        examples = islice(filter(_fits, _examples(row)), PICTURES)
         show = readable if row.results and row.results[0].cuts_words else str
-        pictures = [_picture(f"attention-{n}-{k}", each, show) for k, each in enumerate(islice(whole, PICTURES))]
+        pictures = [_picture(f"attention-{n}-{k}", example, show) for k, example in enumerate(examples)]
         if pictures:
-            found.append((row.name, pictures))
-    return found
+            plots.append((row.name, pictures))
+    return plots
 
 
 def figures(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
     """Return row, seed and scores of each translation run, on the validation text if test scores are withheld."""
     records = [(row.name, record) for row in rows for record in row.records if record.translation]
-    told = [(name, record.seed, record.translation) for name, record in records]
-    return [(name, seed, split) for name, seed, found in told if found and (split := found.test or found.valid)]
+    runs = [(name, record.seed, record.translation) for name, record in records]
+    return [(name, seed, split) for name, seed, scores in runs if scores and (split := scores.test or scores.valid)]
 
 
 def signatures(rows: Sequence[TableRow]) -> list[str]:
     """Return the distinct signatures of BLEU and chrF."""
-    counted = [figure for _, _, figure in figures(rows)]
-    named = [("BLEU", each.bleu_signature) for each in counted] + [("chrF", each.chrf_signature) for each in counted]
+    scores = [score for _, _, score in figures(rows)]
+    named = [("BLEU", score.bleu_signature) for score in scores] + [("chrF", score.chrf_signature) for score in scores]
     return list(dict.fromkeys(f"{name}: {signature}" for name, signature in named if signature))
 
 
@@ -110,7 +112,7 @@ def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
 
     def draw(figure: Figure) -> None:
         axes: Any = figure.add_subplot()
-        axes.pcolormesh(weights_TS, cmap=_NO_WEIGHT_TO_ALL, vmin=0.0, vmax=1.0)
+        axes.pcolormesh(weights_TS, cmap=_WEIGHT_COLOURS, vmin=0.0, vmax=1.0)
         axes.set_xticks(np.arange(len(across)) + 0.5, across, rotation=90)
         axes.set_yticks(np.arange(len(down)) + 0.5, down)
         axes.invert_yaxis()
@@ -118,7 +120,7 @@ def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
         axes.tick_params(length=0)
         axes.grid(visible=False)
 
-    caption = f"{example.translation} — what each of its tokens (down) looked at in the source (across)."
+    caption = f"{example.translation} — attention of its tokens (down) to the tokens of the source (across)."
     return Plot(svg(name, height, (), draw, caption), caption)
 
 
@@ -131,17 +133,17 @@ def _fits(example: Example) -> bool:
 
 def _examples(row: TableRow) -> tuple[Example, ...]:
     """Return the examples of the first finished run that has any."""
-    found = (record.translation.examples for record in row.records if record.translation)
-    return next((examples for examples in found if examples), ())
+    by_run = (record.translation.examples for record in row.records if record.translation)
+    return next((examples for examples in by_run if examples), ())
 
 
 def _bands(row: TableRow) -> list[LengthBand]:
     """Return the length bands with the mean BLEU over seeds."""
-    found: dict[tuple[int, int | None], list[LengthBand]] = {}
-    for each in row.translated("test"):
-        for band in each.by_length:
-            found.setdefault((band.low, band.high), []).append(band)
-    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in found.values()]
+    by_ends: dict[tuple[int, int | None], list[LengthBand]] = {}
+    for scores in row.translated("test"):
+        for band in scores.by_length:
+            by_ends.setdefault((band.low, band.high), []).append(band)
+    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in by_ends.values()]
 
 
 def _ends(low: int, high: int | None) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 from reefknot.lab.runs.stored import Stored
 
 _ABSENT = object()
-_LONGEST = 60  # characters of a value that a message shows
+_LONGEST = 60  # a message shows at most this many characters of a value
 
 
 class Change(Stored):
-    """One setting that has another value. A value that is left out stands for a setting that was not there."""
+    """One changed setting. `old` or `new` is left out if the setting did not exist there."""
 
     key: str
-    """Dotted, such as `training.epochs`."""
+    """The name with dots, such as `training.epochs`."""
     old: Any = None
     new: Any = None
 
@@ -44,7 +44,7 @@ class Change(Stored):
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Return what differs between two nested settings, in the order of the old ones."""
+    """Return the differences between two nested settings, in the order of the old settings."""
     return list(_differences(old, new, ""))
 
 

@@ -249,15 +249,15 @@ class Checkpoints:
         """Delete all checkpoints except `newest`, further intact steps up to `keep`, and the best."""
         link = self.run / "best"
         best = link.readlink().name if link.is_symlink() else None
-        kept = int(_is_step(newest))
+        intact = int(_is_step(newest))
         # Reading all checkpoints after every save would cost more than saving, so a verified checkpoint counts as
         # intact while its files look unmodified. Bit rot does not show in a file's stamp. So before an older step is
         # deleted, the oldest step to keep is read in full: it and the newest one, just written, are certainly intact.
         for path in self._newest_first():
             if path == newest:
                 continue
-            if kept < self.keep and _is_step(path) and self._is_intact(path, reread=kept == self.keep - 1):
-                kept += 1
+            if intact < self.keep and _is_step(path) and self._is_intact(path, reread=intact == self.keep - 1):
+                intact += 1
             elif path.name != best:
                 durable.remove(path)
                 self._verified.pop(path, None)

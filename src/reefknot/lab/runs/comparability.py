@@ -1,11 +1,11 @@
-"""May two perplexities be compared?
+"""Whether two perplexities may be compared.
 
-The probability of a word under a model of pieces of words is the product over its pieces, so perplexities per word
-compare whatever the tokens are: on one text, with its line ends scored or not, with the same words scored as <unk>, and
-with a like amount of context. `difference` decides that from the fields of two scores. A fact that is not known, as in
-old results, is taken to be the same.
+The probability of a word under a sub-word model is the product over its sub-words, so perplexities per word can be
+compared whatever the tokens are. They must be of the same text, both score the line ends or neither does, the same
+words must be scored as <unk>, and the amount of context must be similar. `difference` decides this from the fields of
+two scores. A fact that is not known, as in old results, is assumed to be equal.
 
-Losses of single tokens can be paired only where the tokens are the same too (`same_tokens`).
+Losses of single tokens can be paired only if the tokens are also the same (`same_tokens`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from reefknot.lab.runs.definition import cut
 from reefknot.lab.runs.scores import ScoredText, TextScore
 
 LONG_STREAM = 1_000
-"""Tokens of a stream that hardly notice that it began without context."""
+"""In a stream of at least this many tokens, the missing context at its beginning hardly affects the score."""
 
 
 class Aspect(StrEnum):
-    """In what two scores differ, the most serious first."""
+    """The aspects in which two scores can differ, the most serious first."""
 
     TEXT = "text"
     LINE_ENDS = "line ends"
@@ -40,15 +40,15 @@ class Difference:
     here: TextScore
     there: TextScore
     prevents: bool = True
-    """False if the figures may be compared with the difference in mind."""
+    """Whether the scores must not be compared; False if they may be, with a note about the difference."""
 
 
 def difference(here: TextScore, there: TextScore, *, paired: bool = False) -> Difference | None:
     """Return the most serious known difference between two scores, or None if there is none.
 
     Args:
-        paired: whether losses are to be compared token by token. Then any other number of streams prevents it, because
-            more streams leave less context. In a table it does so only where the streams are short.
+        paired: whether losses are compared token by token. Then a different number of streams prevents the
+            comparison, because more streams mean less context. In a table it prevents it only if streams are short.
     """
     ours, theirs = _facts(here), _facts(there)
     for aspect in Aspect:
@@ -58,7 +58,7 @@ def difference(here: TextScore, there: TextScore, *, paired: bool = False) -> Di
 
 
 def same_tokens(here: TextScore, there: TextScore) -> bool:
-    """Whether two scores are known to be of the same tokens."""
+    """Return whether two scores are known to be of the same tokens."""
     one, other = here.text, there.text
     if one is None or other is None or not one.complete:
         return False
@@ -70,8 +70,8 @@ def in_table(difference: Difference, name: str) -> str:
     aspect, here, there = difference.aspect, difference.here, difference.there
     if aspect is Aspect.TEXT:
         if here.bytes is not None and there.bytes is not None and here.bytes != there.bytes:
-            return f"a text of {here.bytes:,} bytes here, of {there.bytes:,} in {name}"
-        return f"not the text of {name}"
+            return f"the text has {here.bytes:,} bytes here, {there.bytes:,} in {name}"
+        return f"the text differs from that of {name}"
     if aspect is Aspect.LINE_ENDS:
         scored = here.text is not None and here.text.line_ends
         return f"line ends are scored here, not in {name}" if scored else f"line ends are scored in {name}, not here"
@@ -80,10 +80,10 @@ def in_table(difference: Difference, name: str) -> str:
     if aspect is Aspect.UNKNOWN_WORDS:
         ours, theirs = _unknown(here), _unknown(there)
         if ours == theirs:
-            return f"{_number(ours, 'no')} unknown words scored as <unk> here, but not the same ones as in {name}"
+            return f"{_number(ours, 'no')} unknown words scored as <unk> here, but other words than in {name}"
         return f"{_number(ours, 'no')} unknown words scored as <unk> here, {_number(theirs, 'none')} in {name}"
     if aspect is Aspect.MODE:
-        return f"scored by {_mode(here)} here, by {_mode(there)} in {name}"
+        return f"evaluation mode {_mode(here)} here, {_mode(there)} in {name}"
     return f"scored in {cut(here)} here, in {cut(there)} in {name}"
 
 
@@ -91,25 +91,25 @@ def in_comparison(difference: Difference, split: str) -> str:
     """Explain a difference to someone who compares two runs, and say what to do about it."""
     aspect, here, there = difference.aspect, difference.here, difference.there
     if aspect in (Aspect.TEXT, Aspect.WORDS):
-        return f"their {split} texts differ; compare runs of one corpus"
+        return f"their {split} texts differ; compare runs of the same corpus"
     if aspect is Aspect.LINE_ENDS:
-        return "one scores the ends of lines, the other does not; compare runs with the same vocabulary.end_of_line"
+        return "one scores line ends, the other does not; compare runs with the same vocabulary.end_of_line"
     if aspect is Aspect.UNKNOWN_WORDS:
         ours, theirs = (f"{_unknown(score) or 0:,}" for score in (here, there))
-        against = f"against {theirs}" if ours != theirs else "but not the same words"
+        against = f"against {theirs}" if ours != theirs else "but other words"
         return (
             f"{ours} unknown words, scored as <unk>, {against}; "
             "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
         )
     if aspect is Aspect.MODE:
-        return f"scored by {_mode(here)} and by {_mode(there)}; compare runs that are scored in one mode"
+        return f"their evaluation modes are {_mode(here)} and {_mode(there)}; compare runs with the same mode"
     if aspect is Aspect.STREAMS:
-        return f"scored in {here.streams} and in {there.streams} streams; train both with one evaluation.streams"
-    return f"scored with other context, {here.windows or 'one stream'} and {there.windows or 'one stream'}"
+        return f"scored in {here.streams} and in {there.streams} streams; train both with the same evaluation.streams"
+    return f"scored with different context: {here.windows or 'one stream'} and {there.windows or 'one stream'}"
 
 
 def _facts(score: TextScore) -> dict[Aspect, tuple[object | None, ...]]:
-    """What decides, by aspect; None where it is not known."""
+    """Return the facts that are compared, by aspect; None where they are not known."""
     text = score.text or ScoredText(split="")
     return {
         Aspect.TEXT: (score.bytes, text.sha256),

@@ -1,7 +1,7 @@
-"""Perplexities as people read them: the number, and sentences on what it means, made from the fields of its score.
+"""A perplexity as people read it: the number, and its definition in words, made from the fields of its score.
 
-Nothing reads the sentences back. A fact that an old result did not record is left out. Reports use this module, so it
-does not import torch.
+No code parses the definition. Facts that an old result does not have are left out. Reports use this module, so it does
+not import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def seen(low: int, high: int | None) -> str:
 
 
 def define(score: TextScore) -> str:
-    """Say what a perplexity was measured over and how it was computed."""
+    """Return what a perplexity was measured over and how it was computed."""
     lines = [
         "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
         _tokens(score),
@@ -47,12 +47,12 @@ def define(score: TextScore) -> str:
 
 
 def context(score: TextScore) -> str:
-    """Say what stands before a token when it is scored; empty if it is not known."""
+    """Return the context that tokens are scored in; empty if it is not known."""
     parts = cut(score)
     if not parts:
         return ""
     if score.pairs is not None:
-        parts += ", each computed afresh: a target's tokens after its whole source and those before them"
+        parts += ", each computed independently, target tokens from the source and the target tokens before them"
     elif score.windows is not None:
         from reefknot.lab.runs.modes import windows_in_full
 
@@ -63,7 +63,7 @@ def context(score: TextScore) -> str:
 
 
 def cut(score: TextScore) -> str:
-    """Say what a text was divided into; empty if it is not known."""
+    """Return what a text was divided into; empty if it is not known."""
     if score.pairs is not None:
         return f"{score.pairs:,} pairs"
     if score.windows is not None:
@@ -79,8 +79,8 @@ def _start(text: ScoredText | None) -> str:
     if text is None or text.line_ends is None:
         return ""
     if text.line_ends:
-        return "; <eos> stands before the first token and no token is left out"
-    return "; the first token, which has nothing before it, is not scored"
+        return "; <eos> precedes the first token, and every token is scored"
+    return "; the first token is not scored, because it has no context"
 
 
 def _tokens(score: TextScore) -> str:
@@ -99,7 +99,7 @@ def _special_tokens(text: ScoredText | None) -> str:
         facts.append(f"unknown words: {count}")
     if text.line_ends is not None:
         scored = "every line ends with the token <eos>, which is scored"
-        facts.append(f"end of line: {scored if text.line_ends else 'line ends are no tokens'}")
+        facts.append(f"end of line: {scored if text.line_ends else 'line ends are not tokens'}")
     return "; ".join(facts)
 
 
@@ -109,7 +109,7 @@ def _units(score: TextScore) -> str:
     if score.words is not None:
         counted = "words" if text and text.line_ends is False else "words and line ends"
         if text and text.tokenisation == "pieces":
-            counted += f" in {score.tokens:,} pieces, where a word's probability is the product over its pieces"
+            counted += f" in {score.tokens:,} sub-words; the probability of a word is the product over its sub-words"
         facts.append(f"word perplexity: the same total over {score.words:,} {counted}")
     if score.bytes is not None:
         facts.append(f"bits per byte: over {score.bytes:,} bytes of UTF-8 text, unknown words included")
@@ -117,35 +117,35 @@ def _units(score: TextScore) -> str:
 
 
 def _computation(score: TextScore) -> str:
-    """The precision, and the mode or, without one, what the figure does not depend on."""
+    """Return the precision, and the mode of evaluation or, for plain scores, what they do not depend on."""
     precision = [f"computed in {score.precision}"] if score.precision else []
     mode = score.mode
     if mode is None:
-        how = [_invariance(score)]
+        facts = [_invariance(score)]
     elif mode.kind == "cache":
         return "\n".join(["; ".join([*precision, _invariance(score)]), _cache(mode) + _without(score)])
     elif mode.kind == "dynamic":
-        how = [_dynamic(mode) + _without(score)]
+        facts = [_dynamic(mode) + _without(score)]
     else:
-        how = [_monte_carlo(mode) + _without(score)]
-    return "; ".join([*precision, *how])
+        facts = [_monte_carlo(mode) + _without(score)]
+    return "; ".join([*precision, *facts])
 
 
 def _invariance(score: TextScore) -> str:
     if score.pairs is not None:
         return "independent of which pairs are computed together"
-    divided = "the text is cut into windows" if score.windows is None else "windows are computed together"
+    divided = "the text is divided into windows" if score.windows is None else "windows are computed together"
     return f"independent of how {divided}"
 
 
 def _without(score: TextScore) -> str:
-    """The plain figure that a mode is compared with, and whether it is the better one."""
+    """Return the perplexity without the mode, and whether it is better."""
     mode = score.mode
     if mode is None or mode.plain is None:
         return ""
-    what = "dropout" if mode.kind == "mc" else "it"
+    mechanism = "dropout" if mode.kind == "mc" else "it"
     better = ", which is better" if mode.plain < score.perplexity else ""
-    return f"; without {what}: perplexity {shown(mode.plain)}{better}"
+    return f"; without {mechanism}: perplexity {shown(mode.plain)}{better}"
 
 
 def _dynamic(mode: Dynamic) -> str:
@@ -153,14 +153,14 @@ def _dynamic(mode: Dynamic) -> str:
     if mode.gradients is not None:
         statistics = f"; statistics of {mode.gradients:,} gradients of the training text without dropout"
     return (
-        f"dynamic evaluation: every {mode.segment} tokens are scored, then learned from, so this figure depends on "
-        f"the cut; eta {mode.eta:.4g}, lambda {mode.decay:.4g}, epsilon {mode.epsilon:.4g} on the scale "
+        f"dynamic evaluation: segments of {mode.segment} tokens are scored, then trained on, so the score depends on "
+        f"the segments; eta {mode.eta:.4g}, lambda {mode.decay:.4g}, epsilon {mode.epsilon:.4g} on the scale "
         f"{mode.scale!r}{statistics}"
     )
 
 
 def _cache(mode: Cache) -> str:
-    since = "from the start" if mode.fill == "partial" else "only once there are more than so many"
+    since = "from the start" if mode.fill == "partial" else "only after more positions than that"
     return (
         f"continuous cache: weight {mode.weight:.4g}, theta {mode.theta:.4g}, over the last {mode.window:,} positions, "
         f"used {since}"
@@ -169,12 +169,12 @@ def _cache(mode: Cache) -> str:
 
 def _monte_carlo(mode: MonteCarlo) -> str:
     if not mode.drops:
-        return "Monte-Carlo dropout: this model drops nothing, so one pass was made, and nothing has changed"
+        return "Monte-Carlo dropout: this model has no dropout, so there is one pass, and the score is the plain score"
     masks = f"{mode.window:,} tokens" if mode.window else "window"
     alone = ""
     if mode.lowest is not None and mode.highest is not None:
-        alone = f"; a pass alone: perplexity {shown(mode.lowest)} to {shown(mode.highest)}"
+        alone = f"; single passes: perplexity {shown(mode.lowest)} to {shown(mode.highest)}"
     return (
         f"Monte-Carlo dropout: mean probability of {mode.passes:,} pass{'es' * (mode.passes > 1)}, masks drawn for "
-        f"every {masks} (seed {mode.seed}), so this figure depends on both{alone}"
+        f"every {masks} (seed {mode.seed}), so the score depends on both{alone}"
     )

@@ -1,6 +1,6 @@
 """Modes of evaluation and windows over a text, by the names that saved evaluations and rows of recipes give them.
 
-    dynamic, cache, mc      a model that learns, remembers or drops units while it reads
+    dynamic, cache, mc      the model learns, remembers or drops units while it reads
     context-C-stride-S      each window scores S tokens after up to C tokens of context
     complete-L              blocks of whole lines, of at most L tokens
     lines                   single lines
@@ -32,20 +32,20 @@ class WindowSizes(NamedTuple):
 
 
 def window_sizes(name: str) -> WindowSizes | None:
-    """Return the numbers in the name of windows, or None if the name is not one of windows."""
+    """Return the numbers in the name of windows, or None if it is not the name of windows."""
     match = _WINDOWS.fullmatch(name)
     return WindowSizes(*(int(group or 0) for group in match.groups())) if match else None
 
 
 def known(name: str) -> str:
-    """Return the name of a mode or of windows unchanged; refuse a name that `reefknot evaluate` does not save."""
+    """Return the name of a mode or of windows unchanged. Raise an error if `reefknot evaluate` saves no such name."""
     if name not in MODES and window_sizes(name) is None:
         raise ValueError(f"must be {', '.join(MODES)}, context-C-stride-S, complete-L or lines")
     return name
 
 
 def in_words(name: str) -> str:
-    """Describe a mode or windows in a few words, for the name of a row. An unknown name describes itself."""
+    """Describe a mode or windows in a few words, for the name of a row. An unknown name is returned unchanged."""
     sizes = window_sizes(name)
     if sizes is None:
         return MODES.get(name, name)
@@ -55,24 +55,24 @@ def in_words(name: str) -> str:
 
 
 def window_description(name: str) -> str:
-    """Say which tokens a window holds and which of them it scores. An unknown name describes itself."""
+    """Return which tokens a window has and which of them are scored. An unknown name is returned unchanged."""
     sizes = window_sizes(name)
     if sizes is None:
         return name
     if sizes.stride and sizes.context:
-        return f"windows of {sizes.context + sizes.stride:,} tokens of which the last {sizes.stride:,} are scored"
+        return f"windows of {sizes.context + sizes.stride:,} tokens, of which the last {sizes.stride:,} are scored"
     return _blocks(sizes)
 
 
 def windows_in_full(name: str) -> str:
-    """Say the same, that each window is computed by itself, and which windows are not like the others."""
+    """Return `window_description`, that windows are computed independently, and which windows are exceptions."""
     sizes = window_sizes(name)
     exception = ""
     if sizes and sizes.stride and sizes.context:
-        exception = ", the first ones with less before them"
+        exception = "; the first windows have less context"
     elif sizes and sizes.length:
-        exception = "; a longer line is alone, cut into pieces"
-    return f"{window_description(name)}, each computed afresh{exception}"
+        exception = "; a longer line is split into blocks of its own"
+    return f"{window_description(name)}, each computed independently{exception}"
 
 
 def _blocks(sizes: WindowSizes) -> str:

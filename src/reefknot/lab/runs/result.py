@@ -1,6 +1,6 @@
-"""The one definition of `result.json` and of saved evaluations, which everyone writes and reads.
+"""The typed definition of `result.json` and of saved evaluations, which all code uses to write and read them.
 
-    RunResult          RUN/result.json: a finished run in figures
+    RunResult          RUN/result.json: the scores of a finished run
     SavedEvaluation    RUN/evaluations/<name>.json: its best weights scored in another mode, in other windows, or with
                        another search
     MetricsLine        a line of RUN/metrics.jsonl, as reports read it
@@ -23,7 +23,7 @@ from reefknot.storage.files import decode_object, read_bytes
 FORMAT: Literal[2] = 2
 """The format of the files that this version writes."""
 SPLITS = ("valid", "test")
-"""The splits whose figures an evaluation saves."""
+"""The splits whose scores an evaluation saves."""
 SCORES_FILE = "scores.safetensors"
 """Negative log-likelihood of every token, by split."""
 
@@ -67,14 +67,14 @@ class Protocol(Stored):
 
 
 class Best(Stored):
-    """When the weights that are scored were saved."""
+    """The step and the epoch at which the scored weights were saved."""
 
     step: int
     epoch: float
 
 
 class Start(Stored):
-    """The finished run whose weights this one began with."""
+    """The finished run whose weights this run started from."""
 
     config_hash: str
     weights_sha256: str
@@ -96,7 +96,7 @@ class Training(Stored):
     device: str = ""
     processes: int = 1
     workers: int | None = None
-    """Processes that prepare pairs of words for skip-gram."""
+    """Threads that train skip-gram."""
 
 
 class Band(Stored):
@@ -136,7 +136,7 @@ class Neighbors(Stored):
 
 
 class Judgement(Stored):
-    """How word vectors do on a benchmark of word similarity: Spearman's rho with its 95 % interval.
+    """The score of word vectors on a word-similarity benchmark: Spearman's rho with its 95 % interval.
 
     All three are None where rho is undefined: fewer than 3 pairs, or all scores or all cosines are equal. The interval
     alone is None for fewer than 10 pairs, and where rho is 1 or -1.
@@ -147,20 +147,23 @@ class Judgement(Stored):
     low: float | None = None
     high: float | None = None
     pairs: int = 0
-    """Pairs whose words both have a vector."""
+    """The number of pairs with a vector for both words."""
     of: int = 0
-    """Pairs of the benchmark."""
+    """The number of pairs in the benchmark."""
 
 
 class Picture(Stored):
-    """Places of words in a plane, and the share of the variance along either axis."""
+    """Positions of words in a plane, and the share of the variance along each axis."""
 
     xy: tuple[tuple[float, float], ...]
     explained: tuple[float, float]
 
 
 class Embedding(Stored):
-    """Words around some examples (`groups` numbers them) and their places at either end, or in a shared table."""
+    """Words near some examples, and their positions by input, output or tied vectors.
+
+    `groups` has the number of the example that each word belongs to.
+    """
 
     words: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
@@ -170,7 +173,7 @@ class Embedding(Stored):
 
 
 class Subspace(Stored):
-    """The distance between the spaces that the two tables span (Inan et al. 2017), and what it would be by chance."""
+    """The distance between the subspaces of the two tables (Inan et al. 2017), and its value for unrelated tables."""
 
     distance: float
     chance: float
@@ -208,7 +211,7 @@ class LengthBand(Stored):
 
 
 class Translated(Stored):
-    """The translations of one split as sacrebleu counts them; the signatures say how."""
+    """The scores of one split's translations by sacrebleu. Its signatures record the settings."""
 
     bleu: float
     chrf: float | None = None
@@ -223,7 +226,7 @@ class Translated(Stored):
 
 
 class Example(Stored):
-    """A pair and its translation, with the weights over the source tokens at each target token."""
+    """A pair and its translation, with the attention over the source tokens for every target token."""
 
     source: str
     reference: str
@@ -241,38 +244,38 @@ class Translations(Stored):
     examples: tuple[Example, ...] = ()
 
 
-class _Figures(Stored):
-    """The figures of a result or of a saved evaluation, by split."""
+class _SplitScores(Stored):
+    """The scores of a result or of a saved evaluation, by split."""
 
     def score(self, split: str) -> TextScore | None:
         """Return the perplexity of a split with its facts."""
-        found: TextScore | None = getattr(self, split, None)
-        return found
+        score: TextScore | None = getattr(self, split, None)
+        return score
 
     def translated(self, split: str) -> Translated | None:
-        """Return the figures of the translations of a split."""
-        found: Translated | None = getattr(getattr(self, "translation", None), split, None)
-        return found
+        """Return the scores of the translations of a split."""
+        translated: Translated | None = getattr(getattr(self, "translation", None), split, None)
+        return translated
 
     def scores(self, split: str) -> tuple[Scores, ...]:
-        """Return the figures of a split. The first one is what systems are compared by."""
-        found: list[Scores] = []
+        """Return the scores of a split. Systems are compared by the first."""
+        scores: list[Scores] = []
         if translated := self.translated(split):
             lines = ItemValues(file=f"translations/{split}.txt", item="sentence")
-            found.append(Scores(metric=BLEU, value=translated.bleu, items=lines))
+            scores.append(Scores(metric=BLEU, value=translated.bleu, items=lines))
             if translated.chrf is not None:
-                found.append(Scores(metric=CHRF, value=translated.chrf, items=lines))
+                scores.append(Scores(metric=CHRF, value=translated.chrf, items=lines))
         if score := self.score(split):
             losses = ItemValues(file=SCORES_FILE, key=split, item="token")
-            found.append(Scores(metric=PERPLEXITY, value=score.per_word, items=losses))
-            found.append(Scores(metric=TOKEN_PERPLEXITY, value=score.perplexity, items=losses))
-        return tuple(found)
+            scores.append(Scores(metric=PERPLEXITY, value=score.per_word, items=losses))
+            scores.append(Scores(metric=TOKEN_PERPLEXITY, value=score.perplexity, items=losses))
+        return tuple(scores)
 
 
 Task = Literal["language_model", "translation", "skip_gram"]
 
 
-class RunResult(_Figures):
+class RunResult(_SplitScores):
     """`result.json` of a finished run."""
 
     format: Literal[2]
@@ -298,7 +301,7 @@ class RunResult(_Figures):
     protocol: Annotated[Protocol | None, OMIT_NONE] = None
     best: Annotated[Best | None, OMIT_NONE] = None
     averaged: tuple[str, ...] = ()
-    """Checkpoints whose mean is scored instead of the best one; empty if the best one is."""
+    """Checkpoints whose mean is scored; empty if the best checkpoint is scored."""
     start: Start | None = None
     training: Training = Training()
     frequency: Frequency = Frequency()
@@ -315,24 +318,25 @@ class RunResult(_Figures):
 
     def similarity_scores(self, end: str) -> dict[str, Scores]:
         """Return rho of the vectors of an end, by benchmark."""
-        judged = self.similarity.get(end, ())
-        return {each.name: Scores(metric=RHO, value=each.rho) for each in judged if each.rho is not None}
+        judgements = self.similarity.get(end, ())
+        rhos = {judgement.name: judgement.rho for judgement in judgements}
+        return {name: Scores(metric=RHO, value=rho) for name, rho in rhos.items() if rho is not None}
 
 
 class Search(Stored):
     """Settings that were tried on the validation text, with the mean loss of each (None: not a number)."""
 
     text: str
-    """What they were tried on, for people."""
+    """What they were tried on, as text."""
     best: dict[str, int | float]
     edges: tuple[str, ...] = ()
-    """Settings whose best value is the first or the last that was tried."""
+    """Settings whose best value is at the edge of the search grid."""
     note: Annotated[str | None, OMIT_NONE] = None
     points: tuple[dict[str, int | float | None], ...] = ()
 
 
-class SavedEvaluation(_Figures):
-    """`evaluations/<name>.json`. The plain figures are in result.json."""
+class SavedEvaluation(_SplitScores):
+    """`evaluations/<name>.json`. The plain scores are in result.json."""
 
     format: Literal[2]
     kind: str
@@ -349,10 +353,10 @@ class SavedEvaluation(_Figures):
 
 
 class Wall(Stored):
-    """What the clock said when a line was written."""
+    """The time at which a line was written."""
 
     seconds: float | None = None
-    """Since training began, in a line of training."""
+    """Seconds of training so far, in a line about training."""
 
 
 class MetricsLine(Stored):
@@ -364,7 +368,7 @@ class MetricsLine(Stored):
     nll: float
     perplexity: float | None = None
     tokens: float = 1.0
-    """What a line of training is the mean over; for skip-gram, the words read so far."""
+    """The number of tokens that a training loss is the mean of; for skip-gram, the words read so far."""
     wall: Wall = Wall()
 
 
@@ -376,14 +380,14 @@ def read_result(path: Path) -> RunResult:
 
 
 def read_metrics_line(line: bytes, where: str) -> MetricsLine:
-    """Read a line of metrics.jsonl; `where` it is from is for the error message."""
+    """Read a line of metrics.jsonl. Error messages call its source `where`."""
     from reefknot.lab.runs.upgrade import upgrade_metrics_line
 
     return parse(MetricsLine, upgrade_metrics_line(decode_object(line, where)), where)
 
 
 def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:
-    """Read a saved evaluation of any format; `result` is that of its run."""
+    """Read a saved evaluation of any format. `result` is the result of its run."""
     from reefknot.lab.runs.upgrade import upgrade_evaluation
 
     raw = decode_object(read_bytes(path), path)

@@ -1,7 +1,7 @@
-"""Scores: a figure with its metric, and what a perplexity was measured over.
+"""Scores: a value with its metric, and what a perplexity was measured over.
 
-    Scores       one figure: metric, value and the file that holds the value of every item
-    TextScore    the perplexity of one split with every fact that the figure depends on, apart from the model
+    Scores       one score: metric, value and the file that has the value of every item
+    TextScore    the perplexity of one split, with every fact that it depends on apart from the model
     ScoredText   which text was scored, and how its words became tokens
 
 A fact that is None is not known: results of format 1 do not have all of them. This module does not import torch.
@@ -18,7 +18,7 @@ from reefknot.lab.runs.stored import OMIT_NONE, Stored
 
 
 class Metric(Stored):
-    """What a figure measures, and which of two figures is the better one."""
+    """What a score measures, and whether lower or higher is better."""
 
     name: str
     unit: str
@@ -26,7 +26,7 @@ class Metric(Stored):
 
     @property
     def sign(self) -> float:
-        """1 if lower is better, -1 if higher is: values times the sign are in order, best first."""
+        """1 if lower is better, -1 if higher is better. Sorting by value times sign puts the best first."""
         return 1.0 if self.better == "lower" else -1.0
 
 
@@ -38,7 +38,7 @@ RHO = Metric(name="rho", unit="Spearman's rank correlation", better="higher")
 
 
 class ItemValues(Stored):
-    """Where the values of single items are, for tests that pair two systems item by item."""
+    """The file with the values of single items, for tests that pair two systems item by item."""
 
     file: str
     """Relative to the run folder."""
@@ -48,7 +48,7 @@ class ItemValues(Stored):
 
 
 class Scores(Stored):
-    """One figure of a run: what it measures, its value, and the values of single items if they are stored."""
+    """One score of a run: its metric, its value, and the values of single items if they are stored."""
 
     metric: Metric
     value: float
@@ -63,18 +63,18 @@ class ScoredText(Stored):
     """Tokens of the text, whether they are scored or not."""
     sha256: str | None = None
     line_ends: bool | None = None
-    """Whether the end of a line is a token, which is scored."""
+    """Whether the end of a line is a token, and so is scored."""
     unknown: int | None = None
-    """How many tokens are <unk>."""
+    """The number of <unk> tokens."""
     unknown_sha256: str | None = None
-    """Hash of which words hold an <unk>."""
+    """Hash of the positions of words with an <unk>."""
     tokenisation: Literal["words", "pieces"] | None = None
     vocabulary_sha256: str | None = None
-    """Hash of the tokens in the order of their ids, and of how words are cut into them."""
+    """Hash of the tokens in the order of their ids, and of the way words are split into tokens."""
 
     @property
     def complete(self) -> bool:
-        """Whether the hashes are known that decide if losses can be paired with those of another run."""
+        """Whether all hashes are known that decide if token losses can be paired with another run's."""
         return None not in (self.sha256, self.line_ends, self.unknown_sha256, self.vocabulary_sha256)
 
 
@@ -88,7 +88,7 @@ class Dynamic(Stored):
     epsilon: float
     segment: int
     gradients: int | None = None
-    """Gradients of the training text that the statistics were taken over."""
+    """The number of gradients of the training text in the statistics."""
     plain: float | None = None
     """Perplexity of the same model without it."""
 
@@ -111,10 +111,10 @@ class MonteCarlo(Stored):
     kind: Literal["mc"]
     passes: int
     window: int | None = None
-    """Tokens that share their masks; None if every window has its own."""
+    """The number of tokens that share a mask; None if every window has its own mask."""
     seed: int
     drops: bool = True
-    """False if the model drops nothing, so that all passes are the same and one was made."""
+    """Whether the model has dropout. Without dropout all passes are equal, so only one is made."""
     lowest: float | None = None
     highest: float | None = None
     """Perplexity of the best and the worst single pass."""
@@ -126,27 +126,27 @@ Mode = Annotated[Dynamic | Cache | MonteCarlo, Field(discriminator="kind")]
 
 
 class TextScore(Stored):
-    """The perplexity of one split, with every fact that the figure depends on apart from the model."""
+    """The perplexity of one split, with every fact that it depends on apart from the model."""
 
     perplexity: float
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
     nll: float
     tokens: int = 0
-    """Tokens that were scored."""
+    """The number of scored tokens."""
     words: int | None = None
-    """Words and line ends that the scored tokens make."""
+    """The number of words and line ends that the scored tokens make up."""
     bytes: int | None = None
     streams: int | None = None
-    """Contiguous parts that the text was read in, each from an empty state."""
+    """The number of contiguous parts of the text, each of which starts from an empty state."""
     windows: Annotated[str | None, OMIT_NONE] = None
-    """Name of the windows that were computed afresh (`modes.py`); None if a state was carried through the text."""
+    """Name of the windows (`modes.py`), if they were computed independently; None if the state was carried along."""
     pairs: Annotated[int | None, OMIT_NONE] = None
-    """Pairs of sentences that were each computed afresh, for a translator."""
+    """The number of pairs of sentences, for a translator."""
     precision: str | None = None
     text: ScoredText | None = None
     mode: Annotated[Mode | None, OMIT_NONE] = None
-    """What the model did while it read; None if it did nothing else."""
+    """The mode of evaluation; None for plain scores."""
     passes: tuple[float, ...] = ()
     """Perplexity of every single pass of Monte-Carlo dropout."""
     passes_deviation: float | None = None
@@ -154,15 +154,15 @@ class TextScore(Stored):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def definition(self) -> str:
-        """What the figure means, for people. It is made from the fields above, and no code reads it."""
+        """What the perplexity means, for people. It is made from the fields above, and no code parses it."""
         return definition.define(self)
 
     @property
     def per_word(self) -> float:
-        """The figure to compare by. It is the perplexity itself unless tokens are pieces of words."""
+        """The perplexity to compare by. It differs from `perplexity` only if tokens are sub-words."""
         return self.perplexity if self.word_perplexity is None else self.word_perplexity
 
     @property
     def tokens_per_word(self) -> float:
-        """1 where the tokens are the words."""
+        """The mean number of tokens per word; 1 if tokens are words."""
         return self.tokens / self.words if self.words else 1.0

@@ -1,7 +1,7 @@
-"""The base of every typed part of a result, and how a stored file becomes one.
+"""The base class of everything in a result file, and the check of what was read from a file.
 
-A part has only the fields that its class names: constructing one with another name is an error. Reading is lenient, so
-that a result of a newer version with more fields can still be read.
+Code can only set the fields that a class declares. Reading a file ignores unknown keys, so that results of a newer
+version can still be read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from reefknot.errors import DataError
 
 OMIT_NONE: Any = Field(exclude_if=lambda value: value is None)
-"""Annotates a field that is left out of the file when it is None."""
+"""Annotation of a field that is left out of the file if it is None."""
 
 
 class Stored(BaseModel):
-    """A part of a stored file. Values never change once they are set."""
+    """An immutable part of a stored file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
@@ -28,7 +28,7 @@ class Stored(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def replace(self, **fields: Any) -> Self:
-        """Return a copy with other values in some fields, checked like the first ones."""
+        """Return a checked copy with other values in some fields."""
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | fields)
 
 
@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Stored)
 
 
 def parse(kind: type[S], raw: Mapping[str, Any], where: Path | str) -> S:
-    """Check what was read from a file. Keys that this version does not know are ignored."""
+    """Return what was read from a file as an object of `kind`. Unknown keys are ignored."""
     try:
         return kind.model_validate(raw, extra="ignore")
     except ValidationError as error:

@@ -1,8 +1,7 @@
 """Old results, upgraded when they are read. Their files keep their bytes.
 
-This is the only module that recovers facts from sentences or from the presence of keys. Format 1 had neither the facts
-of a score nor key, old and new value of a changed setting as fields, but sentences that told them to people. What a
-sentence does not say stays unknown.
+Format 1 described the facts of a score, and changed settings, only in sentences. This is the only module that recovers
+facts from sentences or from the presence of keys. A fact that a sentence does not state stays unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _FACTS = {
 
 
 def upgrade_result(raw: Mapping[str, Any], where: Path | str) -> Raw:
-    """Return the content of a result.json in the format of today."""
+    """Return the content of a result.json in the current format."""
     if not _is_old(raw, where):
         return dict(raw)
     result: Raw = {**raw, "format": 2, "task": _task(raw), "changed": upgrade_changes(raw.get("changed") or [])}
@@ -55,7 +54,7 @@ def upgrade_result(raw: Mapping[str, Any], where: Path | str) -> Raw:
 
 
 def upgrade_evaluation(raw: Mapping[str, Any], result: RunResult | None, where: Path | str) -> Raw:
-    """Return a saved evaluation in the format of today; `result` is that of its run."""
+    """Return a saved evaluation in the current format. `result` is the result of its run."""
     if not _is_old(raw, where):
         return dict(raw)
     evaluation: Raw = {**raw, "format": 2}
@@ -75,78 +74,81 @@ def upgrade_evaluation(raw: Mapping[str, Any], result: RunResult | None, where: 
 
 
 def upgrade_changes(raw: Iterable[Any]) -> list[Any]:
-    """Return changed settings as key, old and new value; old files have a sentence for each."""
+    """Return changed settings as key, old and new value. Old files have one sentence per change."""
     return [_change(change) if isinstance(change, str) else change for change in raw]
 
 
 def upgrade_metrics_line(raw: Mapping[str, Any]) -> Raw:
-    """Return a line of metrics.jsonl. The loss of skip-gram is one of pairs of words, and so a kind of its own."""
+    """Return a line of metrics.jsonl. A loss of skip-gram is over pairs of words, so it has the kind `pairs`."""
     return {**raw, "kind": "pairs", "nll": raw["loss"]} if "loss" in raw else dict(raw)
 
 
 def _is_old(raw: Mapping[str, Any], where: Path | str) -> bool:
     number = raw.get("format")
     if number not in (1, 2):
-        raise DataError(f"{where}: format {number!r} is not known here; read it with the version that wrote it")
+        raise DataError(f"{where}: unknown format {number!r}; read it with the version that wrote it")
     return bool(number == 1)
 
 
 def _task(raw: Mapping[str, Any]) -> str:
-    """Skip-gram gives no text a probability, and a translator has translations."""
+    """Return the task: only translators have translations, and skip-gram scores no text."""
     if "translation" in raw:
         return "translation"
     return "language_model" if any(split in raw for split in _SPLITS) else "skip_gram"
 
 
 def _score(raw: Mapping[str, Any], split: str) -> Raw:
-    """A score with the facts that its definition tells."""
+    """Return a score with the facts that its definition states."""
     score = dict(raw)
-    told = str(score.pop("definition", ""))
-    found = {fact: pattern.search(told) for fact, pattern in _FACTS.items()}
+    definition = str(score.pop("definition", ""))
+    matches = {fact: pattern.search(definition) for fact, pattern in _FACTS.items()}
     text: Raw = {"split": split}
-    if match := found["tokens"]:
+    if match := matches["tokens"]:
         text |= {"tokens": _integer(match[1]), "split": match[2]}
-    if match := found["unknown"]:
+    if match := matches["unknown"]:
         text["unknown"] = _integer(match[1] or "0")
-    if match := found["line_ends"]:
+    if match := matches["line_ends"]:
         text["line_ends"] = match[1] == "every line ends"
-    if match := found["units"]:
+    if match := matches["units"]:
         text["tokenisation"] = "pieces" if match[1] else "words"
-    if match := found["precision"]:
+    if match := matches["precision"]:
         score["precision"] = match[1]
-    if match := found["context"]:
+    if match := matches["context"]:
         score = _context(match[1]) | score
     return score | {"text": text}
 
 
-def _context(told: str) -> Raw:
-    """The streams, windows or pairs that a text was cut into."""
-    if told == "one stream":
+def _context(text: str) -> Raw:
+    """Return the streams, windows or pairs that a text was divided into."""
+    if text == "one stream":
         return {"streams": 1}
-    if match := re.fullmatch(r"([\d,]+) contiguous streams", told):
+    if match := re.fullmatch(r"([\d,]+) contiguous streams", text):
         return {"streams": _integer(match[1])}
-    if match := re.fullmatch(r"([\d,]+) pairs", told):
+    if match := re.fullmatch(r"([\d,]+) pairs", text):
         return {"streams": 1, "pairs": _integer(match[1])}
-    windows = _windows(told)
+    windows = _windows(text)
     return {"streams": 1, "windows": windows} if windows else {}
 
 
-def _windows(told: str) -> str | None:
-    """The name of windows that are told in words."""
-    if match := re.fullmatch(r"windows of ([\d,]+) tokens of which the last ([\d,]+) are scored", told):
+def _windows(text: str) -> str | None:
+    """Return the name of windows from their description."""
+    if match := re.fullmatch(r"windows of ([\d,]+) tokens of which the last ([\d,]+) are scored", text):
         whole, stride = map(_integer, match.groups())
         return f"context-{whole - stride}-stride-{stride}"
-    if match := re.fullmatch(r"blocks of ([\d,]+) tokens", told):
+    if match := re.fullmatch(r"blocks of ([\d,]+) tokens", text):
         return f"context-0-stride-{_integer(match[1])}"
-    if match := re.fullmatch(r"blocks of whole lines of at most ([\d,]+) tokens", told):
+    if match := re.fullmatch(r"blocks of whole lines of at most ([\d,]+) tokens", text):
         return f"complete-{_integer(match[1])}"
-    return "lines" if told == "single lines" else None
+    return "lines" if text == "single lines" else None
 
 
 def _evaluated(
     raw: Mapping[str, Any], split: str, kind: str, settings: Mapping[str, Any], recorded: TextScore | None
 ) -> Raw:
-    """The score of a saved evaluation. What it was counted over, the run's own score of the same tokens knows."""
+    """Return the score of a saved evaluation.
+
+    The numbers of words and bytes come from the run's plain score, if that is over the same tokens.
+    """
     score = _score(raw, split)
     windows = settings.get("windows", kind)
     if isinstance(windows, str) and window_sizes(windows):
@@ -160,44 +162,44 @@ def _evaluated(
     return score
 
 
-def _mode_facts(told: str, kind: str) -> Raw:
-    """What the definition of a figure in some mode tells beside the settings."""
+def _mode_facts(text: str, kind: str) -> Raw:
+    """Return the facts about a mode that only its definition states."""
     facts: Raw = {}
-    if match := _FACTS["plain"].search(told):
+    if match := _FACTS["plain"].search(text):
         facts["plain"] = _number(match[1])
-    if kind == "dynamic" and (match := _FACTS["gradients"].search(told)):
+    if kind == "dynamic" and (match := _FACTS["gradients"].search(text)):
         facts["gradients"] = _integer(match[1])
     if kind == "mc":
-        facts["drops"] = "this model drops nothing" not in told
-        if match := _FACTS["passes"].search(told):
+        facts["drops"] = "this model drops nothing" not in text
+        if match := _FACTS["passes"].search(text):
             facts |= {"lowest": _number(match[1]), "highest": _number(match[2])}
     return facts
 
 
-def _change(told: str) -> Raw:
-    """`training.epochs: 60 -> 25` as fields. A value that was cut short stays a text."""
-    key, _, rest = told.partition(": ")
-    old, rest = _value("old", rest)
-    new, _ = _value("new", rest.removeprefix(" -> "))
+def _change(text: str) -> Raw:
+    """Return `training.epochs: 60 -> 25` as fields. A value that was shortened stays text."""
+    key, _, values = text.partition(": ")
+    old, remainder = _value("old", values)
+    new, _ = _value("new", remainder.removeprefix(" -> "))
     return {"key": upgrade_key(key), **old, **new}
 
 
-def _value(side: str, told: str) -> tuple[Raw, str]:
-    """The JSON value that a text begins with, none if it was not set, and the rest of the text."""
-    if told.startswith("not set"):
-        return {}, told.removeprefix("not set")
+def _value(side: str, text: str) -> tuple[Raw, str]:
+    """Return the JSON value at the beginning of a text (nothing if it was not set), and the remaining text."""
+    if text.startswith("not set"):
+        return {}, text.removeprefix("not set")
     try:
-        value, end = json.JSONDecoder().raw_decode(told)
+        value, end = json.JSONDecoder().raw_decode(text)
     except ValueError:
-        value, arrow, rest = told.partition(" -> ")
-        return {side: value}, arrow + rest
-    return {side: value}, told[end:]
+        value, arrow, remainder = text.partition(" -> ")
+        return {side: value}, arrow + remainder
+    return {side: value}, text[end:]
 
 
-def _integer(told: str) -> int:
-    return int(told.replace(",", ""))
+def _integer(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
-def _number(told: str) -> float:
-    """A perplexity as people read it: with commas, and with > before one that is too large to print."""
-    return float(told.replace(",", "").removeprefix(">"))
+def _number(text: str) -> float:
+    """Parse a printed perplexity, with commas and possibly with > before the largest number that is printed."""
+    return float(text.replace(",", "").removeprefix(">"))

@@ -1,7 +1,7 @@
-"""The kinds of experiment, called tasks: language models, translation and skip-gram.
+"""Tasks, the kinds of experiment: language models, translation and skip-gram.
 
-A task is one class in one file and one line in `TASKS`. `tasks/contract.py` documents what it provides. Nothing outside
-this package asks which task a run has. A verb that works with one task only names it,
+A task is one class in one file and one line in `TASKS`. `tasks/contract.py` documents what it provides. No code outside
+this package asks which task a run has. A verb that works with task task only names it,
 `open_run(folder, task="translation")`. Other verbs pass a request to the task of the run: `evaluate_run`,
 `compare_systems`.
 """
@@ -57,7 +57,7 @@ def check_experiment(settings: Mapping[str, Any], where: str) -> Experiment:
 
 
 def build_model(experiment: Experiment, words: Any) -> Any:
-    """Build the model that an experiment describes, drawn from torch's generator as it stands.
+    """Build the model that an experiment describes, with weights drawn from torch's current generator state.
 
     Args:
         words: a vocabulary, the `Sides` of parallel text, or the number of words where no text is read.

@@ -1,9 +1,9 @@
-"""What a task provides: one kind of experiment, from its settings to its scores.
+"""The interface of a task: one kind of experiment, from its settings to its scores.
 
     Settings -> open_data -> build_model -> prepare -> fit -> score
 
-`lab/experiment.py` calls these in this order, in a run folder, for any task. A task is given its settings, a seed and
-perhaps weights to start from; it knows nothing of recipes and rows.
+`lab/experiment.py` calls these in this order, in a run folder, for any task. A task gets its settings, a seed and
+possibly weights to start from. It knows nothing about recipes and rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from reefknot.lab.config.settings import Settings
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.corpora import CORPORA, known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
+from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
 from reefknot.lab.training.display import Display
 from reefknot.lab.training.distributed import World, choose_device
@@ -34,6 +35,23 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
 
 
+class TrainingSection(Protocol):
+    """The settings that the section `training` has in every task."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def epochs(self) -> int | None: ...
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self: ...
+
+
+class EvaluationSection(Protocol):
+    """The settings that the section `evaluation` has in every task."""
+
+    @property
+    def similarity(self) -> bool: ...
+
+
 class Experiment(Settings):
     """Everything a run depends on. Each task has a subclass with the sections of its recipes."""
 
@@ -43,47 +61,54 @@ class Experiment(Settings):
     corpus: CorpusSettings
     vocabulary: VocabularySettings = VocabularySettings()
 
+    if TYPE_CHECKING:
+        # Every subclass declares these two sections as its last fields. They are not fields of this class, because
+        # pydantic would then put them before the sections of the model, here and in config.json.
+        @property
+        def training(self) -> TrainingSection: ...
+        @property
+        def evaluation(self) -> EvaluationSection: ...
+
     @property
     def seed(self) -> int:
         """The seed of every random number."""
-        raise NotImplementedError
+        return self.training.seed
 
     def with_seed(self, seed: int) -> Self:
         """Return the same experiment with another seed."""
-        training = self.training  # type: ignore[attr-defined]
-        return self.model_copy(update={"training": training.model_copy(update={"seed": seed})})
+        return self.model_copy(update={"training": self.training.model_copy(update={"seed": seed})})
 
     @property
     def epochs(self) -> int | None:
         """Passes over the training text; None if training ends after a number of updates."""
-        raise NotImplementedError
+        return self.training.epochs
 
     @property
     def start(self) -> str | None:
-        """The row whose best weights training starts from; None: it starts from its own random weights."""
+        """The row whose best weights training starts from; None if it starts from random weights."""
         return None
 
     @property
     def workers(self) -> int | None:
-        """Threads that training uses; None where the setting does not exist."""
+        """The number of threads that training uses; None if the task has no such setting."""
         return None
 
     @property
     def judges_similarity(self) -> bool:
         """Whether the word vectors are compared with human judgements after training."""
-        raise NotImplementedError
+        return self.evaluation.similarity
 
     def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        """SHA-256 of every file that a table starts from, by table name; the recorded hash if the file is gone."""
+        """Return the SHA-256 of every file that a table starts from, by table name; the recorded hash if it is gone."""
         return {}
 
     def without_files(self) -> Self:
-        """Return the same experiment with tables that start from no file: a run that has weights needs none."""
+        """Return the same experiment without vector files. A run that has weights does not need them."""
         return self
 
 
 class Data(Protocol):
-    """What is trained on and scored with: texts, or pairs of texts."""
+    """The data of an experiment: texts, or pairs of texts."""
 
     @property
     def name(self) -> str: ...
@@ -97,14 +122,14 @@ class Data(Protocol):
 
     @property
     def words(self) -> Sides:
-        """The words that go in as a source and the words that are predicted; one vocabulary where they are the same."""
+        """The vocabulary of the source and the vocabulary that is predicted; the same one unless they differ."""
 
     @property
     def summary(self) -> str:
         """One line: which text this is and how large."""
 
     def describe(self) -> str:
-        """The texts and how they are read, in a few lines for people."""
+        """Return a description of the texts and of how they are read, in a few lines."""
 
 
 E = TypeVar("E", bound=Experiment)
@@ -114,20 +139,20 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 @dataclass(frozen=True)
 class Session:
-    """Where and with whom a model is trained: its run folder, its processes, its display."""
+    """The surroundings of a training: its run folder, its processes and its display."""
 
     run: RunFolder
     world: World
     display: Display
     name: str
-    """What the lines on the display start with."""
+    """The prefix of the lines on the display."""
     trackers: Sequence[Callable[[dict[str, Any]], None]] = ()
     """Called with every line of metrics."""
 
 
 @dataclass(frozen=True)
 class Fitted(Generic[M]):
-    """A trained model with the weights that are scored, and how training went."""
+    """A trained model with the weights that are scored, and the progress of its training."""
 
     model: M
     progress: Progress
@@ -155,7 +180,7 @@ class TrainedRun(Generic[E, D, M]):
         return opened
 
     def vectors(self) -> dict[str, WordVectors]:
-        """The word vectors of the input and the output, or of the one table that both hold, as `tied`."""
+        """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
         from reefknot.lab.tasks import task_of
 
         return task_of(self.experiment).vectors(self.model, self.vocabulary)
@@ -172,7 +197,7 @@ class Task(ABC, Generic[E, D, M]):
     noun: ClassVar[str]
     """What a trained run of this task is called in messages, such as "a language model"."""
     scores_text: ClassVar[bool] = True
-    """Whether the model gives a text a probability. If not, its runs cannot be evaluated or compared."""
+    """Whether the model assigns a probability to a text. If not, its runs cannot be evaluated or compared."""
     verbs: ClassVar[str]
     """The verbs that read such a run, for messages."""
     evaluation_options: ClassVar[frozenset[str]] = frozenset()
@@ -183,7 +208,6 @@ class Task(ABC, Generic[E, D, M]):
     def __init__(self, experiment: E) -> None:
         self.experiment = experiment
 
-    @abstractmethod
     def open_data(
         self,
         data: Path | None = None,
@@ -194,22 +218,29 @@ class Task(ABC, Generic[E, D, M]):
     ) -> D:
         """Open the texts to train on and score with.
 
+        This opens a `Dataset`. A task with another type of data overrides it.
+
         Args:
             data: the folder of the corpora.
             corpus: where the corpus is now, if it has moved; the experiment's by default.
             words: the vocabulary of another program's model; by default it is counted in the training text.
         """
+        experiment = self.experiment
+        opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, say=say)
+        return cast(D, opened)
 
     @abstractmethod
     def build_model(self, words: Vocabulary | Sides | int) -> M:
-        """Build the model, drawn from torch's generator as it stands. A number of words is enough to count
-        parameters."""
+        """Build the model, with weights drawn from torch's current generator state.
+
+        A number of words is enough to count parameters.
+        """
 
     def check(self, data: D, world: World) -> None:
-        """Reject, before training, what could not be trained or scored."""
+        """Raise an error before training if the data cannot be trained on or scored."""
 
     def prepare(self, model: M, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
-        """Get a new model ready for training. Returns sentences for the display.
+        """Prepare a new model for training. Returns messages for the display.
 
         Args:
             from_files: fill tables from the vector files that the settings name. Not needed for a model that starts
@@ -219,17 +250,17 @@ class Task(ABC, Generic[E, D, M]):
 
     @abstractmethod
     def fit(self, model: M, data: D, session: Session) -> Fitted[M] | None:
-        """Train to the end from wherever the run folder stands. Returns None in all processes but the first."""
+        """Train to the end, from the newest checkpoint of the run. Returns None in all processes but the first."""
 
     @abstractmethod
     def score(
         self, model: M, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
     ) -> dict[str, Any]:
-        """Score a trained model: the part of result.json that depends on the task."""
+        """Score a trained model. Returns the part of result.json that depends on the task."""
 
     @abstractmethod
     def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-        """The word vectors of the input and the output, or of the one table that both hold, as `tied`."""
+        """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
 
     # -- finished runs: only of tasks that score texts. Modules that answer a request are imported when it is made, so
     #    that training does not load them.
@@ -255,7 +286,9 @@ class Task(ABC, Generic[E, D, M]):
 
     def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[E, D, M]:
         """Open a run folder with its best weights."""
-        checkpoint = run.best_checkpoint()  # first, because a record of a run has no vocabulary either
+        checkpoint = (
+            run.best_checkpoint()
+        )  # first: a record of a run has no weights, and then this gives the best message
         words = self.saved_words(run)
         model = self.build_model(words)
         load_weights(model, run.checkpoints.load(checkpoint).model)
@@ -295,6 +328,6 @@ class Task(ABC, Generic[E, D, M]):
         if data is None:
             raise DataError(
                 f"{run.path}: its text was in {corpus.name}, which does not exist here; "
-                "pass the folder that holds the train, valid and test text with --data"
+                "pass the folder with the train, valid and test text with --data"
             )
         return corpus.model_copy(update={"name": str(data)})

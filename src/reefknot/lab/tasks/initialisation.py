@@ -1,5 +1,7 @@
-"""How parameters start, where a paper says so for the whole model, or for its word tables, at once; and tables that
-start from a file of word vectors."""
+"""Initial weights: one distribution for the whole model or for all word tables, and tables that start from a file.
+
+Without these settings every part draws its own initial weights.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def _as_one(raw: object, check: ValidatorFunctionWrapHandler) -> object:
-    """One complaint where a number and a word would each have theirs."""
+def _one_message(raw: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Validate a number or a word with one error message. Pydantic would give one message for each alternative."""
     try:
         return check(raw)
     except ValidationError:
@@ -30,7 +32,7 @@ def _as_one(raw: object, check: ValidatorFunctionWrapHandler) -> object:
 
 
 class InitialisationSettings(Settings):
-    """Left out, every part starts its own way."""
+    """Initial weights. Without these settings every part draws its own."""
 
     uniform: Annotated[
         Positive | None,
@@ -39,17 +41,19 @@ class InitialisationSettings(Settings):
     tables: Annotated[
         Positive | Literal["normal"] | None,
         Field(
-            description="draw the word tables alone, at either end, from [-tables, tables] (AWD-LSTM: 0.1), or normal: "
-            "with the deviation width^-0.5; Xavier-uniform the matrices and clusters of bands, and the tables that an "
-            "adaptive softmax does not share with the input (Baevski)"
+            description="draw only the word tables, at both ends, from [-tables, tables] (AWD-LSTM: 0.1); or normal: "
+            "with standard deviation dim^-0.5, and Xavier-uniform for the projections and clusters of bands and for "
+            "the tables that an adaptive softmax does not share with the input (Baevski)"
         ),
-        WrapValidator(_as_one),
+        WrapValidator(_one_message),
     ] = None
 
 
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
-    """Draw the parameters, then the tables where they have a start of their own. What is said of one table counts more
-    than what is said of all."""
+    """Draw all parameters, then the word tables.
+
+    A distribution that a single table sets (`WordTable.uniform`) takes precedence over the one for all tables.
+    """
     with torch.no_grad():
         if settings.uniform is not None:
             for parameter in model.parameters():
@@ -64,16 +68,16 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
 
 
 def _draw_normal_tables(model: nn.Module) -> None:
-    """Draw the word tables, and what stands between their bands and the model, as the program of Baevski & Auli does.
+    """Draw the word tables, the projections of their bands and the cluster vectors like the code of Baevski & Auli.
 
-    There an adaptive softmax is made of linear layers, whose tables are drawn like matrices unless it shares them with
-    the input.
+    In that code, the tables of an adaptive softmax are linear layers. So they are drawn like matrices, unless the input
+    shares them.
     """
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
     modules = list(model.modules())
-    read = {table for end in modules if isinstance(end, InputEnd) for table in end.tables()}
-    untied = {table for end in modules if isinstance(end, AdaptiveSoftmax) for table in end.tables()} - read
+    input_tables = {table for end in modules if isinstance(end, InputEnd) for table in end.tables()}
+    untied = {table for end in modules if isinstance(end, AdaptiveSoftmax) for table in end.tables()} - input_tables
     for module in modules:
         if isinstance(module, WordTable):
             if module in untied:
@@ -88,28 +92,30 @@ def _draw_normal_tables(model: nn.Module) -> None:
 
 
 class TableStart(Settings):
-    """The settings of a word table that the registry adds to the arguments of `WordTable`."""
+    """Settings of a word table in a recipe that are not arguments of `WordTable`. The registry adds them."""
 
     before: ClassVar[str] = "frozen"
-    """The setting that `vectors` precedes in config.json."""
+    """The setting that follows `vectors` in config.json."""
     vectors: Annotated[
         str | None,
         Field(
             min_length=1,
-            description="file of word vectors to start from; the vectors of words that it does not have are drawn",
+            description="file of word vectors to start from; words that are not in the file keep random vectors",
         ),
     ] = None
 
 
 def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
-    """Return the files that tables start from, by the name of the table."""
+    """Return the vector files that tables start from, by table name."""
     files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
     return {name: Path(file).expanduser() for name, file in files.items() if file is not None}
 
 
 def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the SHA-256 of each of these files: other vectors would make another run. If a file is gone, return the
-    recorded hash."""
+    """Return the SHA-256 of every vector file, by table name; the recorded hash if the file is gone.
+
+    The hashes are part of a run's settings, because other vectors make it a different run.
+    """
     files, recorded = table_files(tables), recorded or {}
     if not files:
         return {}
@@ -128,9 +134,9 @@ def start_tables(
     words: Sides,
     say: Say = silent,
 ) -> list[str]:
-    """Fill the tables that start from files with the vectors there, and return a message about each.
+    """Fill the tables that start from vector files, and return one message per table.
 
-    Only a model that is to be trained needs this. A trained model has its weights, and the files may be gone.
+    Only a model that will be trained needs this. A trained model has its weights, and the files may be gone.
 
     Args:
         tables: The tables of the model by name.
@@ -149,47 +155,50 @@ def start_tables(
 
 
 def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say = silent) -> str:
-    """Fill a table with the vectors of a file, and return a message that says how many words have one.
+    """Fill a table with the vectors of a file, and return a message with the number of words in the file.
 
-    Words are looked up as `Lookup` does. Words that are not in the file keep their initial vectors. A sub-word that
-    does not end a word takes a vector only from a file of sub-words, because a word with its spelling is another.
+    Words are looked up by `Lookup`. Words that are not in the file keep their initial vectors. A sub-word that does not
+    end a word takes a vector only from a file of sub-words: a whole word with the same spelling has another meaning.
     """
     tokens = vocabulary.words
     if len(tokens) != table.vocab_size:
-        raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; give the table's own words")
+        raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; pass the table's vocabulary")
     vectors = _read_for(vocabulary, file, say)
     if vectors.dim != table.dim:
         raise SettingsError(
-            f"{file} has vectors of {vectors.dim:,} numbers but the table has dim = {table.dim}; make them equal"
+            f"{file} has vectors of dimension {vectors.dim:,} but the table has dim = {table.dim}; make them equal"
         )
     sources = [_row(token, vocabulary, vectors) for token in tokens]
     rows = [row for row, source in enumerate(sources) if source is not None]
     if not rows:
-        raise DataError(f"{file} has none of the {len(tokens):,} words; start from vectors of the same language")
+        raise DataError(f"{file} has none of the {len(tokens):,} words; use a file of vectors of the same language")
     vectors_RD = vectors.vectors_VD[[source for source in sources if source is not None]]
     with torch.no_grad():
         table.weight[rows] = torch.from_numpy(vectors_RD).to(table.weight)
-    return f"{file} has vectors of {len(rows):,} of the {len(tokens):,} words; the others are drawn"
+    return f"{file} has vectors of {len(rows):,} of the {len(tokens):,} words; the other vectors are random"
 
 
 def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
-    """What a file has for a vocabulary. It holds pieces where more of the words stand there as their last piece than
-    plainly: exports of a run do, and no word that merely ends in `</w>` makes them."""
+    """Read the vectors of a vocabulary's words, and decide whether the file has sub-words.
+
+    A file has sub-words, as exports of sub-word models do, if more words occur in it with the ending `</w>` than
+    without. A single word that happens to end in `</w>` is not enough.
+    """
     from reefknot.vectors.files import read_vectors
     from reefknot.vectors.lookup import as_piece
 
     words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
     words |= {word.lower() for word in words}
     pieces = {as_piece(word) for word in words}
-    found = read_vectors(file, only={*vocabulary.words, *words, *pieces}, say=say)
-    return replace(found, pieces=sum(map(found.__contains__, pieces)) > sum(map(found.__contains__, words)))
+    vectors = read_vectors(file, only={*vocabulary.words, *words, *pieces}, say=say)
+    return replace(vectors, pieces=sum(map(vectors.__contains__, pieces)) > sum(map(vectors.__contains__, words)))
 
 
-def _row(token: str, vocabulary: Vocabulary, found: WordVectors) -> int | None:
-    """Where the vector of a token stands in the file."""
+def _row(token: str, vocabulary: Vocabulary, vectors: WordVectors) -> int | None:
+    """Return the row of a token's vector in the file; None if the file does not have it."""
     from reefknot.vectors.lookup import Lookup
 
     word = whole_word(token, vocabulary)
     if word is not None:
-        return Lookup(found).find(word)
-    return found.id_of(token) if found.pieces and token in found else None
+        return Lookup(vectors).find(word)
+    return vectors.id_of(token) if vectors.pieces and token in vectors else None

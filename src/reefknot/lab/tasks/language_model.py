@@ -1,4 +1,4 @@
-"""Language models: a text is read through or in windows, and scored by its perplexity."""
+"""Language models. A text is read in one go or in windows, and scored by its perplexity."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from reefknot.lab.runs.result import Sample
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import SequenceExperiment, SequenceTask
 from reefknot.lab.text.batches import Batches, batches_of
-from reefknot.lab.text.corpus import CorpusSettings
-from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
-from reefknot.storage.progress import Say, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.compare_texts import TextComparisons
     from reefknot.lab.tasks.evaluate_language_model import TextEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
+    from reefknot.storage.progress import Say
 
 SAMPLE_TOKENS = 50
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
@@ -46,7 +45,7 @@ class LanguageModelExperiment(SequenceExperiment):
 
     @property
     def windows(self) -> Windows | None:
-        """The windows that texts are scored in, each computed on its own; None: the state is carried through."""
+        """The windows that texts are scored in, independently; None if the state is carried through the text."""
         if self.evaluation.windows is not None:
             windows: Windows = WINDOWS.build(self.evaluation.windows, {})
             return windows
@@ -54,7 +53,7 @@ class LanguageModelExperiment(SequenceExperiment):
             return None
         from reefknot.lab.evaluation.windows import Lines, Sliding
 
-        # What the model has learned to read: single lines, or pieces of the text as long as in training.
+        # Windows like those of training: single lines, or blocks of as many tokens.
         by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
         return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
 
@@ -90,18 +89,6 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     )
     comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
-    def open_data(
-        self,
-        data: Path | None = None,
-        *,
-        corpus: CorpusSettings | None = None,
-        words: Vocabulary | None = None,
-        say: Say = silent,
-    ) -> Dataset:
-        return open_dataset(
-            corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, words=words, say=say
-        )
-
     def _join(self, given: dict[str, Any], sides: Sides) -> LanguageModel:
         input_end = self._input_end(given, sides.target)
         encoder = self._encoder(given, {"input_dim": input_end.dim})
@@ -113,7 +100,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
     def check(self, data: Dataset, world: World) -> None:
         super().check(data, world)
-        # A text that is too short for the paper's way of counting is rejected here, not after training.
+        # Reject a text that is too short for the paper's protocol now, not after training.
         for split, counting in (self._countings() or {}).items():
             counting.targets(data.splits[split])
 
@@ -128,7 +115,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     def score_split(self, model: LanguageModel, data: Dataset, split: str) -> Score:
         """Score one split in the experiment's windows or streams.
 
-        The training text is long: without windows it is scored in as many streams as it is trained in.
+        The training text is long, so without windows it is scored in as many streams as in training.
         """
         experiment = self.experiment
         options: dict[str, Any] = {"precision": experiment.training.precision}
@@ -173,7 +160,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
 
 def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
-    """Short texts that the model writes at several temperatures."""
+    """Return short texts that the model generates at several temperatures."""
     start = prompt_ids([], vocabulary)
     never = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []

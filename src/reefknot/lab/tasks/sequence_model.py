@@ -1,7 +1,7 @@
 """What language models and translators share: settings, building a model from parts, and training it.
 
-Settings come from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run; they are checked against
-each other here, before anything is read or built.
+Settings come from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run. This module checks that they
+fit together, before anything is read or built.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class EvaluationSettings(Settings):
 
     streams: Annotated[
         Count,
-        Field(description="parts of a text scored side by side, each from an empty state; 1 loses no context"),
+        Field(description="parts of a text scored in parallel, each from an empty state; 1 loses no context"),
     ] = 1
     windows: Annotated[
         WindowsSettings | None,
         Field(
-            description="pieces of a text scored afresh; left out, whole texts, or blocks of `steps` tokens where "
-            "the encoder carries no state"
+            description="windows of a text that are scored independently; by default whole texts, or blocks of "
+            "`steps` tokens if the encoder carries no state"
         ),
     ] = None
     train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
@@ -80,14 +80,14 @@ class EvaluationSettings(Settings):
     search: Annotated[Any, Field(description="only in translation")] = None
     bleu: Annotated[Any, Field(description="only in translation")] = None
     average: Annotated[
-        Count | None, Field(description="score the mean of the last so many checkpoints, not the best one")
+        Count | None, Field(description="score the mean of this many last checkpoints, not the best checkpoint")
     ] = None
     similarity: Annotated[
         bool,
-        Field(description="hold the vectors of both ends against people's judgements of word pairs, if they are here"),
+        Field(description="compare the vectors of both ends with human judgements of word pairs, if available"),
     ] = False
     subspace: Annotated[
-        bool, Field(description="measure how far the space of the output vectors is from that of the input vectors")
+        bool, Field(description="measure the distance between the subspaces of the output and the input vectors")
     ] = False
 
     @field_validator("search", "bleu", mode="before")
@@ -100,7 +100,7 @@ class EvaluationSettings(Settings):
     @model_validator(mode="after")
     def _check_streams(self) -> Self:
         if self.windows is not None and self.streams > 1:
-            raise ValueError(f"streams = {self.streams}: windows are computed afresh, side by side; leave streams out")
+            raise ValueError(f"streams = {self.streams}: windows are computed independently; leave streams out")
         return self
 
 
@@ -117,7 +117,7 @@ class SequenceExperiment(Experiment):
     input: InputSettings
     encoder: EncoderSettings
     output: OutputSettings
-    source: Annotated[InputSettings | None, Field(description="how the words of a source go in, in translation")] = None
+    source: Annotated[InputSettings | None, Field(description="the input end of the source, in translation")] = None
     init: InitialisationSettings = InitialisationSettings()
     regularisation: ActivationSettings = ActivationSettings()
     training: TrainingSettings
@@ -126,15 +126,15 @@ class SequenceExperiment(Experiment):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         for group, entries in (("tables", self.tables), ("projections", self.projections)):
-            held = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
-            held |= set(self.source_references(group))
-            # A table that only projections are made for is held by no end.
-            named = held.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
-            missing, unused = sorted(named - set(entries)), sorted(set(entries) - held)
+            used = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
+            used |= set(self.source_references(group))
+            # A table that only projections refer to is not used by any end.
+            named = used.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
+            missing, unused = sorted(named - set(entries)), sorted(set(entries) - used)
             if missing:
-                one = group.removesuffix("s")
+                singular = group.removesuffix("s")
                 known = ", ".join(entries) or "none"
-                raise ValueError(f"no {one} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
+                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
             if unused:
                 raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
         return self
@@ -147,17 +147,18 @@ class SequenceExperiment(Experiment):
             "an encoder such as encoder_decoder": self._reads_source,
             'training.batching = "pairs"': self.training.batching == "pairs",
         }
-        present, missing = ([name for name, there in needed.items() if there is wanted] for wanted in (True, False))
+        present = [name for name, is_set in needed.items() if is_set]
+        missing = [name for name, is_set in needed.items() if not is_set]
         if present and missing:
-            raise ValueError(f"{present[0]} is for translation, which needs {', '.join(missing)} too")
+            raise ValueError(f"{present[0]} is for translation, which also needs {', '.join(missing)}")
         self._check_task()
         return self
 
     def _check_task(self) -> None:
-        """Reject settings that have no meaning in the task."""
+        """Raise an error for settings that have no meaning in the task."""
 
     def source_references(self, group: str) -> list[str]:
-        """The shared objects of a group that the source's end holds, by name."""
+        """Return the names of the tables or projections that the input end of the source uses."""
         return list(INPUTS.references(self.source, group)) if self.source is not None else []
 
     @model_validator(mode="after")
@@ -165,7 +166,7 @@ class SequenceExperiment(Experiment):
         average = self.evaluation.average
         if average is not None and average > self.training.keep:
             raise ValueError(
-                f"evaluation.average = {average} checkpoints, but training.keep = {self.training.keep}; keep as many"
+                f"evaluation.average = {average}, but training.keep = {self.training.keep}; keep at least {average}"
             )
         return self
 
@@ -174,7 +175,7 @@ class SequenceExperiment(Experiment):
         spelled = INPUTS.asks_for(self.input, "spellings")
         kind = self.input.kind  # type: ignore[attr-defined]
         if self.vocabulary.keep_spellings and not spelled:
-            raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} reads no spellings; use char_cnn")
+            raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} cannot read spellings; use char_cnn")
         if self.vocabulary.bpe and spelled:
             raise ValueError(f"vocabulary.bpe: an input of kind {kind} reads the spelling of whole words; leave it out")
         return self
@@ -189,26 +190,14 @@ class SequenceExperiment(Experiment):
         if not self.carries:
             what = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
             if evaluation.streams > 1:
-                raise ValueError(f"evaluation.streams: {what}, so that streams have no meaning; leave it out")
+                raise ValueError(f"evaluation.streams: {what}, so streams have no meaning; leave it out")
             if evaluation.protocol != "definition":
-                raise ValueError(f"evaluation.protocol: {what}, as {evaluation.protocol} needs it; leave it out")
+                raise ValueError(f"evaluation.protocol: {what}, which {evaluation.protocol} needs; leave it out")
         return self
-
-    @property
-    def seed(self) -> int:
-        return self.training.seed
-
-    @property
-    def epochs(self) -> int | None:
-        return self.training.epochs
 
     @property
     def start(self) -> str | None:
         return self.training.start.row if self.training.start else None
-
-    @property
-    def judges_similarity(self) -> bool:
-        return self.evaluation.similarity
 
     def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
         return file_hashes(self.tables, recorded)
@@ -234,25 +223,25 @@ L = TypeVar("L", bound=LanguageModel)
 
 
 class SequenceTask(Task[S, D, L]):
-    """Training of a language model or a translator: the weights that do best on the validation text are scored."""
+    """Train a language model or a translator. The weights with the best validation loss are scored."""
 
     Settings: ClassVar[type[SequenceExperiment]]
     tables: Mapping[str, nn.Module]
-    """The tables of the model that was built last, by the names that the settings give them."""
+    """The tables of the model that was built last, by their names in the settings."""
 
     def build_model(self, words: Vocabulary | Sides | int) -> L:
         """Build the model from its parts, and draw its parameters.
 
-        A number of words is enough to count parameters: an input end that spells then spells nothing. A translator
-        that is given one vocabulary has it on both sides.
+        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. A
+        translator uses a single vocabulary for both sides.
         """
         experiment = self.experiment
         sides = words if isinstance(words, Sides) else Sides(words, words)
         given: dict[str, Any] = {"tables": {}, "projections": {}}
         for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
-            of_source = experiment.source_references(registry.family)
+            source_names = experiment.source_references(registry.family)
             for name, settings in entries.items():
-                size = _size(sides.source if name in of_source else sides.target)
+                size = _size(sides.source if name in source_names else sides.target)
                 with naming_section(f"{registry.family}.{name}"):
                     given[registry.family][name] = registry.build(settings, given | {"vocab_size": size})
         model = self._join(given, sides)
@@ -267,7 +256,7 @@ class SequenceTask(Task[S, D, L]):
 
     @abstractmethod
     def _join(self, given: dict[str, Any], sides: Sides) -> L:
-        """Build the ends and the encoder over the shared tables, and join them to a model."""
+        """Build the ends and the encoder over the shared tables, and join them into a model."""
 
     @abstractmethod
     def score_split(self, model: L, data: D, split: str) -> Score:
@@ -275,7 +264,7 @@ class SequenceTask(Task[S, D, L]):
 
     @abstractmethod
     def batches(self, data: D) -> Batches:
-        """The training text in the windows that the settings describe."""
+        """Return the training text as batches of windows."""
 
     def check(self, data: D, world: World) -> None:
         self.batches(data).slice(world.rank, world.size)
@@ -283,7 +272,7 @@ class SequenceTask(Task[S, D, L]):
     def prepare(self, model: L, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
-            subspace(model, data.vocabulary)  # fails now, rather than after training, where the tables span no space
+            subspace(model, data.vocabulary)  # raises its errors now rather than after training
         if not from_files:
             return []
         return start_tables(
@@ -293,7 +282,7 @@ class SequenceTask(Task[S, D, L]):
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world
         if settings.shard and world.size == 1:
-            session.display.print("training.shard: a process alone holds the whole model; torchrun starts several")
+            session.display.print("training.shard has no effect with one process; torchrun starts several")
         trainer = Trainer(
             model,
             self.batches(data).slice(world.rank, world.size),
@@ -310,7 +299,7 @@ class SequenceTask(Task[S, D, L]):
         if not world.first:
             return None
         self._average_checkpoints(session)
-        # With sharding, each process holds a part of the model, so the first one scores a whole model of its own.
+        # With sharding every process has a part of the model, so the first process builds a whole model to score.
         sharded = settings.shard and world.size > 1
         scored = self.build_model(data.words).to(world.device) if sharded else model
         load_weights(scored, run.best_weights())
@@ -324,9 +313,8 @@ class SequenceTask(Task[S, D, L]):
         checkpoints.average(number)
         if (averaged := len(checkpoints.averaged())) < number:
             session.display.print(
-                f"{session.name}  evaluation.average = {number}, but training has left {averaged} "
-                f"checkpoint{'s' * (averaged > 1)}: the mean is of {averaged}; a smaller training.save_every or "
-                "training.validate_every leaves more"
+                f"{session.name}  evaluation.average = {number}, but only {averaged} can be averaged; a smaller "
+                "training.save_every or training.validate_every leaves more checkpoints"
             )
 
     def score(
@@ -350,7 +338,7 @@ class SequenceTask(Task[S, D, L]):
 
     @abstractmethod
     def _findings(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
-        """What result.json holds beyond the perplexities."""
+        """Return the fields of result.json that only this task has."""
 
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return named_vectors(end_vectors(model), vocabulary, tied=model.tied)
@@ -373,7 +361,7 @@ def _size(words: Vocabulary | int) -> int:
 
 
 def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
-    """The spellings that an input end is given, if it reads them."""
+    """Return the spellings as an argument for an input end, if it reads spellings."""
     if not INPUTS.asks_for(settings, "spellings"):
         return {}
     from reefknot.nn.inputs.spelling import spell
@@ -385,7 +373,7 @@ def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
 
 @contextmanager
 def naming_section(section: str) -> Iterator[None]:
-    """Put the recipe's section in front of a part's error: a part knows what is wrong, but not where it stands."""
+    """Put the section of the recipe in front of a part's error, because the part does not know its section."""
     try:
         yield
     except SettingsError as error:

@@ -1,7 +1,7 @@
 """Skip-gram with negative sampling (Press & Wolf 2017, section 3).
 
-There is no encoder and no text to score. Two tables are trained, or one that both ends share, and they are judged by
-how near they put words that people find similar.
+There is no encoder, and no text is scored. Two tables are trained, or one table that both ends share. Word vectors are
+evaluated by how well their similarities agree with human judgements.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
@@ -21,14 +20,12 @@ from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
 from reefknot.lab.tasks.word_vectors import judged_words, named_vectors
-from reefknot.lab.text.corpus import CorpusSettings
-from reefknot.lab.text.dataset import Dataset, open_dataset
+from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.lab.training.state import Progress
 from reefknot.nn.models.skip_gram import SkipGram
-from reefknot.storage.progress import Say, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -51,9 +48,9 @@ class SkipGramSettings(Settings):
     ] = 1e-3
 
     def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
-        """Return what is drawn at random over a text with these word counts.
+        """Return the random draws for a text with these word counts.
 
-        `eos` is the id of the word that ends lines, `unknown` that of words outside the vocabulary.
+        `eos` is the id of the end of a line, and `unknown` the id of words outside the vocabulary.
         """
         return Draws.of(
             counts,
@@ -72,10 +69,11 @@ class SkipGramSettings(Settings):
 
 
 class VectorEvaluation(Settings):
-    """How finished word vectors are judged."""
+    """How trained word vectors are evaluated."""
 
     similarity: Annotated[
-        bool, Field(description="hold the vectors against people's judgements of word pairs, if they are here")
+        bool,
+        Field(description="compare the vectors with human judgements of word pairs, if available"),
     ] = False
 
 
@@ -93,24 +91,12 @@ class SkipGramExperiment(Experiment):
         if self.corpus.pairs is not None or self.vocabulary.sides != "joint":
             raise ValueError("skip-gram reads one text: leave out corpus.pairs and vocabulary.sides")
         if self.vocabulary.keep_spellings:
-            raise ValueError("vocabulary.keep_spellings: a table of skip-gram reads no spellings; leave it out")
+            raise ValueError("vocabulary.keep_spellings: skip-gram cannot read spellings; leave it out")
         return self
-
-    @property
-    def seed(self) -> int:
-        return self.training.seed
-
-    @property
-    def epochs(self) -> int | None:
-        return self.training.epochs
 
     @property
     def workers(self) -> int | None:
         return self.training.workers
-
-    @property
-    def judges_similarity(self) -> bool:
-        return self.evaluation.similarity
 
 
 @dataclass(frozen=True)
@@ -119,24 +105,12 @@ class TrainedVectors(TrainedRun[SkipGramExperiment, Dataset, SkipGram]):
 
 
 class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
-    """Train skip-gram and judge its word vectors. The last weights are used: there is no text to choose an epoch by."""
+    """Train skip-gram and evaluate its word vectors. The last weights are used, because no text is scored."""
 
     Settings: ClassVar[type[SkipGramExperiment]] = SkipGramExperiment
     noun: ClassVar[str] = "a run of skip-gram"
     scores_text: ClassVar[bool] = False
     verbs: ClassVar[str] = "`reefknot vectors` or `reefknot report`"
-
-    def open_data(
-        self,
-        data: Path | None = None,
-        *,
-        corpus: CorpusSettings | None = None,
-        words: Vocabulary | None = None,
-        say: Say = silent,
-    ) -> Dataset:
-        return open_dataset(
-            corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, words=words, say=say
-        )
 
     def build_model(self, words: Vocabulary | Sides | int) -> SkipGram:
         target = words.target if isinstance(words, Sides) else words
@@ -144,7 +118,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
 
     def check(self, data: Dataset, world: World) -> None:
         if world.size > 1:
-            raise SettingsError("skip-gram is trained by one process; leave torchrun out, and use training.workers")
+            raise SettingsError("skip-gram is trained by one process; do not use torchrun; set training.workers")
         self._draws(data)
 
     def _draws(self, data: Dataset) -> Draws:
@@ -177,7 +151,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
         return judged_words(self.vectors(model, words), words, benchmarks, tied=model.tied)
 
     def vectors(self, model: SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-        """The words that were learned; <eos> and <unk> have rows, but these stay as they began."""
+        """Return the vectors of the trained words. <eos> and <unk> have rows too, but these are never trained."""
         with torch.no_grad():
             tensors = {"input": model.input.vectors(), "output": model.output.vectors()}
         learned_V = learned(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)

@@ -1,4 +1,4 @@
-"""Translation: a model reads a source and writes a target; it is scored by perplexity and by BLEU."""
+"""Translation. A model reads a source and generates a target; it is scored by perplexity and BLEU."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
 
 EXAMPLES = 5
-"""Translations that a result shows, with their attention."""
+"""The number of translations in a result, with their attention."""
 
 
 class TranslationEvaluation(EvaluationSettings):
     """How a finished translator is scored."""
 
     search: Annotated[
-        SearchSettings | None, Field(description="how a translation is searched for; left out, a beam of 5")
+        SearchSettings | None, Field(description="how translations are searched for; by default a beam of 5")
     ] = None
     bleu: Annotated[
-        BleuSettings | None, Field(description="how translations are counted; left out, as sacrebleu does by itself")
+        BleuSettings | None, Field(description="how BLEU is computed; by default like sacrebleu's defaults")
     ] = None
 
     @field_validator("search", "bleu", mode="before")
@@ -76,18 +76,18 @@ class TranslationExperiment(SequenceExperiment):
         }
         if shared and self.vocabulary.sides != "joint":
             raise ValueError(
-                f"tables.{min(shared)} is held by the source and by the target, whose words are not the same: use "
-                'vocabulary.sides = "joint", or a table for each side'
+                f"tables.{min(shared)} is used by the source and by the target, whose vocabularies differ; use "
+                'vocabulary.sides = "joint", or one table per side'
             )
         if self.evaluation.windows is not None or self.evaluation.train or not self.vocabulary.end_of_line:
             raise ValueError(
-                "translation scores pair by pair, each with its <eos>: leave out evaluation.windows and train, and "
+                "translation scores pairs, which end with <eos>; leave out evaluation.windows, evaluation.train and "
                 "vocabulary.end_of_line"
             )
 
     @property
     def pairs(self) -> PairsSettings:
-        """The two languages, and which pairs are left out."""
+        """The two languages, and the limits that pairs must meet."""
         pairs = self.corpus.pairs
         assert pairs is not None  # checked when the settings were read
         return pairs
@@ -105,7 +105,7 @@ class TranslationExperiment(SequenceExperiment):
 
     @property
     def bleu(self) -> BleuSettings:
-        """How translations are counted."""
+        """How BLEU is computed."""
         return self.evaluation.bleu or BleuSettings()
 
 
@@ -149,7 +149,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
     def check(self, data: PairDataset, world: World) -> None:
         super().check(data, world)
-        open_metrics(self.experiment.bleu)  # raises where the metric needs something that is not installed
+        open_metrics(self.experiment.bleu)  # raises an error if the metric needs a package that is not installed
 
     def score_split(self, model: Translator, data: PairDataset, split: str) -> Score:
         return score_pairs(model, data.splits[split], data.vocabulary, precision=self.experiment.training.precision)

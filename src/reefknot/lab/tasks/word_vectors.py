@@ -1,4 +1,4 @@
-"""The word vectors of trained models of every task: taken out of the ends, looked at, and opened from a path."""
+"""Word vectors of trained models: taken from the two ends, evaluated, and opened from a path."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
 
 NEIGHBORS = 5
-"""Neighbours of a word that a result lists."""
+"""The number of neighbours of a word in a result."""
 
 
 def end_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
-    """One vector per token at the input and at the output. An input end that spells words may have more."""
+    """Return one vector per token of the input and of the output. An input end that reads spellings may have more."""
     with evaluating(model):
         return {"input": model.input.vectors(), "output": model.output.vectors()}
 
 
 def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *, tied: bool) -> dict[str, WordVectors]:
-    """Join vectors with the words and training counts of a vocabulary; equal ones of tied ends become one, `tied`."""
+    """Join vectors with words and training counts. If tied ends have equal vectors, return them once, as `tied`."""
     arrays = {end: tensor.detach().float().cpu() for end, tensor in tensors.items()}
     if tied and torch.equal(arrays["input"][: len(vocabulary)], arrays["output"]):
         arrays = {"tied": arrays["input"]}
@@ -50,21 +50,21 @@ def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *
 def judged_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark], *, tied: bool
 ) -> dict[str, Any]:
-    """What the ends have learned: neighbours, and the correlation with every benchmark at hand."""
-    looked: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, examples(vocabulary), tied=tied)}
+    """Return neighbours of example words, and the correlation with every available benchmark."""
+    findings: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, examples(vocabulary), tied=tied)}
     if benchmarks:
         from reefknot.lab.evaluation.similarity import judge
 
-        looked["similarity"] = {
+        findings["similarity"] = {
             end: tuple(judge(table, benchmark) for benchmark in benchmarks.values()) for end, table in vectors.items()
         }
-    return looked
+    return findings
 
 
 def look_at_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> dict[str, Any]:
-    """Neighbours and a picture of some tokens that all ends have."""
+    """Return neighbours and a picture of some tokens that all ends have."""
     from reefknot.lab.evaluation.pca import embedding
 
     near = _neighbors(vectors, vocabulary, words, tied=tied)
@@ -90,7 +90,7 @@ def store_picture(folder: Path) -> RunResult:
 def _neighbors(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> Neighbors:
-    """Neighbours by end. Words that are only spelled are left out: they have neighbours but are nobody's."""
+    """Return neighbours by end. Words that only have a spelling are not listed as neighbours."""
     if vocabulary.spelled:
         vectors = {end: table.select(table.words[: len(vocabulary)]) for end, table in vectors.items()}
     near = {end: nearest_words(table, list(words), NEIGHBORS) for end, table in vectors.items()}
@@ -99,7 +99,7 @@ def _neighbors(
 
 
 def subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
-    """The subspace distance of Inan et al. between the ends, over the words that both know."""
+    """Return the subspace distance of Inan et al. between the ends, over the words of the vocabulary."""
     from reefknot.lab.evaluation.subspace import between_ends
 
     tensors = end_vectors(model)
@@ -112,10 +112,9 @@ def subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
 def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) -> dict[str, WordVectors]:
     """Open the word vectors of a run folder of any task, or of a file in any format.
 
-    A run gives `input` and `output`, or `tied` where both ends have the same vectors. Its words are those of its
-    vocabulary, with symbols such as <eos> and sub-words as they are; skip-gram gives the words that it has learned.
-    Vectors of the output are what the classifier computes for a word, which need not be rows of a table. A file gives
-    `vectors`.
+    A run gives `input` and `output`, or `tied` if both ends have the same vectors. The words are those of its
+    vocabulary, including symbols such as <eos> and sub-words; skip-gram gives only the words that were trained. Output
+    vectors are the class vectors of the classifier, which need not be rows of a table. A file gives `vectors`.
 
     Args:
         path: a run folder, a file of vectors, or a folder of the TensorBoard projector.

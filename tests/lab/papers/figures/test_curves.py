@@ -73,16 +73,16 @@ def test_verdicts_on_the_papers_claims(write: Write) -> None:
     runs = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
     runs += runs_of(write, 1500, {"VD": 77, "VD+AL": 74, "VD+RE": 77})
     lines = Progress().lines(Progress().measure(runs))[7:]
-    assert lines[0] == "The paper has no figures of first sessions: those of its small networks are of second ones."
+    assert lines[0] == "The paper prints no perplexity for the first training of its small networks."
     assert [line.partition(", ptb): ")[2].partition(",")[0] for line in lines[1:]] == [
-        "AL lowers the perplexity: seen",
-        "RE lowers the perplexity: seen",
-        "AL lowers it more than RE: seen",
-        "AL lowers the perplexity: seen",
-        "RE lowers the perplexity: not decided",
-        "RE lowers it more than AL: the contrary is seen",
+        "AL lowers the perplexity: confirmed",
+        "RE lowers the perplexity: confirmed",
+        "AL lowers it more than RE: confirmed",
+        "AL lowers the perplexity: confirmed",
+        "RE lowers the perplexity: undecided",
+        "RE lowers it more than AL: contradicted",
     ]
-    assert lines[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: seen, 2.000 [1.773, 2.227] ")
+    assert lines[1].startswith("Small network (200 units, ptb): AL lowers the perplexity: confirmed, 2.000 [1.773, ")
     assert all(line.endswith("] of validation perplexity.") for line in lines[1:])
 
 
@@ -92,29 +92,32 @@ def test_claim_without_runs_is_not_decided(write: Write) -> None:
     runs += [write(RECIPE, f"VD {n}", settings=settings(1500), curve=[900, 80]) for n in (1, 2)]
     measured = Progress().measure(runs)
     lines = Progress().lines(measured)[7:]
-    assert lines[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: seen, 1.000 [")
+    assert lines[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: confirmed, 1.000 [")
     assert lines[1:] == [
-        "Small network (200 units, ptb): the rest is not decided: one row each of VD (here 0) is needed.",
-        "Large network (1500 units, ptb): not decided: one row each of VD (here 2), VD+AL (here 0), VD+RE (here 0) "
-        "is needed.",
-        "Not counted, as the network or the text is another: VD 200 wikitext-2 (VD, 200 units, wikitext-2).",
+        "Small network (200 units, ptb): the other claims are undecided: they need exactly one row of VD "
+        "(there are 0).",
+        "Large network (1500 units, ptb): all claims are undecided: they need exactly one row of VD (there are 2), "
+        "VD+AL (there are 0), VD+RE (there are 0).",
+        "Not used, because the network or the corpus differs from the paper's: "
+        "VD 200 wikitext-2 (VD, 200 units, wikitext-2).",
     ]
 
 
 def test_rows_of_another_size_or_corpus_are_named(write: Write) -> None:
-    """These rows are in the table, so `here 0` needs an explanation."""
+    """The table shows these rows, so "there are 0" alone would seem wrong."""
     runs = runs_of(write, 16, {"VD": 93, "VD+RE": 92}, "tiny") + runs_of(write, 300, {"VD+AL": 91})
     real = settings(16, tied=True, augmented=True)  # no claim is about this method
     runs.append(write(RECIPE, "REAL", settings=real, curve=[900, 80], corpus="tiny"))
     *_, small, large, last = Progress().lines(Progress().measure(runs))
     for line in (small, large):
-        assert line.endswith("one row each of VD (here 0), VD+AL (here 0), VD+RE (here 0) is needed.")
+        assert line.endswith("row of VD (there are 0), VD+AL (there are 0), VD+RE (there are 0).")
     assert last == (
-        "Not counted, as the network or the text is another: VD 16 tiny (VD, 16 units, tiny); VD+RE 16 tiny (VD+RE, "
+        "Not used, because the network or the corpus differs from the paper's: "
+        "VD 16 tiny (VD, 16 units, tiny); VD+RE 16 tiny (VD+RE, "
         "16 units, tiny); VD+AL 300 ptb (VD+AL, 300 units, ptb)."
     )
     counted = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
-    assert not any("Not counted" in line for line in Progress().lines(Progress().measure(counted)))
+    assert not any("Not used" in line for line in Progress().lines(Progress().measure(counted)))
 
 
 def test_old_record_without_corpus_is_read(write: Write) -> None:
@@ -126,5 +129,5 @@ def test_old_record_without_corpus_is_read(write: Write) -> None:
 
 
 def test_runs_without_validation_by_epoch_are_rejected(write: Write) -> None:
-    with pytest.raises(DataError, match="logged no validation perplexity by epoch"):
+    with pytest.raises(DataError, match="no validation perplexity by epoch"):
         Progress().measure([write(RECIPE, "VD", curve=[100])])

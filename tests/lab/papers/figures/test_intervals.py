@@ -8,10 +8,10 @@ from scipy import stats
 from reefknot.lab.papers.figures.intervals import (
     apart,
     difference,
+    format_estimate,
     over_bounded,
     over_correlations,
     over_seeds,
-    told,
     verdict,
 )
 
@@ -45,7 +45,7 @@ def test_difference_can_be_computed_from_two_intervals() -> None:
 def test_one_run_has_no_interval_and_decides_nothing() -> None:
     for interval in (over_seeds([0.3]), apart([0.3], OTHER)):
         assert (interval.low, interval.high) == (None, None)
-        assert verdict(interval.json(), "A beats B").endswith("; one run has no interval, so that nothing is decided.")
+        assert verdict(interval.json(), "A beats B").endswith("; a single run has no interval.")
 
 
 def test_equal_runs_have_an_interval_of_zero_width() -> None:
@@ -53,10 +53,10 @@ def test_equal_runs_have_an_interval_of_zero_width() -> None:
 
 
 def test_verdict_follows_from_the_interval() -> None:
-    assert verdict(apart(ONE, OTHER).json(), "A beats B").startswith("A beats B: seen, 0.160 [")
-    assert verdict(apart(OTHER, ONE).json(), "A beats B").startswith("A beats B: the contrary is seen, −0.160 [−")
-    assert verdict(over_seeds([0.1, -0.1, 0.05]).json(), "A beats B").startswith("A beats B: not decided, ")
-    assert told({"mean": -0.5, "low": None, "high": None}) == "−0.50"
+    assert verdict(apart(ONE, OTHER).json(), "A beats B").startswith("A beats B: confirmed, 0.160 [")
+    assert verdict(apart(OTHER, ONE).json(), "A beats B").startswith("A beats B: contradicted, −0.160 [−")
+    assert verdict(over_seeds([0.1, -0.1, 0.05]).json(), "A beats B").startswith("A beats B: undecided, ")
+    assert format_estimate({"mean": -0.5, "low": None, "high": None}) == "−0.50"
 
 
 def test_interval_of_correlations_stays_within_one() -> None:
@@ -104,7 +104,7 @@ def test_runs_at_a_bound_have_an_interval(bound: float) -> None:
 
 def test_claim_can_have_two_bounds() -> None:
     interval = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    assert "seen, 0.500" in verdict(interval, "about a half", 0.3, 0.7)
-    assert "not decided" in verdict(interval, "about a half", 0.45, 0.7)
+    assert "confirmed, 0.500" in verdict(interval, "about a half", 0.3, 0.7)
+    assert "undecided" in verdict(interval, "about a half", 0.45, 0.7)
     for bounds in ((0.7, 0.9), (0.1, 0.3)):
-        assert "the contrary is seen" in verdict(interval, "elsewhere", *bounds)
+        assert "contradicted" in verdict(interval, "elsewhere", *bounds)

@@ -49,7 +49,7 @@ def test_tied_table_is_closer_to_the_output_table(write: Write) -> None:
     assert lines[0].startswith("NNLM, 200 units, ptb: 1,770 pairs of words, all there are")
     assert lines[3].startswith("  output, tied     0.9")
     assert lines[3].endswith("paper 0.65")
-    assert "closer to the output table than to the input one: seen" in lines[4]
+    assert "closer to the output table than to the input table: confirmed" in lines[4]
     assert "NNLM, 200 units, ptb" in PairwiseSimilarity().draw(measured).svg
 
 
@@ -64,12 +64,12 @@ def test_models_are_separate_and_may_have_no_tied_run(write: Write) -> None:
     assert skip_gram["model"] == "word2vec"
     assert list(large["pairs"]) == ["input, output"]
     assert large["closer"] is None
-    assert any("nothing is decided" in line for line in PairwiseSimilarity().lines(measured))
+    assert any("undecided" in line for line in PairwiseSimilarity().lines(measured))
     PairwiseSimilarity().draw(measured)
 
 
 def test_only_tied_runs_are_rejected(write: Write) -> None:
-    with pytest.raises(DataError, match="no run with separate tables"):
+    with pytest.raises(DataError, match="no run has separate input and output tables"):
         PairwiseSimilarity().measure([write("press2017/table3", "WT", settings=UNITS)])
 
 
@@ -105,5 +105,5 @@ def test_missing_correlation_does_not_shift_other_pairs(write: Write, monkeypatc
 
 def test_different_rows_of_one_size_are_not_averaged(write: Write) -> None:
     runs = [write("press2017/table6", row, seed, settings=UNITS) for seed, row in enumerate(("Small", "Small + PR"))]
-    with pytest.raises(DataError, match=rf"{runs[0].folder} and .* are of different rows"):
+    with pytest.raises(DataError, match=rf"{runs[0].folder} and .* are runs of different rows"):
         PairwiseSimilarity().measure(runs)

@@ -54,7 +54,7 @@ def test_predictions_are_means_over_seeds_after_the_whole_line(write: Write, con
     assert lines[0] == "complaints filed in [federal]   read as its line of the test text"
     assert lines[2].split() == ["0.55", "the", "0.27", "the", "0.22", "federal"]
     assert "federal: rank 2 in VD-LSTM large, probability 0.3500" in lines
-    assert "august: no rank in VD-LSTM large, to which it is unknown" in lines
+    assert "august: no rank in VD-LSTM large, because it is not in the vocabulary" in lines
     svg = NextWords().draw(measured).svg
     assert "paper: VD-LSTM+REAL large" in svg
 
@@ -62,7 +62,7 @@ def test_predictions_are_means_over_seeds_after_the_whole_line(write: Write, con
 def test_words_of_several_sub_words_have_no_rank(write: Write, contexts_read: list[list[str]]) -> None:
     run = write("ends", "BPE", settings={"vocabulary": {"bpe": {"merges": 9}}})
     lines = NextWords().lines(NextWords().measure([run]))
-    assert "august: no rank in BPE, whose tokens are pieces of words" in lines
+    assert "august: no rank in BPE, because its tokens are sub-words" in lines
     assert sum(": no rank in BPE" in line for line in lines) == len(CONTEXTS) - 1  # federal is a token here
 
 

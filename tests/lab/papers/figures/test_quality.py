@@ -50,7 +50,7 @@ def test_correlations_over_seeds_are_shown_next_to_the_papers(write: Write) -> N
     assert lines[0] == "ptb; ours, 95 % interval over seeds / paper"
     assert lines[2].startswith("SimLex-999 (90 of 999)")
     assert " / 0.13" in lines[2]
-    assert lines[-1].startswith("The tied table ranks pairs better than the input one: seen, 0.200 [")
+    assert lines[-1].startswith("The tied table ranks pairs better than the input table: confirmed, 0.200 [")
 
 
 def test_substitute_corpus_is_named(write: Write) -> None:
@@ -59,10 +59,10 @@ def test_substitute_corpus_is_named(write: Write) -> None:
     assert text["beside"] == "text8"
     assert text["benchmarks"][0]["paper"]["tied"] == 0.28
     lines = LanguageModelQuality().lines(measured)
-    assert lines[0].startswith("enwiki-sample, in the place of text8; ")
-    assert lines[-1].endswith("one run has no interval, so that nothing is decided.")
+    assert lines[0].startswith("enwiki-sample, in place of text8; ")
+    assert lines[-1].endswith("a single run has no interval.")
     svg = LanguageModelQuality().draw(measured).svg
-    assert all(text in svg for text in ("enwiki-sample, in the place of text8", "the paper's", "MTurk-771"))
+    assert all(text in svg for text in ("enwiki-sample, in place of text8", "the paper's", "MTurk-771"))
 
 
 def test_skip_gram_has_its_own_claims(write: Write) -> None:
@@ -85,7 +85,7 @@ def test_benchmark_without_known_pairs_is_left_out_for_all_tables(write: Write) 
     assert [row["name"] for row in text["benchmarks"]] == list(PRESS[1:])
     assert text["findings"][0]["difference"]["mean"] == pytest.approx(0.1)
     assert [finding["claim"] for finding in text["findings"]] == [
-        "The output table ranks pairs better than the input one"
+        "The output table ranks pairs better than the input table"
     ]
     none = write("press2017/table3", "Small, text8", similarity={"input": judgements(*[None] * 5)})
     with pytest.raises(DataError, match="none of the five benchmarks"):
@@ -102,7 +102,7 @@ def test_runs_with_other_settings_are_not_averaged(write: Write) -> None:
         write("press2017/table3", "Small, PTB", seed, settings={"encoder": {"hidden_dim": dim}}, similarity={"x": []})
         for seed, dim in ((0, 200), (1, 100))
     ]
-    with pytest.raises(DataError, match=r"are of one row but differ in encoder\.hidden_dim"):
+    with pytest.raises(DataError, match=r"are runs of one row but differ in encoder\.hidden_dim"):
         LanguageModelQuality().measure(runs)
 
 
@@ -110,7 +110,7 @@ def test_two_rows_on_one_corpus_are_not_averaged(write: Write) -> None:
     ends = {"input": judgements(*[0.1] * 5), "output": judgements(*[0.3] * 5)}
     small = write("press2017/table6", "Small", 0, similarity=ends)
     large = write("press2017/table5", "Large", 1, similarity=ends)
-    with pytest.raises(DataError, match=rf"{small.folder} and {large.folder} are of different rows, not seeds of one"):
+    with pytest.raises(DataError, match=rf"{small.folder} and {large.folder} are runs of different rows"):
         LanguageModelQuality().measure([small, large])
     again = write("press2017/table6", "Small", 1, similarity=ends)
     assert LanguageModelQuality().measure([small, again])["texts"][0]["mean"]["input"]["runs"] == 2

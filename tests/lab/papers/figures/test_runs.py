@@ -43,7 +43,7 @@ def test_runs_of_the_figures_rows_are_chosen_in_order(write: Write, tmp_path: Pa
         write(LARGE, row)
     chosen = choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
     assert [run.row for run in chosen.runs] == ["VD-LSTM large", "VD-LSTM+REAL large"]
-    assert chosen.notes == ["left out, not of its rows: inan2017/table1 (1 run)"]
+    assert chosen.notes == ["left out, not rows of the figure: inan2017/table1 (1 run)"]
     assert choose(open_figure("inan2017/table4"), [run.folder for run in chosen.runs]).notes == []
 
 
@@ -51,7 +51,7 @@ def test_missing_rows_are_named_with_their_command(write: Write, tmp_path: Path)
     write(LARGE, "VD-LSTM large")
     (note,) = choose(open_figure("inan2017/table4"), [tmp_path / "runs"]).notes
     assert note == (
-        'no run of "VD-LSTM+REAL large"; this trains them: '
+        'no run of "VD-LSTM+REAL large"; this command trains them: '
         "reefknot table inan2017/table4 --row 'VD-LSTM+REAL large' --data DIR"
     )
 
@@ -74,7 +74,7 @@ def test_changed_settings_are_noted(write: Write, tmp_path: Path) -> None:
 def test_record_without_weights_is_rejected_if_weights_are_needed(write: Write, tmp_path: Path) -> None:
     run = write(LARGE, "VD-LSTM large")
     (run.folder / "checkpoints").rmdir()
-    with pytest.raises(DataError, match=r"inan2017/table4 reads weights, and .*seed0 has none"):
+    with pytest.raises(DataError, match=r"inan2017/table4 needs weights, but .*seed0 has none"):
         choose(open_figure("inan2017/table4"), [tmp_path / "runs"])
     assert choose(open_figure("inan2017/2"), [tmp_path / "runs"]).runs
 
@@ -93,13 +93,13 @@ def test_default_runs_are_those_in_the_runs_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     figure = open_figure("baevski2019/2")
-    with pytest.raises(DataError, match=r"no runs of it under runs/.*reefknot table baevski2019/figure2 --data DIR"):
+    with pytest.raises(DataError, match=r"no runs of its rows in runs/.*reefknot table baevski2019/figure2 --data DIR"):
         choose(figure, [])
     write("baevski2019/enwiki", "SM-T")
     write("baevski2019/enwiki", "SM")
     stand_ins = choose(figure, [])
     assert [run.row for run in stand_ins.runs] == ["SM", "SM-T"]
-    assert stand_ins.notes == ["not the rows of baevski2019/figure2: runs of baevski2019/enwiki stand in for them"]
+    assert stand_ins.notes == ["runs of baevski2019/enwiki are shown in place of the rows of baevski2019/figure2"]
     write("baevski2019/table3", "SM")
     assert [run.recipe for run in choose(figure, []).runs] == ["baevski2019/table3"]
 
@@ -133,7 +133,7 @@ def test_unused_runs_are_counted_by_recipe(write: Write, tmp_path: Path) -> None
     write("press2017/table6", "Small")
     chosen = choose(open_figure("press2017/table3"), [tmp_path / "runs"])
     assert [run.recipe for run in chosen.runs] == ["press2017/table3"]
-    assert chosen.notes[-1] == "left out, not of its rows: demo (2 runs), press2017/table6 (1 run)"
+    assert chosen.notes[-1] == "left out, not rows of the figure: demo (2 runs), press2017/table6 (1 run)"
 
 
 @pytest.mark.parametrize("name", ["press2017/section3", "press2017/table4"])
@@ -143,7 +143,7 @@ def test_one_of_several_recipes_can_be_substituted(
     monkeypatch.chdir(tmp_path)
     write("press2017/table3", "Small, PTB")
     write("press2017/enwiki-vectors", "untied", settings=SKIP_GRAM)
-    substituted = "not the rows of press2017/table2: runs of press2017/enwiki-vectors stand in for them"
+    substituted = "runs of press2017/enwiki-vectors are shown in place of the rows of press2017/table2"
     for named in ([], [tmp_path / "runs"]):
         chosen = choose(open_figure(name), named)
         assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/enwiki-vectors"]
@@ -152,7 +152,7 @@ def test_one_of_several_recipes_can_be_substituted(
     write("press2017/table2", "untied", settings=SKIP_GRAM)
     chosen = choose(open_figure(name), [tmp_path / "runs"])
     assert [run.recipe for run in chosen.runs] == ["press2017/table3", "press2017/table2"]
-    assert chosen.notes[-1] == "left out, not of its rows: press2017/enwiki-vectors (1 run)"
+    assert chosen.notes[-1] == "left out, not rows of the figure: press2017/enwiki-vectors (1 run)"
 
 
 def test_runs_of_another_task_are_rejected(write: Write) -> None:
@@ -160,9 +160,13 @@ def test_runs_of_another_task_are_rejected(write: Write) -> None:
     model = write("demo", "tied").folder
     translator = write("demo", "pairs", settings={"corpus": {"pairs": {"source": "en"}}}).folder
     for name, folder, message in (
-        ("press2017/table3", vectors, f"it is about language models, and {vectors} is a skip-gram; name "),
-        ("press2017/table2", model, f"it is about skip-grams, and {model} is a language model; name "),
-        ("press2017/section3", translator, f"language models and skip-grams, and {translator} is a translator; name "),
+        ("press2017/table3", vectors, f"it shows a language model, but {vectors} is a run of skip-gram; name "),
+        ("press2017/table2", model, f"it shows a run of skip-gram, but {model} is a language model; name "),
+        (
+            "press2017/section3",
+            translator,
+            f"or a run of skip-gram, but {translator} is a translator; name ",
+        ),
     ):
         with pytest.raises(DataError, match=re.escape(message)):
             choose(open_figure(name), [folder])
@@ -173,4 +177,4 @@ def test_skip_gram_among_language_models_is_left_out(write: Write, name: str) ->
     named = [write("demo", "tied").folder, write("words", "untied", settings=SKIP_GRAM).folder]
     chosen = choose(open_figure(name), named)
     assert [run.folder for run in chosen.runs] == named[:1]
-    assert "left out, not language models: words (1 run)" in chosen.notes
+    assert "left out, not a language model: words (1 run)" in chosen.notes

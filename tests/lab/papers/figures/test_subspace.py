@@ -93,7 +93,7 @@ def test_distance_is_computed_from_weights_if_not_stored(tmp_path: Path, monkeyp
 def test_unusable_runs_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "open_vectors", lambda folder, device: {"tied": None})
 
-    with pytest.raises(DataError, match="one table"):
+    with pytest.raises(DataError, match="both ends use the same table"):
         SubspaceDistance().measure([make_run(tmp_path, beta=1.0, tau=10.0)])
     with pytest.raises(DataError, match=r"output\.beta"):
         SubspaceDistance().measure([make_run(tmp_path, beta=None, tau=10.0)])
@@ -131,9 +131,9 @@ def test_learning_rate_reaches_zero_at_the_end() -> None:
 
 def test_runs_with_other_settings_are_rejected(runs: list[Result]) -> None:
     other = replace(runs[2], settings=runs[2].settings | {"encoder": {"hidden_dim": 9}})
-    with pytest.raises(DataError, match=rf"{runs[0].folder} and {other.folder} differ in encoder\.hidden_dim, beside"):
+    with pytest.raises(DataError, match=rf"{runs[0].folder} and {other.folder} differ in encoder\.hidden_dim, not"):
         SubspaceDistance().measure([*runs[:2], other])
-    with pytest.raises(DataError, match="are of different rows, not seeds of one"):
+    with pytest.raises(DataError, match="are runs of different rows"):
         SubspaceDistance().measure([runs[0], replace(runs[1], row="another")])
 
 
@@ -149,14 +149,16 @@ def verdicts(tmp_path: Path, distances: dict[tuple[float, float], tuple[float, .
 def test_paper_claims_are_decided_by_intervals(tmp_path: Path) -> None:
     seen = {(0.0, 10.0): (0.95, 0.951, 0.949), (1.0, 10.0): (0.06, 0.061, 0.059), (1.0, 2.0): (0.2, 0.21, 0.19)}
     chance, about, low = verdicts(tmp_path, seen)
-    assert chance.startswith("At beta = 0 the distance is near its chance level (within 0.03 of 0.950): seen, 0.950 [")
-    assert about.startswith("At beta = 1 the distance is about 0.06 (within 0.03 of it): seen, 0.060 [")
-    assert low.startswith("At tau = 2 the distance is already low (below 0.5 of chance, 0.475): seen, 0.200 [")
+    assert chance.startswith(
+        "At beta = 0 the distance is near its chance level (within 0.03 of 0.950): confirmed, 0.95"
+    )
+    assert about.startswith("At beta = 1 the distance is about 0.06 (within 0.03 of it): confirmed, 0.060 [")
+    assert low.startswith("At tau = 2 the distance is already low (below 0.5 of chance, 0.475): confirmed, 0.200 [")
 
 
 def test_opposite_results_and_too_few_seeds_are_stated(tmp_path: Path) -> None:
     values = {(0.0, 10.0): (0.4, 0.41, 0.39), (1.0, 10.0): (0.02, 0.1), (1.0, 2.0): (0.2,)}
     chance, about, low = verdicts(tmp_path, values)
-    assert ": the contrary is seen, 0.400 [" in chance
-    assert ": not decided, 0.060 [" in about
-    assert low.endswith("0.200; one run has no interval, so that nothing is decided.")
+    assert ": contradicted, 0.400 [" in chance
+    assert ": undecided, 0.060 [" in about
+    assert low.endswith("undecided, 0.200; a single run has no interval.")

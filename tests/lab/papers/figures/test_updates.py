@@ -96,7 +96,7 @@ def test_lines_state_shares_probabilities_and_norms(runs: list[Result]) -> None:
     text = "\n".join(UpdateRule().lines(UpdateRule().measure(runs)))
 
     assert "tied table: a step changes 100.0 % of the rows" in text
-    assert "output table: a step changes 100.0 % of the rows; 0.0 % by way of the input" in text
+    assert "output table: a step changes 100.0 % of the rows; 0.0 % through the input" in text
     assert "p(i_t)" in text
     assert "skip tied: norms in the tied table by training count: 0–9: 1.00 [1.00, 1.00]" in text
 
@@ -146,13 +146,13 @@ def test_frozen_table_is_named_and_not_drawn() -> None:
     assert "frozen: input table" not in drawing.svg
     assert all(title in drawing.svg for title in ("frozen: output table", "untied: input table"))
     lines = UpdateRule().lines(measured)
-    assert lines[1] == "  input table: no step changes it, as it is frozen; it is left out of the picture"
+    assert lines[1] == "  input table: it is frozen, so no step changes it; it is left out of the picture"
     assert lines[2].startswith("  output table: a step changes 100.0 % of the rows")
 
 
 @pytest.mark.usefixtures("runs")
 def test_only_frozen_tables_are_rejected() -> None:
-    with pytest.raises(DataError, match="no step changes a table of these runs"):
+    with pytest.raises(DataError, match="all tables of these runs are frozen"):
         UpdateRule().measure([make_result("frozen tied")])
 
 

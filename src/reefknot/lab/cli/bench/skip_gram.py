@@ -112,7 +112,7 @@ def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _quality_lines(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
-    from reefknot.lab.papers.figures.intervals import told as interval_text
+    from reefknot.lab.papers.figures.intervals import format_estimate as interval_text
 
     keys = ("mean_rho", "less_gensim")
     return [

@@ -28,8 +28,8 @@ class Figure(ABC):
     """Other recipes whose rows it shows."""
     stand_in: ClassVar[str | None] = None
     """A recipe of ours whose rows are used if there are no runs of the last of `recipes`."""
-    kinds: ClassVar[tuple[str, ...]] = ("language model",)
-    """The kinds of models it applies to: language model, skip-gram, translator."""
+    tasks: ClassVar[tuple[str, ...]] = ("language_model",)
+    """The tasks whose runs it can show, by their names in `lab/tasks`."""
     title: ClassVar[str]
     shows: ClassVar[str]
     """What the paper's figure shows, in a sentence or two."""

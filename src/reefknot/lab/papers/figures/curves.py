@@ -51,7 +51,7 @@ class Progress(Figure):
             if not seeds:
                 continue
             epochs = sorted(set.intersection(*(set(points) for points in seeds)))
-            found = [over_seeds([points[epoch] for points in seeds]).json() for epoch in epochs]
+            perplexity = [over_seeds([points[epoch] for points in seeds]).json() for epoch in epochs]
             settings = flatten(results[0].settings)
             record = results[0].record
             curves.append(
@@ -62,35 +62,35 @@ class Progress(Figure):
                     "corpus": record.corpus.name if record else None,
                     "seeds": [result.seed for result in results],
                     "epochs": epochs,
-                    "perplexity": found,
+                    "perplexity": perplexity,
                     "paper": record.paper.get("valid") if record else None,
                 }
             )
         if not curves:
-            raise DataError("these runs have logged no validation perplexity by epoch; name runs trained for epochs")
+            raise DataError("these runs have no validation perplexity by epoch; name runs that were trained by epochs")
         return {"curves": sorted(curves, key=lambda curve: curve["size"] or 0)}
 
     def draw(self, measured: Measured) -> Drawing:
         """Draw a panel for each size, without the steep beginning of long curves."""
         curves = measured["curves"]
         sizes = list(dict.fromkeys(curve["size"] for curve in curves))
-        told = sorted({curve["method"] for curve in curves}, key=_place)
+        methods = sorted({curve["method"] for curve in curves}, key=METHODS.index)
 
         def draw(figure: Canvas) -> None:
             grid: Any = figure.subplots(len(sizes), 1, squeeze=False)
             for size, (axes,) in zip(sizes, grid, strict=True):
-                own = [curve for curve in curves if curve["size"] == size]
-                for curve in own:
+                shown = [curve for curve in curves if curve["size"] == size]
+                for curve in shown:
                     _draw(axes, curve)
-                _cut(axes, own)
+                _cut(axes, shown)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 axes.set(title=f"{size} units", ylabel="validation perplexity")
             axes.set_xlabel("epoch")
-            handles = [Line2D([], [], **style_of(_place(method))) for method in told]
-            figure.legend(handles, told, loc="outside lower center", ncols=2, handlelength=2.6)
+            handles = [Line2D([], [], **style_of(METHODS.index(method))) for method in methods]
+            figure.legend(handles, methods, loc="outside lower center", ncols=2, handlelength=2.6)
 
         caption = "Validation perplexity by epoch, mean over seeds; shaded: its 95 % interval."
-        return Drawing(self.slug, 0.4 + 2.4 * len(sizes), told, draw, caption)
+        return Drawing(self.slug, 0.4 + 2.4 * len(sizes), methods, draw, caption)
 
     def lines(self, measured: Measured) -> list[str]:
         """Return the lowest point of each curve, its value after a third of the epochs, and the paper's claims."""
@@ -104,43 +104,45 @@ class Progress(Figure):
                 f"{means[len(means) // 3]:>11.1f} {curve['epochs'][-1]:>7g} {len(curve['seeds']):>6}"
             )
         if any(not curve["paper"] and curve["size"] == SMALL for curve in measured["curves"]):
-            lines.append("The paper has no figures of first sessions: those of its small networks are of second ones.")
+            # Inan et al. trained their small networks a second time, and print only the scores after that.
+            lines.append("The paper prints no perplexity for the first training of its small networks.")
         return [*lines, *_verdicts(measured["curves"])]
 
 
 def _verdicts(curves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Check the paper's claims on its two networks, by the lowest point of each curve."""
-    told = []
+    verdicts = []
     for (network, units), claims in CLAIMS.items():
-        own = [each for each in curves if each["size"] == units and _text(each) == CORPUS]
-        rows = {method: [_lowest(each) for each in own if each["method"] == method] for method in METHODS[:3]}
-        lacking = {method: len(points) for method, points in rows.items() if len(points) != 1}
+        relevant = [curve for curve in curves if curve["size"] == units and _corpus(curve) == CORPUS]
+        rows = {method: [_lowest(curve) for curve in relevant if curve["method"] == method] for method in METHODS[:3]}
+        # A claim needs exactly one row for each of its two methods.
+        unusable = {method: len(points) for method, points in rows.items() if len(points) != 1}
         where = f"{network} network ({units} units, {CORPUS})"
-        told += [
+        verdicts += [
             verdict(difference(rows[other][0], rows[lower][0]).json(), f"{where}: {claim}", unit=UNIT)
             for lower, other, claim in claims
-            if lower not in lacking and other not in lacking
+            if lower not in unusable and other not in unusable
         ]
-        if lacking:
-            what = "not decided" if len(lacking) > 1 else "the rest is not decided"
-            found = ", ".join(f"{method} (here {number})" for method, number in lacking.items())
-            told.append(f"{where}: {what}: one row each of {found} is needed.")
-    return [*told, *_strangers(curves)]
+        if unusable:
+            undecided = "all claims" if len(unusable) > 1 else "the other claims"
+            methods = ", ".join(f"{method} (there are {number})" for method, number in unusable.items())
+            verdicts.append(f"{where}: {undecided} are undecided: they need exactly one row of {methods}.")
+    return [*verdicts, *_unused(curves)]
 
 
-def _strangers(curves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the rows that the table shows but no verdict uses."""
+def _unused(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence that names the rows that no verdict uses."""
     sizes = [units for _, units in CLAIMS]
-    found = [
-        f"{each['row']} ({each['method']}, {each['size']} units, {_text(each)})"
-        for each in curves
-        if each["method"] in METHODS[:3] and (each["size"] not in sizes or _text(each) != CORPUS)
+    rows = [
+        f"{curve['row']} ({curve['method']}, {curve['size']} units, {_corpus(curve)})"
+        for curve in curves
+        if curve["method"] in METHODS[:3] and (curve["size"] not in sizes or _corpus(curve) != CORPUS)
     ]
-    return [f"Not counted, as the network or the text is another: {'; '.join(found)}."] if found else []
+    return [f"Not used, because the network or the corpus differs from the paper's: {'; '.join(rows)}."] if rows else []
 
 
-def _text(curve: Mapping[str, Any]) -> str | None:
-    """Return the corpus; older records do not name it and use the paper's."""
+def _corpus(curve: Mapping[str, Any]) -> str | None:
+    """Return the corpus of a curve. Older records do not name it; it is the paper's."""
     corpus: str | None = curve.get("corpus", CORPUS)
     return corpus
 
@@ -165,12 +167,8 @@ def _method(settings: dict[str, Any]) -> str:
     return METHODS[2 * tied + (settings.get("output.kind") == "augmented")]
 
 
-def _place(method: str) -> int:
-    return METHODS.index(method)
-
-
 def _draw(axes: Any, curve: dict[str, Any]) -> None:
-    style = style_of(_place(curve["method"])) | {"markevery": max(1, len(curve["epochs"]) // 12)}
+    style = style_of(METHODS.index(curve["method"])) | {"markevery": max(1, len(curve["epochs"]) // 12)}
     axes.plot(curve["epochs"], [point["mean"] for point in curve["perplexity"]], **style)
     if all(point["low"] is not None for point in curve["perplexity"]):
         low, high = ([point[end] for point in curve["perplexity"]] for end in ("low", "high"))
@@ -181,4 +179,4 @@ def _cut(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
     """Cut off the steep beginning of long curves, so that their differences are visible."""
     means = [[point["mean"] for point in curve["perplexity"]] for curve in curves]
     if max(map(len, means)) > 16:
-        axes.set_ylim(0.97 * min(map(min, means)), 1.02 * max(each[len(each) // 8] for each in means))
+        axes.set_ylim(0.97 * min(map(min, means)), 1.02 * max(values[len(values) // 8] for values in means))

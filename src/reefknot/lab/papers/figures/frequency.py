@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.intervals import over_seeds, told
+from reefknot.lab.papers.figures.intervals import format_estimate, over_seeds
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
@@ -25,14 +25,15 @@ class _LossByFrequency(Figure):
     """A bar for each band of training counts and each pair of ends."""
 
     side: ClassVar[str]
-    """target or previous."""
+    """Which word the tokens are grouped by: `target` or `previous`."""
     word: ClassVar[str]
+    """The name of this word in the picture and the table."""
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
         """Measure the mean loss by band over the seeds of each row.
 
-        Rows must have the same tokens: rows with sub-words, or with other tokens than the first row, are left out and
-        named.
+        Rows must have the same tokens. Rows with sub-words, or with other tokens than the first row, are left out and
+        listed.
         """
         rows, left_out = [], []
         first: list[tuple[int, int | None, int]] = []
@@ -46,14 +47,14 @@ class _LossByFrequency(Figure):
             if ends != first:
                 left_out.append(name)
                 continue
-            losses = [over_seeds([band.nll for band in of_band]).json() for of_band in zip(*bands, strict=True)]
+            losses = [over_seeds([band.nll for band in seeds]).json() for seeds in zip(*bands, strict=True)]
             rows.append({"row": name, "seeds": [result.seed for result in results], "nll": losses})
         if not rows:
-            raise DataError("these runs hold no losses by frequency; name finished runs of language models over words")
+            raise DataError("these runs have no losses by frequency; name finished language models over whole words")
         total = sum(tokens for _, _, tokens in first)
         return {
             "side": self.side,
-            "corpus": next(each.record.corpus.name for each in systems[str(rows[0]["row"])] if each.record),
+            "corpus": next(run.record.corpus.name for run in systems[str(rows[0]["row"])] if run.record),
             "bands": [{"low": low, "high": high, "share": tokens / total} for low, high, tokens in first],
             "rows": rows,
             "left_out": left_out,
@@ -69,8 +70,8 @@ class _LossByFrequency(Figure):
         panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
         if len(losses) > 1:
             reference, *_ = losses.values()
-            gaps = {name: [_gap(*pair) for pair in zip(own, reference, strict=True)] for name, own in losses.items()}
-            panels.append(Panel("", labels, gaps, measured=f"less that of {next(iter(losses))}"))
+            gaps = {name: [_gap(*pair) for pair in zip(row, reference, strict=True)] for name, row in losses.items()}
+            panels.append(Panel("", labels, gaps, measured=f"minus {next(iter(losses))}"))
         caption = (
             f"Mean test loss by the training frequency of {self.word}, and its share of the text; lower is better."
         )
@@ -80,18 +81,18 @@ class _LossByFrequency(Figure):
     def lines(self, measured: Measured) -> list[str]:
         """Return a line for each row with a column for each band."""
         heads = [seen(band["low"], band["high"]) for band in measured["bands"]]
-        cells = [[told(loss) for loss in row["nll"]] for row in measured["rows"]]
+        cells = [[format_estimate(loss) for loss in row["nll"]] for row in measured["rows"]]
         widths = [max(len(head), *(len(row[n]) for row in cells)) for n, head in enumerate(heads)]
         width = max(len("row"), *(len(row["row"]) for row in measured["rows"]))
         lines = [
             f"loss in nats by the training frequency of {self.word}, {measured['corpus']}",
             "  ".join([f"{'row':<{width}}", *(f"{head:>{w}}" for head, w in zip(heads, widths, strict=True))]),
         ]
-        for row, of_row in zip(measured["rows"], cells, strict=True):
-            figures = (f"{cell:>{w}}" for cell, w in zip(of_row, widths, strict=True))
-            lines.append("  ".join([f"{row['row']:<{width}}", *figures]))
+        for row, row_cells in zip(measured["rows"], cells, strict=True):
+            columns = (f"{cell:>{w}}" for cell, w in zip(row_cells, widths, strict=True))
+            lines.append("  ".join([f"{row['row']:<{width}}", *columns]))
         if measured["left_out"]:
-            lines.append(f"left out, as their tokens are others: {', '.join(measured['left_out'])}")
+            lines.append(f"left out, because their tokens differ: {', '.join(measured['left_out'])}")
         return lines
 
 
@@ -149,5 +150,5 @@ class ByPreviousBillionWord(ByPrevious):
     )
 
 
-def _gap(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {"mean": own["mean"] - other["mean"], "low": None, "high": None}
+def _gap(loss: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    return {"mean": loss["mean"] - reference["mean"], "low": None, "high": None}

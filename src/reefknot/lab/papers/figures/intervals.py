@@ -1,7 +1,7 @@
 """Means over seeds with 95 % intervals, which show how much a measurement changes when training is repeated.
 
 Intervals are Student's t, on the logit scale for bounded quantities; for correlations this is Fisher's z. A single run
-has no interval, so a finding that rests on one run is not decided.
+has no interval, so a claim that rests on one run is undecided.
 """
 
 from __future__ import annotations
@@ -71,19 +71,20 @@ def difference(ours: Mapping[str, Any], others: Mapping[str, Any]) -> Estimate:
     gap, runs = ours["mean"] - others["mean"], min(ours["runs"], others["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)
-    freedoms = [each["runs"] - 1 for each in (ours, others)]
-    parts = [
-        ((each["high"] - each["mean"]) / _quantile(freedom)) ** 2
-        for each, freedom in zip((ours, others), freedoms, strict=True)
+    freedoms = [estimate["runs"] - 1 for estimate in (ours, others)]
+    variances = [  # of the two means
+        ((estimate["high"] - estimate["mean"]) / _quantile(freedom)) ** 2
+        for estimate, freedom in zip((ours, others), freedoms, strict=True)
     ]
-    if not sum(parts):
+    total = sum(variances)
+    if not total:
         return Estimate(gap, gap, gap, runs)
-    freedom = sum(parts) ** 2 / sum(part**2 / own for part, own in zip(parts, freedoms, strict=True))
-    half = _quantile(freedom) * math.sqrt(sum(parts))
+    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    half = _quantile(freedom) * math.sqrt(total)
     return Estimate(gap, gap - half, gap + half, runs)
 
 
-def told(estimate: dict[str, Any], digits: int = 2) -> str:
+def format_estimate(estimate: dict[str, Any], digits: int = 2) -> str:
     """Format an estimate for a table: 0.31 [0.28, 0.34]."""
     mean, *ends = (
         f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 avoids a negative zero
@@ -100,14 +101,14 @@ def verdict(
 
     By default the claim is that a difference is above zero. The sentence begins with the claim.
     """
-    figure = told(estimate, 3) + (f" {unit}" if unit else "")
+    value = format_estimate(estimate, 3) + (f" {unit}" if unit else "")
     if estimate["low"] is None:
-        return f"{claim}: {figure}; one run has no interval, so that nothing is decided."
+        return f"{claim}: undecided, {value}; a single run has no interval."
     if low < estimate["low"] and estimate["high"] < high:
-        return f"{claim}: seen, {figure}."
+        return f"{claim}: confirmed, {value}."
     if estimate["high"] < low or high < estimate["low"]:
-        return f"{claim}: the contrary is seen, {figure}."
-    return f"{claim}: not decided, {figure}."
+        return f"{claim}: contradicted, {value}."
+    return f"{claim}: undecided, {value}."
 
 
 def _quantile(freedom: float) -> float:

@@ -1,4 +1,4 @@
-"""Bar charts with intervals, our values as bars and the paper's as open marks: the picture of most figures."""
+"""Bar charts with intervals, which most figures use. Our values are bars, and the paper's values are open marks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Panel:
     linear_to: float | None = None
     """If a value is more than ten times this, the axis is logarithmic beyond it, on both sides of zero.
 
-    For panels that are not `logarithmic`.
+    It has no effect on a `logarithmic` panel.
     """
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
     """Draw the panels below each other, with one legend; a series has the same colour in all panels."""
-    series = list(dict.fromkeys(each for panel in panels for each in (*panel.ours, *panel.papers)))
-    named = [*series, PAPER] if any(panel.papers for panel in panels) else series
+    series = list(dict.fromkeys(name for panel in panels for name in (*panel.ours, *panel.papers)))
+    legend = [*series, PAPER] if any(panel.papers for panel in panels) else series
 
     def draw(figure: Figure) -> None:
         alike = len({tuple(panel.labels) for panel in panels}) == 1
@@ -50,26 +50,26 @@ def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Dra
             _draw(axes, panel, series)
         axes.set_xlabel(along)
         handles: list[Any] = [Patch(color=_colour(n)) for n in range(len(series))]
-        handles += [Line2D([], [], **_MARK, markeredgecolor=_ink())] * (len(named) - len(series))
-        figure.legend(handles, named, loc="outside lower center", ncols=2)
+        handles += [Line2D([], [], **_MARK, markeredgecolor=_ink())] * (len(legend) - len(series))
+        figure.legend(handles, legend, loc="outside lower center", ncols=2)
 
-    return Drawing(name, 0.4 + 2.2 * len(panels), named, draw, caption)
+    return Drawing(name, 0.4 + 2.2 * len(panels), legend, draw, caption)
 
 
 _MARK: dict[str, Any] = {"marker": "D", "linestyle": "none", "markersize": 5, "fillstyle": "none"}
 
 
 def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
-    own = [each for each in series if each in panel.ours or each in panel.papers]
-    width = 0.8 / len(own)
-    for place, each in enumerate(own):
-        n, shift = series.index(each), (place - (len(own) - 1) / 2) * width
-        for at, found in enumerate(panel.ours.get(each, ())):
-            if found is not None:
-                axes.bar(at + shift, found["mean"], width=0.92 * width, color=_colour(n))
-                if found["low"] is not None:
-                    axes.plot([at + shift] * 2, [found["low"], found["high"]], color=_ink(), linewidth=1)
-        for at, value in enumerate(panel.papers.get(each, ())):
+    names = [name for name in series if name in panel.ours or name in panel.papers]
+    width = 0.8 / len(names)
+    for position, name in enumerate(names):
+        n, shift = series.index(name), (position - (len(names) - 1) / 2) * width
+        for at, estimate in enumerate(panel.ours.get(name, ())):
+            if estimate is not None:
+                axes.bar(at + shift, estimate["mean"], width=0.92 * width, color=_colour(n))
+                if estimate["low"] is not None:
+                    axes.plot([at + shift] * 2, [estimate["low"], estimate["high"]], color=_ink(), linewidth=1)
+        for at, value in enumerate(panel.papers.get(name, ())):
             if value is not None:
                 axes.plot(at + shift, value, **_MARK, markeredgecolor=_ink())
     if panel.logarithmic:
@@ -97,7 +97,7 @@ def _logarithmic_beyond(axes: Axes, linear_to: float) -> None:
     axes.set_yscale("symlog", linthresh=linear_to, linscale=max(1.0, decades / 2))
     sizes = [linear_to / 2, *(linear_to * 10**n for n in range(1 + decades))]
     low, high = axes.get_ylim()
-    ticks = [tick for tick in (*(-each for each in reversed(sizes)), 0.0, *sizes) if low <= tick <= high]
+    ticks = [tick for tick in (*(-size for size in reversed(sizes)), 0.0, *sizes) if low <= tick <= high]
     axes.set_yticks(ticks, [f"{tick:,g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
     axes.minorticks_off()
 

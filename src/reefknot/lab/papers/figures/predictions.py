@@ -1,7 +1,8 @@
-"""Inan et al. 2017, Table 4: what a plain model and one with reused embeddings and the augmented loss expect next.
+"""Inan et al. 2017, Table 4: the next words that a plain model and a model with REAL predict.
 
-The paper prints the ends of four contexts from the Penn Treebank's test text. Where that text is at hand, a model reads
-the line from its beginning to there; otherwise what is printed, as the beginning of a line.
+REAL means reused embeddings and the augmented loss. The paper prints the ends of four contexts from the test text of
+the Penn Treebank. If that text is available, a model reads its line from the beginning to the end of the context.
+Otherwise it reads the printed words, as the beginning of a line.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Context:
-    """The end of a context as the paper prints it, the word that comes, and what the two models expect there."""
+    """The end of a context as the paper prints it, the word that follows, and the predictions of the paper's models."""
 
     end: str
     next: str
     plain: Sequence[tuple[str, float]]
-    """The paper's VD-LSTM large."""
+    """Words and probabilities of the paper's VD-LSTM large."""
     real: Sequence[tuple[str, float]]
-    """Its VD-LSTM+REAL large."""
+    """Words and probabilities of the paper's VD-LSTM+REAL large."""
 
 
 def _words(text: str) -> tuple[tuple[str, float], ...]:
+    """Parse words and probabilities: "the .27 a .13"."""
     parts = text.split()
     return tuple((word, float(value)) for word, value in zip(parts[::2], parts[1::2], strict=True))
 
@@ -79,32 +81,33 @@ PAPER = {"paper: VD-LSTM large": "plain", "paper: VD-LSTM+REAL large": "real"}
 
 
 class NextWords(Figure):
-    """The ten likeliest next words after each context."""
+    """The ten most likely next words after each context."""
 
     name = "inan2017/table4"
     recipe = "inan2017/table4"
     needs = "weights"
     options = ("data", "device")
-    title = "Inan et al. 2017, Table 4: the likeliest next words"
+    title = "Inan et al. 2017, Table 4: the most likely next words"
     shows = (
-        "The ten words that the large VD-LSTM and the large VD-LSTM+REAL find likeliest after four contexts. REAL puts "
-        "less on words that are safe whatever comes (the, a, <unk>) and more on words that mean something like the one "
-        "that comes."
+        "The ten most likely next words of the large VD-LSTM and the large VD-LSTM+REAL after four contexts. REAL "
+        "gives less probability to frequent words (the, a, <unk>) and more to words with a meaning similar to the "
+        "word that follows."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """By context and row, probabilities as means over seeds: the ten likeliest words, and the one that comes."""
+        """Measure the mean probability over seeds of the top ten words and of the next word, by context and row."""
         lines = {result.folder: _lines(result, data) for result in runs}
-        found: dict[str, list[list[Mapping[str, float]]]] = {}
+        by_row: dict[str, list[list[Mapping[str, float]]]] = {}
         systems = group(runs)
         for name, results in systems.items():
             for result in results:
                 trained = open_language_model(result.folder, device)
-                words = [
+                prompts = [
                     line or context.end.split() for line, context in zip(lines[result.folder], CONTEXTS, strict=True)
                 ]
-                guesses = [predict(trained.model, each, trained.vocabulary, len(trained.vocabulary)) for each in words]
-                found.setdefault(name, []).append([dict(each.words) for each in guesses])
+                everything = len(trained.vocabulary)  # the rank of the next word needs all words
+                predictions = [predict(trained.model, prompt, trained.vocabulary, everything) for prompt in prompts]
+                by_row.setdefault(name, []).append([dict(prediction.words) for prediction in predictions])
         return {
             "seeds": {name: [result.seed for result in results] for name, results in systems.items()},
             "pieces": [name for name, results in systems.items() if results[0].cuts_words],
@@ -112,64 +115,64 @@ class NextWords(Figure):
                 {
                     "end": context.end,
                     "next": context.next,
-                    "whole_line": all(of_run[n] for of_run in lines.values()),
-                    "rows": {name: _mean([run[n] for run in of_row], context) for name, of_row in found.items()},
+                    "whole_line": all(run_lines[n] for run_lines in lines.values()),
+                    "rows": {name: _mean([run[n] for run in row_runs], context) for name, row_runs in by_row.items()},
                 }
                 for n, context in enumerate(CONTEXTS)
             ],
         }
 
     def draw(self, measured: Measured) -> Drawing:
-        """For each context and model the ten words as bars, the one that comes in another colour."""
+        """Draw the ten words of each context and model as bars, with the actual next word in another colour."""
         contexts = measured["contexts"]
         columns = [_columns(context) for context in contexts]
 
         def draw(figure: Canvas) -> None:
             grid: Any = figure.subplots(len(contexts), len(columns[0]), sharex="row", squeeze=False)
-            for context, of_context, line in zip(contexts, columns, grid, strict=True):
-                for (name, words), axes in zip(of_context.items(), line, strict=True):
+            for context, models, row_axes in zip(contexts, columns, grid, strict=True):
+                for (name, words), axes in zip(models.items(), row_axes, strict=True):
                     colours = [COLOURS[word == context["next"]] for word, _ in words]
                     axes.barh([word for word, _ in words], [value for _, value in words], color=colours)
                     axes.invert_yaxis()
                     axes.set_title(f"{name}\n{context['end']} ...", fontsize=8)
                     axes.tick_params(labelsize=8)
 
-        caption = "The ten likeliest next words after each context; the one that comes is in another colour."
+        caption = "The ten most likely next words after each context; the actual next word is in another colour."
         return Drawing(self.slug, 2.1 * len(contexts), [], draw, caption, width=2.6 * len(columns[0]))
 
     def lines(self, measured: Measured) -> list[str]:
-        """A column for each model, ours and then the paper's."""
+        """Return a column for each model, first ours and then the paper's."""
         lines = []
         for context in measured["contexts"]:
             columns = _columns(context)
             read = "its line of the test text" if context["whole_line"] else "the beginning of a line"
             lines += [f"{context['end']} [{context['next']}]   read as {read}"]
             lines.append("  ".join(f"{name:<26}" for name in columns).rstrip())
-            for place in range(TOP):
-                found = [words[place] if place < len(words) else None for words in columns.values()]
-                cells = [f"{each[1]:.2f} {each[0]}" if each else "" for each in found]
+            for rank in range(TOP):
+                entries = [words[rank] if rank < len(words) else None for words in columns.values()]
+                cells = [f"{entry[1]:.2f} {entry[0]}" if entry else "" for entry in entries]
                 lines.append("  ".join(f"{cell:<26}" for cell in cells).rstrip())
-            for name, own in context["rows"].items():
-                if own["rank"] is not None:
-                    told = f"rank {own['rank']:,} in {name}, probability {own['probability']:.4f}"
+            for name, row in context["rows"].items():
+                if row["rank"] is not None:
+                    outcome = f"rank {row['rank']:,} in {name}, probability {row['probability']:.4f}"
                 elif name in measured.get("pieces", ()):
-                    told = f"no rank in {name}, whose tokens are pieces of words"
+                    outcome = f"no rank in {name}, because its tokens are sub-words"
                 else:
-                    told = f"no rank in {name}, to which it is unknown"
-                lines.append(f"{context['next']}: {told}")
+                    outcome = f"no rank in {name}, because it is not in the vocabulary"
+                lines.append(f"{context['next']}: {outcome}")
             lines.append("")
         return [*lines, "Our probabilities are means over seeds."]
 
 
 def _columns(context: Mapping[str, Any]) -> dict[str, Sequence[tuple[str, float]]]:
-    """The words of each model after a context, ours and then the paper's."""
-    own = {name: row["words"] for name, row in context["rows"].items()}
-    (papers,) = [each for each in CONTEXTS if each.end == context["end"]]
-    return own | {title: getattr(papers, kind) for title, kind in PAPER.items()}
+    """Return the words of each model after a context, first ours and then the paper's."""
+    ours = {name: row["words"] for name, row in context["rows"].items()}
+    (papers,) = [printed for printed in CONTEXTS if printed.end == context["end"]]
+    return ours | {title: getattr(papers, kind) for title, kind in PAPER.items()}
 
 
 def _lines(result: Result, data: Path | None) -> list[list[str] | None]:
-    """The beginning of the line of the test text that each context ends, where the text is here and has one."""
+    """Return the beginning of the test line of each context; None if the text is missing or has no such line."""
     try:
         texts = open_texts(RunFolder.open(result.folder), data)
     except DataError:
@@ -178,7 +181,7 @@ def _lines(result: Result, data: Path | None) -> list[list[str] | None]:
 
 
 def _line(texts: Dataset, context: Context) -> list[str] | None:
-    """The words from the beginning of a line of the test text to the end of the context; None where no line has it."""
+    """Return the words of a test line from its beginning to the end of the context; None if no line has the context."""
     words, wanted = texts.vocabulary.words, context.end.split()
     line: list[str] = []
     for index in texts.splits["test"].ids:
@@ -191,9 +194,9 @@ def _line(texts: Dataset, context: Context) -> list[str] | None:
     return None
 
 
-def _mean(found: Sequence[Mapping[str, float]], context: Context) -> dict[str, Any]:
-    """The words of several runs of a row by their mean probability, and the place of the one that comes."""
-    means = {word: sum(each[word] for each in found) / len(found) for word in found[0]}
-    ordered = sorted(means.items(), key=lambda each: -each[1])
-    rank = next((place for place, (word, _) in enumerate(ordered, 1) if word == context.next), None)
+def _mean(runs: Sequence[Mapping[str, float]], context: Context) -> dict[str, Any]:
+    """Return the top words by mean probability over the runs of a row, and the rank of the actual next word."""
+    means = {word: sum(probabilities[word] for probabilities in runs) / len(runs) for word in runs[0]}
+    ordered = sorted(means.items(), key=lambda entry: -entry[1])
+    rank = next((rank for rank, (word, _) in enumerate(ordered, 1) if word == context.next), None)
     return {"words": ordered[:TOP], "rank": rank, "probability": means.get(context.next)}

@@ -1,14 +1,20 @@
-"""Pappas & Henderson 2019, Figure 3: how far DRILL's loss lies from each baseline's, by how often a word was seen.
+"""Pappas & Henderson 2019, Figure 3: the loss of DRILL relative to its baselines, by training count of the word.
 
-The paper's measure: of each word type the difference of both models' summed losses on the test text, in percent of
-DRILL's, and the mean over the types of a band of training counts; the interval is that of resampled types. A type that
-DRILL predicts for certain (the second half of a name) has almost no loss to divide by, and a few such decide the mean
-of their band: of the 17.5 % on rare words that the paper prints against weight tying, its whole loss on those words
-has 2.2 %. So beside it stands the relative difference of the whole loss of a band, with the interval of resampled
-text, and that of the losses which the authors published. Below zero, DRILL is better.
+Two measures are shown. Below zero, DRILL is better.
 
-<unk> and <eos> are types of their bands like any word. The authors' counts of the training text have <unk> but no
-<eos>, which is in none of their bands: theirs from 5,000 on has 16 types of the Penn Treebank, ours 17.
+    mean over types    the paper's measure: for each word type, the difference of the summed losses of both models on
+                       the test text in percent of DRILL's loss, averaged over the types of a band of training counts;
+                       the interval comes from resampling types
+    all tokens         the difference of the summed losses of all tokens of a band, in percent of the baseline's loss;
+                       the interval comes from resampling the text
+
+The second measure is added because the first divides by almost nothing for a type that DRILL predicts with near
+certainty, such as the second half of a name. A few such types decide the mean of their band. Against weight tying on
+rare words, the paper prints a gain of 17.5 %, but the summed loss falls only by 2.2 %. The second measure is also
+computed from the losses that the authors published.
+
+<unk> and <eos> belong to bands like any other type. The authors count <unk> but not <eos>, so their band from 5,000
+occurrences on has 16 types of the Penn Treebank, and ours has 17.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from reefknot.lab.evaluation.comparison import blocks
 from reefknot.lab.evaluation.frequency import FIGURE_3, Pair, TypeComparison, compare_by_target
 from reefknot.lab.evaluation.pairing import pair
 from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.intervals import told
+from reefknot.lab.papers.figures.intervals import format_estimate
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
@@ -39,24 +45,24 @@ PAPER = {
     "bilinear": (-9.589, -7.369, -3.336, -4.665, 0.027, -0.258, 1.205, 2.054),
     "dual nonlinear": (-4.789, -6.502, -0.567, -0.702, 0.644, -0.026, 0.367, -0.808),
 }
-"""By the bands from one occurrence on, as the authors' files have them."""
+"""The paper's means over types, by band from one occurrence on, from the authors' files."""
 PAPER_WHOLE = {
     "weight tying": (-2.237, -1.362, 0.023, 0.420, 0.245, -0.048, -0.767, 0.278),
     "bilinear": (-3.878, -3.888, -2.133, -0.495, 0.114, -0.018, 0.603, 2.731),
     "dual nonlinear": (0.393, 0.363, 0.869, 0.623, 0.400, 0.119, 0.351, -3.968),
 }
-"""Of the whole loss of a band: computed by us from the losses of every word that the authors published beside their
-code. The paper does not have it."""
+"""Differences over all tokens of a band. We computed them from the losses of every word that the authors published with
+their code; they are not in the paper."""
 CAPTION = (
-    "Above the loss of all tokens of a band; below, as Pappas and Henderson have it, the mean over its word types, "
-    "which a few can decide that a model predicts almost for certain. With 95 % intervals."
+    "Above: the loss of all tokens of a band. Below: the mean over its word types, the measure of Pappas and "
+    "Henderson, which a few types can decide that a model predicts with near certainty. With 95 % intervals."
 )
 LINEAR_TO = 10.0
-"""Percent; where a mean is ten times as far, what is beyond is drawn on a logarithmic scale."""
-Found = dict[str, Any]
+"""Percent. If a mean exceeds ten times this, the axis is logarithmic beyond it; see `Panel.linear_to`."""
+Json = dict[str, Any]
 """An estimate, or the estimates of a band."""
 BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}
-"""By the kind of a row's classifier."""
+"""The paper's names of the baselines, by the kind of their classifier."""
 
 
 class RelativeLoss(Figure):
@@ -68,26 +74,26 @@ class RelativeLoss(Figure):
     options = ("data",)
     title = "Pappas & Henderson 2019, Figure 3: DRILL against its baselines by word frequency"
     shows = (
-        "The mean relative difference of the cross-entropy between DRILL and weight tying, the bilinear and the dual "
-        "nonlinear mapping, for word types in bands of their training frequency, Penn Treebank. DRILL gains most on "
-        "rare words."
+        "The mean relative difference in cross-entropy between DRILL and three baselines (weight tying, bilinear "
+        "mapping, dual nonlinear mapping) on the Penn Treebank, for word types in bands of their training frequency. "
+        "DRILL gains most on rare words."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """For each baseline the bands, the mean over types and its interval; several seeds of a row are averaged.
+        """Measure both differences in every band, for each baseline. The losses of several seeds are averaged.
 
-        Baselines that were scored on other tokens than DRILL, or in other streams or windows, are named and left out.
+        Baselines that were scored on other tokens than DRILL, or in other streams or windows, are listed and left out.
         """
         systems = group(runs)
         ours = [name for name, results in systems.items() if _classifier(results[0]) == "drill"]
         if not ours:
-            raise DataError("none of these runs has the classifier DRILL; name one with its baselines")
+            raise DataError("none of these runs has the classifier DRILL; name a run of DRILL and of its baselines")
         drill = max(ours, key=lambda name: _depth(systems[name][0]))
         baselines = {name: results for name, results in systems.items() if _classifier(results[0]) in BASELINES}
         if not baselines:
             raise DataError(
-                "these runs have no baseline (a plain classifier tied to the input's table, a bilinear or a dual one); "
-                "name one with DRILL's"
+                "none of these runs is a baseline: a plain classifier tied to the table of the input, a bilinear or a "
+                "dual classifier; name a run of a baseline as well"
             )
         first, *seeds = systems[drill]
         texts = open_texts(RunFolder.open(first.folder), data)
@@ -110,7 +116,7 @@ class RelativeLoss(Figure):
                     "row": name,
                     "baseline": BASELINES[str(_classifier(results[0]))],
                     "seeds": [result.seed for result in results],
-                    "bands": [described(band) for band in bands],
+                    "bands": [band_json(band) for band in bands],
                 }
             )
         return {
@@ -121,47 +127,54 @@ class RelativeLoss(Figure):
         }
 
     def draw(self, measured: Measured) -> Drawing:
-        """The bands side by side, the paper's figures marked."""
+        """Draw the bands side by side, with the paper's values as marks."""
         compared = {each["row"]: each["bands"] for each in measured["compared"]}
         papers = {
             measure: {
-                each["row"]: {band["low"]: _papers(given, each["baseline"], band["low"]) for band in each["bands"]}
+                each["row"]: {
+                    band["low"]: _paper_value(values, each["baseline"], band["low"]) for band in each["bands"]
+                }
                 for each in measured["compared"]
             }
-            for measure, given in (("whole", PAPER_WHOLE), ("relative", PAPER))
+            for measure, values in (("whole", PAPER_WHOLE), ("relative", PAPER))
         }
         caption = (
-            f"Loss of {measured['drill']} against each baseline; below zero, DRILL is better. {CAPTION} Marked above: "
-            "the same by the losses that the authors published, which the paper does not show."
+            f"Loss of {measured['drill']} relative to each baseline; below zero, DRILL is better. {CAPTION} The marks "
+            "above are computed from the losses that the authors published; the paper does not show them."
         )
         shares = "% of baseline's loss", "% of DRILL's loss"
-        return drawn(self.slug, compared, caption, shares, against=": DRILL less baseline", papers=papers)
+        return draw_bands(self.slug, compared, caption, shares, against=": DRILL minus baseline", papers=papers)
 
     def lines(self, measured: Measured) -> list[str]:
-        """A line for each band and baseline."""
+        """Return a line for each band and baseline."""
         lines = [
-            f"loss of {measured['drill']} against baselines, %: of all tokens of a band, in parts of the baseline's "
-            "[95 %, text resampled], beside it by the losses that the authors published; and the mean over its word "
-            "types, in parts of DRILL's [95 %, types resampled], beside it the paper's",
-            "<unk> and <eos> are types of their bands; in the paper <unk> is, <eos> is left out",
+            f"loss of {measured['drill']} minus the baseline's loss, in %",
+            "  all tokens: of all tokens of a band, relative to the baseline's loss [95 %, text resampled]",
+            "  authors: the same, from the losses that the authors published",
+            "  mean over types: mean over the word types of a band, relative to DRILL's loss [95 %, types resampled]",
+            "  paper: the same in the paper",
+            "<unk> and <eos> are counted as types of their bands; the paper counts <unk> but leaves <eos> out",
         ]
         for each in measured["compared"]:
             lines.append(f"against {each['row']}")
             titles = f"{'all tokens':<20} {'authors':>8}   {'mean over types':<24} {'paper':>6}"
             lines.append(f"  {'seen':>12} {'tokens':>7} {'types':>6}  {titles}")
             for band in each["bands"]:
-                whole, relative = (told(found, 1) if found else "" for found in (band["whole"], band["relative"]))
-                theirs, paper = (_shown(given, each["baseline"], band["low"]) for given in (PAPER_WHOLE, PAPER))
+                whole, relative = (
+                    format_estimate(estimate, 1) if estimate else "" for estimate in (band["whole"], band["relative"])
+                )
+                theirs, paper = (_paper_cell(values, each["baseline"], band["low"]) for values in (PAPER_WHOLE, PAPER))
                 counts = f"{seen(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
                 lines.append(f"  {counts}  {whole:<20} {theirs:>8}   {relative:<24} {paper:>6}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
 
-def described(band: TypeComparison) -> Found:
-    """What is shown of a band: the relative difference, in percent, of its whole loss, and the mean over its types.
-    Neither is there where there is no loss to divide by.
+def band_json(band: TypeComparison) -> Json:
+    """Return both measures of a band in percent; None where there is no loss to divide by.
 
-    The interval of the first is that of the difference, in parts of the baseline's loss as it is."""
+    The interval over all tokens is the interval of the difference divided by the baseline's loss, which is treated as
+    a constant.
+    """
     whole = None
     if band.nll_a > 0:
         share = 100 / band.nll_a
@@ -177,27 +190,35 @@ def described(band: TypeComparison) -> Found:
     }
 
 
-def drawn(
+def draw_bands(
     name: str,
-    compared: Mapping[str, Sequence[Found]],
+    compared: Mapping[str, Sequence[Json]],
     caption: str,
     measured: tuple[str, str],
     *,
     against: str = "",
     papers: Mapping[str, Mapping[str, Mapping[int, float | None]]] | None = None,
 ) -> Drawing:
-    """Bands side by side, a bar for each that is compared: by all their tokens, and below that by their types; each
-    with what it measures."""
-    bands = sorted({(band["low"], band["high"] or 0) for own in compared.values() for band in own})
+    """Draw a panel for all tokens and a panel for the mean over types, with a bar for each band and row.
+
+    Args:
+        name: the name of the picture.
+        compared: the bands of each row, from `band_json`.
+        caption: the text below the picture.
+        measured: the labels of the vertical axes of both panels.
+        against: the end of both titles, such as ": DRILL minus baseline".
+        papers: the paper's values, by measure (`whole`, `relative`), row and first count of the band.
+    """
+    bands = sorted({(band["low"], band["high"] or 0) for row_bands in compared.values() for band in row_bands})
     labels = [seen(low, high or None) for low, high in bands]
 
-    def bars_of(measure: str) -> dict[str, list[Found | None]]:
-        by_low = {row: {band["low"]: band[measure] for band in own} for row, own in compared.items()}
-        return {row: [own.get(low) for low, _ in bands] for row, own in by_low.items()}
+    def bars_of(measure: str) -> dict[str, list[Json | None]]:
+        by_low = {row: {band["low"]: band[measure] for band in row_bands} for row, row_bands in compared.items()}
+        return {row: [estimates.get(low) for low, _ in bands] for row, estimates in by_low.items()}
 
     def marks_of(measure: str) -> dict[str, list[float | None]]:
         by_row = (papers or {}).get(measure, {})
-        return {row: [own.get(low) for low, _ in bands] for row, own in by_row.items()}
+        return {row: [values.get(low) for low, _ in bands] for row, values in by_row.items()}
 
     panels = [
         Panel(f"all tokens of a band{against}", labels, bars_of("whole"), marks_of("whole"), measured[0]),
@@ -211,6 +232,7 @@ def drawn(
 
 
 def _classifier(result: Result) -> str | None:
+    """Return the kind of a run's classifier; None if it is plain and untied, which is not a baseline of the paper."""
     kind = flatten(result.settings).get("output.classifier.kind")
     settings = flatten(result.settings)
     untied = kind == "plain" and settings.get("output.classifier.table") != settings.get("input.table")
@@ -226,28 +248,28 @@ def _losses(result: Result) -> Any:
 
 
 def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> str | None:
-    """Why the losses of runs cannot stand beside those of the first one, token by token; None where they can."""
+    """Return why the token losses of runs cannot be compared with those of the first run; None if they can."""
     ours = RunFolder.open(first.folder)
     for run in (RunFolder.open(result.folder) for result in others):
-        found = pair(ours, run, "test", lambda run: open_texts(run, data))
-        if found.difference:
-            advice = "" if found.difference.prevents else "; train both with one evaluation.windows"
-            return in_comparison(found.difference, "test") + advice
-        if not found.same_tokens:
-            return "their tokens are others; name runs with one vocabulary"
+        pairing = pair(ours, run, "test", lambda run: open_texts(run, data))
+        if pairing.difference:
+            advice = "" if pairing.difference.prevents else "; train both with the same evaluation.windows"
+            return in_comparison(pairing.difference, "test") + advice
+        if not pairing.same_tokens:
+            return "their tokens differ; name runs with the same vocabulary"
     return None
 
 
-def _estimate(mean: float, interval: tuple[float, float] | None) -> Found:
+def _estimate(mean: float, interval: tuple[float, float] | None) -> Json:
     low, high = interval or (None, None)
     return {"mean": mean, "low": low, "high": high}
 
 
-def _papers(given: Mapping[str, Sequence[float]], baseline: str, low: int) -> float | None:
+def _paper_value(values: Mapping[str, Sequence[float]], baseline: str, low: int) -> float | None:
     edges = FIGURE_3[1:]
-    return given[baseline][edges.index(low)] if low in edges else None
+    return values[baseline][edges.index(low)] if low in edges else None
 
 
-def _shown(given: Mapping[str, Sequence[float]], baseline: str, low: int) -> str:
-    number = _papers(given, baseline, low)
+def _paper_cell(values: Mapping[str, Sequence[float]], baseline: str, low: int) -> str:
+    number = _paper_value(values, baseline, low)
     return "" if number is None else f"{number:+.1f}".replace("-", "\N{MINUS SIGN}")

@@ -14,6 +14,7 @@ from reefknot.lab.recipes.file import find_recipe, read_file
 from reefknot.lab.reports.results import Result, collect, differing, distinguishing
 from reefknot.lab.reports.rows import TableRow, group
 from reefknot.lab.reports.table import changed_settings
+from reefknot.lab.tasks import load_task
 
 RUNS = Path("runs")
 """The default folder of `reefknot train` and `reefknot table`."""
@@ -24,8 +25,8 @@ class Rows:
     """Rows of one recipe that a figure shows."""
 
     recipe: str
-    asked: str
-    """The name of the recipe in the figure, which may select only some rows of `recipe`."""
+    selection: str
+    """The recipe that the figure names. It may be a selection of rows of `recipe`."""
     names: tuple[str, ...]
 
 
@@ -45,15 +46,15 @@ def rows_of(figure: Figure) -> list[Rows]:
 def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
     """Choose the runs of a figure.
 
-    These are the runs of the figure's rows, or of its stand-in, or else all given runs of a kind that the figure
-    applies to.
+    These are the runs of the figure's rows, or of its stand-in, or else all given runs of a task that the figure can
+    show.
     """
     results = collect(named) if named else _default(figure)
     finished = [result for result in results if result.record]
     unfinished = [f"left out, not finished: {result.folder}" for result in results if not result.record]
-    chosen, reason = among(figure, finished), "not of its rows"
+    chosen, reason = among(figure, finished), "not rows of the figure"
     if chosen is None:
-        chosen, reason = _others(figure, finished, named), f"not {_plural(figure.kinds)}"
+        chosen, reason = _others(figure, finished, named), f"not {_nouns(figure.tasks)}"
     taken = {result.folder for result in chosen.runs}
     unused = Counter(result.recipe or str(result.folder) for result in finished if result.folder not in taken)
     counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
@@ -63,37 +64,30 @@ def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
 
 
 def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -> Chosen:
-    """Choose given runs that are not of the figure's rows, but of a kind that it applies to."""
-    runs = [result for result in finished if named and _kind(result) in figure.kinds]
+    """Choose given runs of other rows, if the figure can show their task."""
+    runs = [result for result in finished if named and result.task in figure.tasks]
     if not runs:
         if not named:
-            what = f"no runs of it under {RUNS}/"
+            problem = f"there are no runs of its rows in {RUNS}/"
         elif not finished:
-            what = "the runs that were named are not finished"
+            problem = "the given runs are not finished"
         else:
-            what = f"it is about {_plural(figure.kinds)}, and {finished[0].folder} is a {_kind(finished[0])}"
+            problem = f"it shows {_nouns(figure.tasks)}, but {finished[0].folder} is {_nouns([finished[0].task])}"
         commands = "; ".join(map(_command, rows_of(figure)))
-        raise DataError(f"{figure.name}: {what}; name run folders, or train them: {commands}")
+        raise DataError(f"{figure.name}: {problem}; name run folders, or train them: {commands}")
     return Chosen(runs, [_standing_in(figure.recipes, runs)])
 
 
-_KINDS = {"skip_gram": "skip-gram", "translation": "translator", "language_model": "language model"}
-
-
-def _kind(result: Result) -> str:
-    """What was trained, in words."""
-    return _KINDS[result.task]
-
-
-def _plural(kinds: Sequence[str]) -> str:
-    return " and ".join(f"{kind}s" for kind in kinds)
+def _nouns(tasks: Sequence[str]) -> str:
+    """Return what runs of the tasks are called in messages: "a language model or a run of skip-gram"."""
+    return " or ".join(load_task(task).noun for task in tasks)
 
 
 def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
     """Raise a DataError if the figure reads weights and a run has none."""
     bare = [str(run.folder) for run in chosen.runs if not (run.folder / "checkpoints").is_dir()]
     if figure.needs == "weights" and bare:
-        raise DataError(f"{figure.name} reads weights, and {bare[0]} has none; name the folder it was trained in")
+        raise DataError(f"{figure.name} needs weights, but {bare[0]} has none; name the folder in which it was trained")
     return chosen
 
 
@@ -103,35 +97,37 @@ def among(figure: Figure, results: Sequence[Result]) -> Chosen | None:
     If the last of its recipes has no runs, the runs of its stand-in are used instead.
     """
     *others, last = rows_of(figure)
-    spare = [_rows(figure.stand_in)] if figure.stand_in and not _of([last], results) else []
-    stand_ins = _of(spare, results)
+    spare = [_rows(figure.stand_in)] if figure.stand_in and not _runs_of([last], results) else []
+    stand_ins = _runs_of(spare, results)
     rows = others if stand_ins else [*others, last]
-    runs = [*_of(rows, results), *stand_ins]
-    notes = [_standing_in([last.asked], stand_ins)] if stand_ins else []
+    runs = [*_runs_of(rows, results), *stand_ins]
+    notes = [_standing_in([last.selection], stand_ins)] if stand_ins else []
     return Chosen(runs, [*notes, *_missing(rows, runs)]) if runs else None
 
 
 def _standing_in(recipes: Sequence[str], runs: Sequence[Result]) -> str:
+    """Return the note that runs of other recipes are shown."""
     ours = ", ".join(dict.fromkeys(result.recipe or str(result.folder) for result in runs))
-    return f"not the rows of {' and '.join(recipes)}: runs of {ours} stand in for them"
+    return f"runs of {ours} are shown in place of the rows of {' and '.join(recipes)}"
 
 
-def _of(rows: Sequence[Rows], results: Sequence[Result]) -> list[Result]:
-    wanted = [(each.recipe, name) for each in rows for name in each.names]
+def _runs_of(rows: Sequence[Rows], results: Sequence[Result]) -> list[Result]:
+    """Return the finished runs of some rows, in the order of the rows."""
+    wanted = [(selected.recipe, name) for selected in rows for name in selected.names]
     matches = [result for result in results if result.record and (result.recipe, result.row) in wanted]
     return sorted(matches, key=lambda result: (wanted.index((result.recipe, result.row)), result.seed))
 
 
-def refuse_mixtures(runs: Sequence[Result]) -> None:
+def check_one_row(runs: Sequence[Result]) -> None:
     """Raise a DataError unless the runs are of one row and differ only in the seed, so that they can be averaged."""
     seeds: dict[int, Result] = {}
     for result in runs:
         first = next(iter(seeds.values()), result)
         pair = f"{first.folder} and {result.folder}"
         if (first.recipe, first.row) != (result.recipe, result.row):
-            raise DataError(f"{pair} are of different rows, not seeds of one; name runs of one of them")
+            raise DataError(f"{pair} are runs of different rows, so they cannot be averaged; name runs of one row")
         if changed := differing([distinguishing(run.settings) for run in (first, result)]):
-            raise DataError(f"{pair} are of one row but differ in {changed[0]}; name runs with equal settings")
+            raise DataError(f"{pair} are runs of one row but differ in {changed[0]}; name runs with equal settings")
         twin = seeds.setdefault(result.seed, result)
         if twin is not result:
             raise DataError(f"{twin.folder} and {result.folder} have the same row and seed; name one of them")
@@ -145,7 +141,8 @@ def _rows(name: str) -> Rows:
 
 def _default(figure: Figure) -> list[Result]:
     rows = [*rows_of(figure), *([_rows(figure.stand_in)] if figure.stand_in else [])]
-    folders = [folder for name in dict.fromkeys(each.recipe for each in rows) if (folder := RUNS / name).is_dir()]
+    recipes = dict.fromkeys(selected.recipe for selected in rows)
+    folders = [folder for name in recipes if (folder := RUNS / name).is_dir()]
     return collect(folders) if folders else []
 
 
@@ -153,15 +150,15 @@ def _missing(rows: Sequence[Rows], runs: Sequence[Result]) -> list[str]:
     """Return notes on rows without runs, with the commands that train them."""
     trained = {(result.recipe, result.row) for result in runs}
     notes = []
-    for each in rows:
-        absent = [name for name in each.names if (each.recipe, name) not in trained]
+    for selected in rows:
+        absent = [name for name in selected.names if (selected.recipe, name) not in trained]
         if absent:
-            named = ", ".join(f'"{name}"' for name in absent)
-            notes.append(f"no run of {named}; this trains them: {_command(each, absent)}")
+            names = ", ".join(f'"{name}"' for name in absent)
+            notes.append(f"no run of {names}; this command trains them: {_command(selected, absent)}")
     return notes
 
 
 def _command(rows: Rows, absent: Sequence[str] = ()) -> str:
     """Return the command that trains the rows, or only the absent ones."""
     some = absent if len(absent) < len(rows.names) else ()
-    return " ".join(["reefknot table", rows.asked, *(f"--row {shlex.quote(name)}" for name in some), "--data DIR"])
+    return " ".join(["reefknot table", rows.selection, *(f"--row {shlex.quote(name)}" for name in some), "--data DIR"])

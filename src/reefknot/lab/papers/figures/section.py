@@ -39,7 +39,7 @@ def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> 
 
     Figures that read weights or token losses are included only with `weights`.
     """
-    made, left_out = [], []
+    shown, left_out = [], []
     for name in FIGURES:
         figure = open_figure(name)
         chosen = among(figure, results)
@@ -51,8 +51,8 @@ def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> 
         except ReefknotError as error:
             left_out.append(f"{name} is left out: {error}")
             continue
-        made.append(Section(figure.title.partition(": ")[0], html, f"figure-{figure.slug}"))
-    return made, left_out
+        shown.append(Section(figure.title.partition(": ")[0], html, f"figure-{figure.slug}"))
+    return shown, left_out
 
 
 def page(figure: Figure, measured: Measured, notes: Sequence[str]) -> str:
@@ -62,9 +62,9 @@ def page(figure: Figure, measured: Measured, notes: Sequence[str]) -> str:
 
 def _body(figure: Figure, measured: Measured, drawing: Drawing, notes: Sequence[str]) -> str:
     table = escape("\n".join(figure.lines(measured)))
-    told = "".join(f"<p>Note: {escape(note)}.</p>\n" for note in notes)
+    notes_html = "".join(f"<p>Note: {escape(note)}.</p>\n" for note in notes)
     return (
-        f"<p>{escape(figure.title)}. {escape(figure.shows)}</p>\n{told}"
+        f"<p>{escape(figure.title)}. {escape(figure.shows)}</p>\n{notes_html}"
         f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(figure.title)}"><pre>{table}</pre></div>'
     )

@@ -1,6 +1,6 @@
 """Inan et al. 2017, Figure 1: the distance between the subspaces of class vectors and input vectors.
 
-It is measured as the augmented loss replaces the negative log-likelihood, and as its temperature rises.
+The paper varies the share of the augmented loss (beta), and its temperature (tau).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from matplotlib.figure import Figure as Canvas
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.subspace import between_ends
 from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.intervals import over_bounded, told, verdict
-from reefknot.lab.papers.figures.runs import refuse_mixtures
+from reefknot.lab.papers.figures.intervals import format_estimate, over_bounded, verdict
+from reefknot.lab.papers.figures.runs import check_one_row
 from reefknot.lab.reports.drawing import Drawing, style_of
 from reefknot.lab.reports.results import Result, differing, distinguishing, flatten
 from reefknot.lab.runs.result import Subspace
 from reefknot.lab.tasks.word_vectors import open_vectors
 
 TAU = 10.0
-"""The temperature while beta changes."""
+"""The temperature of the runs that vary beta."""
 DESCRIBED = {"beta": {0.0: "near 1", 1.0: "about 0.06"}, "tau": {2.0: "already low"}}
-"""What the paper says about its curves in words; it prints no numbers."""
+"""The paper's description of its curves. It prints no numbers."""
 ABOUT = 0.06
-"""The distance at beta = 1."""
+"""The paper's distance at beta = 1."""
 NEAR = 0.03
 """What we take "near" and "about" to mean; the paper gives no bounds."""
 LOW = 0.5
@@ -41,9 +41,9 @@ class SubspaceDistance(Figure):
     recipe = "inan2017/figure1"
     title = "Inan et al. 2017, Figure 1: subspace distance between input and output vectors"
     shows = (
-        "The distance between the spaces of the input and of the output vectors of an untied model, trained on 20,000 "
-        "words with beta tau^2 V J_aug + (1 - beta) J. Without the augmented loss it is near 1, with nothing else "
-        "about 0.06, and smaller the larger its share; with nothing else it is already low at temperature 2."
+        "The distance between the subspaces of the input and the output vectors of an untied model, trained on 20,000 "
+        "words with the loss beta tau^2 V J_aug + (1 - beta) J. It falls as the share of the augmented loss rises: "
+        "from near 1 without it to about 0.06 with nothing else. With nothing else it is already low at temperature 2."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
@@ -55,20 +55,20 @@ class SubspaceDistance(Figure):
             if beta is None or tau is None:
                 raise DataError(f"{run.folder}: not trained with output.beta; name runs of {self.recipe}")
             by_point.setdefault((beta, tau), []).append(run)
-        _refuse_others(runs)
+        _check_settings(runs)
         for seeds in by_point.values():
-            refuse_mixtures(seeds)
-        found = {point: [_found(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
-        # A distance lies between 0 and 1, and the curve comes close to both.
-        distances = {point: [each.distance for each in seeds] for point, seeds in found.items()}
-        means = {point: over_bounded(each, 0.0, 1.0).json() for point, each in distances.items()}
+            check_one_row(seeds)
+        measured = {point: [_subspace(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
+        # Distances are between 0 and 1 and come close to both ends, so plain intervals could exceed these bounds.
+        distances = {point: [subspace.distance for subspace in seeds] for point, seeds in measured.items()}
+        means = {point: over_bounded(values, 0.0, 1.0).json() for point, values in distances.items()}
         sweeps = {
             "beta": [{"at": beta, **mean} for (beta, tau), mean in means.items() if tau == TAU],
             "tau": [{"at": tau, **mean} for (beta, tau), mean in means.items() if beta == 1.0],
         }
         if not any(sweeps.values()):
             raise DataError(f"none of these runs has tau = {TAU:g} or beta = 1; name runs of {self.recipe}")
-        return {**sweeps, "chance": next(iter(found.values()))[0].chance}
+        return {**sweeps, "chance": next(iter(measured.values()))[0].chance}
 
     def draw(self, measured: Measured) -> Drawing:
         """Draw two panels with a common scale."""
@@ -84,9 +84,8 @@ class SubspaceDistance(Figure):
             grid[0][0].set_ylabel("subspace distance")
 
         caption = (
-            "Distance between the spaces of the input and the output vectors, mean over seeds with its 95 % interval. "
-            "Dotted: two tables that have nothing to do with each other. Grey: what the paper says of its curves in "
-            "words."
+            "Distance between the subspaces of the input and the output vectors, mean over seeds with 95 % interval. "
+            "Dotted: two unrelated tables. Grey: the paper's description of its curves."
         )
         return Drawing(self.slug, 2.9, (), draw, caption, width=7.2)
 
@@ -95,26 +94,27 @@ class SubspaceDistance(Figure):
         lines = [f"{'':<12} {'distance':<24} {'runs':>4}  paper, in words"]
         for sweep in ("beta", "tau"):
             for point in measured[sweep]:
-                said = DESCRIBED[sweep].get(point["at"], "")
+                description = DESCRIBED[sweep].get(point["at"], "")
                 at = f"{sweep} = {point['at']:g}"
-                lines.append(f"{at:<12} {told(point, 3):<24} {point['runs']:>4}  {said}".rstrip())
+                lines.append(f"{at:<12} {format_estimate(point, 3):<24} {point['runs']:>4}  {description}".rstrip())
         return [*lines, f"by chance    {measured['chance']:.3f}", *_verdicts(measured)]
 
 
-def _refuse_others(runs: Sequence[Result]) -> None:
+def _check_settings(runs: Sequence[Result]) -> None:
     """Raise a DataError if runs differ in more than beta, tau and the seed."""
     first = runs[0]
     for run in runs:
-        odd = differing([distinguishing(each.settings) for each in (first, run)])
-        others = [key for key in odd if key not in ("output.beta", "output.tau")]
+        keys = differing([distinguishing(result.settings) for result in (first, run)])
+        others = [key for key in keys if key not in ("output.beta", "output.tau")]
         if others:
             raise DataError(
-                f"{first.folder} and {run.folder} differ in {others[0]}, besides beta and tau; name runs of one kind"
+                f"{first.folder} and {run.folder} differ in {others[0]}, not only in beta and tau; name runs that "
+                "differ in nothing else"
             )
 
 
 def _verdicts(measured: Measured) -> list[str]:
-    """Check the paper's three statements, each with our interpretation of its words."""
+    """Check the paper's three statements. The bounds are our interpretation of its words."""
     chance = measured["chance"]
     low = LOW * chance
     statements = {
@@ -130,13 +130,13 @@ def _verdicts(measured: Measured) -> list[str]:
     ]
 
 
-def _found(run: Result, device: str) -> Subspace:
+def _subspace(run: Result, device: str) -> Subspace:
     """Return the distance from a run's result, or compute it from the weights."""
     if run.record and run.record.subspace:
         return run.record.subspace
     vectors = open_vectors(run.folder, device=device)
     if "input" not in vectors or "output" not in vectors:
-        raise DataError(f"{run.folder}: its ends hold one table, which has no distance to itself; name an untied run")
+        raise DataError(f"{run.folder}: both ends use the same table, so there is no distance; name an untied run")
     return between_ends(vectors["input"].vectors_VD, vectors["output"].vectors_VD)
 
 

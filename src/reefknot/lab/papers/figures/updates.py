@@ -1,8 +1,8 @@
-"""Press & Wolf 2017, section 3: which rows of the tables a step changes and by how much, how likely a word is to follow
-itself, and how long the vectors of a skip-gram become, tied and untied.
+"""Press & Wolf 2017, section 3: the update rules of input, output and tied tables.
 
-The paper argues it with formulas, for a step of one token. Here it is measured in trained models, for steps as they are
-made in training.
+Three things are measured: which rows of a table a step changes and by how much, how likely a word is to follow itself,
+and how long the vectors of tied and untied skip-gram become. The paper derives formulas for a step of one token. Here
+trained models are measured, with steps of the size that training uses.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ import numpy as np
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.updates import by_frequency, update_rule
 from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.intervals import over_seeds, told
+from reefknot.lab.papers.figures.intervals import format_estimate, over_seeds
 from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
+from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.language_model import open_language_model
 from reefknot.lab.tasks.word_vectors import open_vectors
 
-SIDES = {"input": "by way of the input", "output": "by way of the output"}
+SIDES = {"input": "through the input", "output": "through the output"}
+"""The two paths of a gradient to a table, and their names in the picture."""
 
 
 class UpdateRule(Figure):
-    """Language models by what a step changes, skip-grams by the norms of their vectors."""
+    """What a step changes in language models, and the norms of the vectors of skip-gram."""
 
     name = "press2017/section3"
     recipe = "press2017/table3"
     also = ("press2017/table2",)
     title = "Press & Wolf 2017, section 3: the update rules of input, output and tied embeddings"
     shows = (
-        "A step changes the input vectors of the words that went in and all output vectors; a tied table gets both, so "
-        "that rare words learn mostly as output vectors do. A word is given almost no probability to follow itself. In "
-        "a tied skip-gram that keeps vectors short: the score of a word with itself is the square of its norm."
+        "A step changes the input vectors of the words that were read, and all output vectors. A tied table gets both "
+        "changes, so its rare words are trained mostly as output vectors. A model gives a word almost no probability "
+        "to follow itself. In tied skip-gram this keeps vectors short, because the score of a word with itself is the "
+        "square of its norm."
     )
     stand_in = "press2017/enwiki-vectors"
-    kinds = ("language model", "skip-gram")
+    tasks = ("language_model", "skip_gram")
     needs = "weights"
     options = ("data", "device")
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
-        """Means over the seeds of each row."""
+        """Measure the updates of language models and the norms of skip-gram, as means over the seeds of each row."""
         models, norms = [], []
         for row, results in group(runs).items():
-            if results[0].task == "skip_gram":
-                found = over_runs([_norms(result, device) for result in results])
-                norms.append({"row": row, "tables": found})
-            else:
+            if load_task(results[0].task).scores_text:
                 models.append({"row": row, **over_runs([_rule(result, data, device) for result in results])})
+            else:
+                norms.append({"row": row, "tables": over_runs([_norms(result, device) for result in results])})
         if not norms and not any(_moved(sides) for model in models for sides in model["tables"].values()):
-            raise DataError("no step changes a table of these runs, all of which are frozen; name runs that train one")
+            raise DataError("all tables of these runs are frozen, so no step changes them; name a run that trains one")
         return {"models": models, "norms": norms}
 
     def draw(self, measured: Measured) -> Drawing:
-        """A panel for each table of a model: how far a step moves its rows, by frequency; then the norms."""
+        """Draw how far a step moves the rows of each table, by frequency; then the norms."""
         panels = [
             replace(
                 _panel(
@@ -73,40 +75,42 @@ class UpdateRule(Figure):
         ]
         if measured["norms"]:
             series = {
-                f"{each['row']}: {_called(table)}": bands
-                for each in measured["norms"]
-                for table, bands in each["tables"].items()
+                f"{row['row']}: {_called(table)}": bands
+                for row in measured["norms"]
+                for table, bands in row["tables"].items()
             }
             panels.append(_panel("norms of skip-gram vectors", series, "norm"))
         caption = (
-            "How far a step at rate 1 moves the rows of a table (mean norm of the change, on a logarithmic scale; no "
-            "bar where it moves none), and the norms of the vectors of skip-grams, by how often the word was seen in "
-            "training; means over seeds with 95 % intervals."
+            "The change of a table's rows by a step with learning rate 1 (mean norm, on a logarithmic scale; no bar "
+            "means no change), and the norms of skip-gram vectors, by the training count of the word; means over seeds "
+            "with 95 % intervals."
         )
         return bars(self.slug, panels, along="times seen in training", caption=caption)
 
     def lines(self, measured: Measured) -> list[str]:
-        """Per model its tables by band and p(i_t); then the norms."""
+        """Return lines on the tables and p(i_t) of each model, then on the norms."""
         lines: list[str] = []
         for model in measured["models"]:
-            lines += _told_of(model)
-        for each in measured["norms"]:
-            for table, bands in each["tables"].items():
-                norms = ", ".join(f"{_name(band)}: {told(band['mean'])}" for band in bands)
-                lines.append(f"{each['row']}: norms in the {_called(table)} by training count: {norms}")
+            lines += _model_lines(model)
+        for row in measured["norms"]:
+            for table, bands in row["tables"].items():
+                norms = ", ".join(f"{_name(band)}: {format_estimate(band['mean'])}" for band in bands)
+                lines.append(f"{row['row']}: norms in the {_called(table)} by training count: {norms}")
         return lines
 
 
-def over_runs(found: Sequence[Any]) -> Any:
-    """JSON of several runs as one: what was measured, fractions, becomes a mean with its interval; whole numbers and
-    names are facts, which the runs share."""
-    first = found[0]
+def over_runs(values: Sequence[Any]) -> Any:
+    """Merge the JSON of several runs.
+
+    Floats are measurements: each becomes a mean with its interval. Integers and strings are the same in all runs.
+    """
+    first = values[0]
     if isinstance(first, float):
-        return over_seeds(found).json()
+        return over_seeds(values).json()
     if isinstance(first, dict):
-        return {key: over_runs([each[key] for each in found]) for key in first}
+        return {key: over_runs([value[key] for value in values]) for key in first}
     if isinstance(first, list):
-        return [over_runs(each) for each in zip(*found, strict=True)]
+        return [over_runs(entries) for entries in zip(*values, strict=True)]
     return first
 
 
@@ -118,55 +122,56 @@ def _rule(result: Result, data: Path | None, device: str) -> dict[str, Any]:
 
 
 def _norms(result: Result, device: str) -> dict[str, Any]:
-    """The mean norm by frequency in each table of a skip-gram."""
-    found = {}
+    """Return the mean norm by frequency in each table of a run of skip-gram."""
+    norms = {}
     for table, vectors in open_vectors(result.folder, device=device).items():
         assert vectors.counts is not None  # a run's words are counted
-        found[table] = by_frequency(np.linalg.norm(vectors.vectors_VD.astype(np.float64), axis=1), vectors.counts)
-    return found
+        norms[table] = by_frequency(np.linalg.norm(vectors.vectors_VD.astype(np.float64), axis=1), vectors.counts)
+    return norms
 
 
-def _told_of(model: Mapping[str, Any]) -> list[str]:
-    """What a step changes in one model, as text."""
+def _model_lines(model: Mapping[str, Any]) -> list[str]:
+    """Return what a step changes in one model, as text."""
     words, types = model["words_in"]["mean"], model["types"]
-    lines = [f"{model['row']}: steps of {words:.0f} distinct words of {types:,}, {model['windows']} windows"]
+    lines = [f"{model['row']}: a step has {words:.0f} distinct words of {types:,}; {model['windows']} windows"]
     for table, sides in model["tables"].items():
         if not _moved(sides):
-            lines.append(f"  {_called(table)}: no step changes it, as it is frozen; it is left out of the picture")
+            lines.append(f"  {_called(table)}: it is frozen, so no step changes it; it is left out of the picture")
             continue
-        whole = {side: 100 * found["changed"]["mean"] for side, found in sides.items()}
+        percent = {side: 100 * changes["changed"]["mean"] for side, changes in sides.items()}
         lines.append(
-            f"  {_called(table)}: a step changes {whole['both']:.1f} % of the rows; "
-            f"{whole['input']:.1f} % by way of the input, {whole['output']:.1f} % by way of the output"
+            f"  {_called(table)}: a step changes {percent['both']:.1f} % of the rows; "
+            f"{percent['input']:.1f} % {SIDES['input']}, {percent['output']:.1f} % {SIDES['output']}"
         )
-        lines.append(f"    {'seen':>14} {'types':>7} {'change, input':>14} {'output':>10} {'rows that go in':>16}")
-        for way_in, way_out in zip(sides["input"]["bands"], sides["output"]["bands"], strict=True):
+        lines.append(f"    {'seen':>14} {'types':>7} {'change, input':>14} {'output':>10} {'rows read':>16}")
+        for band, output_band in zip(sides["input"]["bands"], sides["output"]["bands"], strict=True):
             lines.append(
-                f"    {_name(way_in):>14} {way_in['types']:>7,} {way_in['mean']['mean']:>14.2e} "
-                f"{way_out['mean']['mean']:>10.2e} {100 * way_in['changed']['mean']:>14.1f} %"
+                f"    {_name(band):>14} {band['types']:>7,} {band['mean']['mean']:>14.2e} "
+                f"{output_band['mean']['mean']:>10.2e} {100 * band['changed']['mean']:>14.1f} %"
             )
-    return [*lines, *_told_of_current(model["current"])]
+    return [*lines, *_self_following_lines(model["current"])]
 
 
 def _moved(sides: Mapping[str, Any]) -> bool:
-    """Whether a step changes any row of a table: none of a frozen one."""
+    """Return whether a step changes any row of a table. It changes no row of a frozen table."""
     return bool(sides["both"]["changed"]["mean"])
 
 
-def _told_of_current(current: Mapping[str, Any]) -> list[str]:
+def _self_following_lines(current: Mapping[str, Any]) -> list[str]:
+    """Return the probability that a model gives the current word as the next word, as text."""
     shares = ", ".join(f"{100 * float(at):g} %: {value['mean']:.1e}" for at, value in current["quantiles"].items())
     mean, uniform, unigram, repeats, below = (
         current[key]["mean"] for key in ("mean", "uniform", "unigram", "repeats", "below_unigram")
     )
     return [
-        f"  p(i_t), the current word as the next one: mean {mean:.1e} (words do follow themselves: {repeats:.1e}; "
+        f"  p(i_t), the current word as the next word: mean {mean:.1e} (in the text: {repeats:.1e}; "
         f"unigram {unigram:.1e}, uniform {uniform:.1e}); below the unigram for {100 * below:.0f} % of the tokens",
         f"    quantiles {shares}",
     ]
 
 
 def _panel(title: str, series: Mapping[str, Sequence[Mapping[str, Any]]], measured: str) -> Panel:
-    """Series side by side, band by band, though a text may lack one that another has."""
+    """Return a panel with the series side by side, band by band. A series has no bar for a band it lacks."""
     names = {band["low"]: _name(band) for bands in series.values() for band in bands}
     lows = sorted(names)
     ours = {}

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from reefknot.lab.text.published import PublishedCorpus
 
-_FILES = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
-_HELD_OUT_TOKENS = {"valid": 217_646, "test": 245_569}
+_TRAIN, _VALID, _TEST = "wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"
 _HELD_OUT_SHA256 = {
-    "wiki.valid.tokens": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-    "wiki.test.tokens": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+    _VALID: "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+    _TEST: "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
 }
 
-WIKITEXT_2 = PublishedCorpus(
-    name="wikitext-2",
-    description="WikiText-2, word level",
-    how_to_get="The files are in wikitext-2-v1.zip.",
-    files=_FILES,
-    tokens={"train": 2_088_628, **_HELD_OUT_TOKENS},
-    types=33_278,
-    sha256={
-        "wiki.train.tokens": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-        **_HELD_OUT_SHA256,
-    },
-)
 
-WIKITEXT_103 = PublishedCorpus(
-    name="wikitext-103",
-    description="WikiText-103, word level",
-    how_to_get="The files are in wikitext-103-v1.zip.",
-    files=_FILES,
-    tokens={"train": 103_227_021, **_HELD_OUT_TOKENS},
-    types=267_735,
-    sha256=_HELD_OUT_SHA256,
+def _wikitext(number: int, *, train_tokens: int, types: int, train_sha256: str | None = None) -> PublishedCorpus:
+    return PublishedCorpus(
+        name=f"wikitext-{number}",
+        description=f"WikiText-{number}, word level",
+        how_to_get=f"The files are in wikitext-{number}-v1.zip.",
+        files={"train": _TRAIN, "valid": _VALID, "test": _TEST},
+        tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
+        types=types,
+        sha256=({_TRAIN: train_sha256} if train_sha256 else {}) | _HELD_OUT_SHA256,
+    )
+
+
+WIKITEXT_2 = _wikitext(
+    2,
+    train_tokens=2_088_628,
+    types=33_278,
+    train_sha256="9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
 )
+WIKITEXT_103 = _wikitext(103, train_tokens=103_227_021, types=267_735)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reefknot.errors import SettingsError
+from reefknot.nn.encoders import stacked
 from reefknot.nn.encoders.stacked import GRU, LSTM, RNN, Stacked
 
 from .authority import HIDDEN, IN, STREAMS, same_as_torch, vectors
@@ -174,3 +175,25 @@ def test_builds_without_memory(biases: Literal[1, 2]) -> None:
         encoder = LSTM(20_000, 20_000, layers=4, biases=biases)
     assert all(p.is_meta for p in encoder.parameters())
     assert sum(p.numel() for p in encoder.parameters()) > 10**10
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
+def test_bfloat16_runs_on_a_cpu_without_onednn_support(kind: type[Stacked], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises an error if oneDNN has no kernel for a layer, so the layer must run without oneDNN."""
+    enabled_inside = []
+    function = torch.lstm if kind is LSTM else torch.gru if kind is GRU else torch.rnn_tanh
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        enabled_inside.append(torch._C._get_mkldnn_enabled())
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setitem(stacked._FUNCTIONS, kind.cell(1, 1).mode, run)
+    enabled = torch._C._get_mkldnn_enabled()
+    encoder = kind(4, 6, layers=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = encoder(torch.randn(2, 3, 4), encoder.initial_state(2)).output
+    output.float().sum().backward()
+    assert output.isfinite().all()
+    assert enabled_inside == [False]
+    assert torch._C._get_mkldnn_enabled() == enabled, "the switch is restored"

@@ -10,6 +10,7 @@ Shapes: B streams, T steps, D dimensions of the input, H units.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -158,15 +159,34 @@ def run_layer(
     # The layer's own `forward` cannot be used: the weights may be others, and gradients may be needed in evaluation
     # mode, which cuDNN computes in its training mode only. That mode changes no value, because nothing is dropped.
     options = {"dropout": 0.0, "train": torch.is_grad_enabled(), "bidirectional": False, "batch_first": True}
-    output_BTH, *ends = _FUNCTIONS[layer.mode](
-        x_BTD,
-        states if len(states) > 1 else states[0],
-        weights_of(layer) if weights is None else weights,
-        has_biases=True,
-        num_layers=1,
-        **options,
-    )
+    with _supported_kernels(x_BTD):
+        output_BTH, *ends = _FUNCTIONS[layer.mode](
+            x_BTD,
+            states if len(states) > 1 else states[0],
+            weights_of(layer) if weights is None else weights,
+            has_biases=True,
+            num_layers=1,
+            **options,
+        )
     return output_BTH, tuple(end[0] for end in ends)
+
+
+@contextmanager
+def _supported_kernels(x_BTD: Tensor) -> Iterator[None]:
+    """Keep torch from choosing a oneDNN kernel that this CPU does not have.
+
+    Without AVX-512, oneDNN has no recurrent layer in bfloat16, and torch raises an error instead of using its own.
+    """
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_BTD.dtype
+    if x_BTD.device.type != "cpu" or dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        yield
+        return
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def _freeze_second_bias(layer: Any) -> None:

@@ -79,14 +79,14 @@ def test_search_tunes_the_cache(cli: Cli, runs: Runs) -> None:
     best = record["search"]["best"]
     assert best == {name: least[name] for name in ("window", "theta", "weight")}
     assert f"weight {best['weight']:.4g}, theta {best['theta']:.4g}, over the last 20" in record["definition"]
-    table, _, rest = cli(*words).out.partition("test perplexity")
+    table, _, scores = cli(*words).out.partition("test perplexity")
     title, header, *rows = table.splitlines()
     assert re.fullmatch(r"perplexity of the valid text, \d+ tokens \(\* the best\)", title)
     assert header.split()[:3] == ["window", "theta", "weight"]
     assert "weight 0.05  weight 0.1  weight 0.15" in header
     assert sum(row.count("*") for row in rows) == 1
     assert f"{math.exp(least['nll']):,.2f}*" in table
-    assert "continuous cache" in rest
+    assert "continuous cache" in scores
 
 
 def test_search_tunes_dynamic_evaluation(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,10 +58,12 @@ def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) 
     )  # all words are merged completely
     experiment = load_recipe("press2017/table8").experiments[row]
     words = open_pairs(experiment.corpus, experiment.vocabulary, data=tmp_path).words.vocabularies
-    for made, text, only in zip(words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True):
-        assert sum(count > 0 for count in made.counts) == only + counts["both"] + 1  # <eos>
+    for vocabulary, text, only in zip(
+        words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True
+    ):
+        assert sum(count > 0 for count in vocabulary.counts) == only + counts["both"] + 1  # <eos>
         characters = set(text) - set(" \n")
-        assert len(made) == only + counts["both"] + 2 * len(characters) + 2  # <eos>, <unk>
+        assert len(vocabulary) == only + counts["both"] + 2 * len(characters) + 2  # <eos>, <unk>
 
 
 @pytest.mark.parametrize(

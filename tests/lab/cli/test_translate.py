@@ -93,7 +93,7 @@ def translated(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def sources() -> list[str]:
-    """50 sentences, no two alike."""
+    """Return 50 different sentences."""
     draw = random.Random(0)
     lines: dict[str, None] = {}
     while len(lines) < 50:
@@ -201,7 +201,7 @@ def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: 
     printed = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
     assert [record["source"] for record in printed] == sources
     assert [record["line"] for record in printed] == list(range(1, 51))
-    shown = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
+    printed = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
     scored = cli("translate", run, file, "--scores").out.splitlines()
     for record, line in zip(printed, scored, strict=True):
         translations = record["translations"]
@@ -210,7 +210,7 @@ def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: 
         assert scores == sorted(scores, reverse=True)
         assert all(translation["finished"] for translation in translations[:1])
         for translation in translations:
-            assert next(shown) == f"{record['line']} ||| {translation['text']} ||| {translation['score']:.4f}"
+            assert next(printed) == f"{record['line']} ||| {translation['text']} ||| {translation['score']:.4f}"
         assert line == f"{translations[0]['text']} ||| {scores[0]:.4f}"
 
 
@@ -387,6 +387,6 @@ def test_a_closed_pipe_is_not_an_error(run: Path, file: Path) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
-    said = process.stderr.read()
+    errors = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(), said) == (0, "")
+    assert (process.wait(), errors) == (0, "")

@@ -144,7 +144,9 @@ def _check(request: EvaluationRequest) -> None:
     check_windows(request)
     if request.protocol is not None:
         _check_protocol(request.protocol, request)
-    if request.save and not (requested_modes(request) or {"context", "stride", "windows"} & set(request.given())):
+    if request.save and not (
+        requested_modes(request) or {"context", "stride", "windows"} & set(request.given_options())
+    ):
         needed = ", ".join(map(option, (*MODES, "context", "stride")))
         raise SettingsError(f"--save needs {needed} or --windows, because training has saved the plain scores")
     request.check_saved_texts()

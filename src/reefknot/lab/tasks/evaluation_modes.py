@@ -50,7 +50,7 @@ class Mode:
 
 def requested_modes(request: EvaluationRequest) -> list[str]:
     """Return the modes that a request names; none of them: the plain mode."""
-    return [mode for mode in MODES if mode in request.given()]
+    return [mode for mode in MODES if mode in request.given_options()]
 
 
 def check_modes(request: EvaluationRequest) -> None:
@@ -59,7 +59,7 @@ def check_modes(request: EvaluationRequest) -> None:
     if len(modes) > 1:
         raise SettingsError(f"{' and '.join(map(option, modes))}: a text is scored in one mode at a time; choose one")
     for mode in MODES:
-        for name in request.given(f"{mode}_"):
+        for name in request.given_options(f"{mode}_"):
             if mode not in modes:
                 _raise_without(name, option(mode))
     if modes and request.streams is not None:
@@ -69,14 +69,14 @@ def check_modes(request: EvaluationRequest) -> None:
     if request.search and not set(modes) & set(SEARCHED):
         _raise_without("search", " or ".join(map(option, SEARCHED)))
     for mode in modes if request.search else ():
-        if set(SEARCHED[mode]) <= set(request.given()):
+        if set(SEARCHED[mode]) <= set(request.given_options()):
             fixed = ", ".join(map(option, SEARCHED[mode]))
             raise SettingsError(f"--search has nothing to tune, because {fixed} are all given; leave one of them out")
 
 
 def check_windows(request: EvaluationRequest) -> None:
     """Raise an error if options of windows contradict each other, or a mode that reads the text with a state."""
-    names = [name for name in ("context", "stride", "windows") if name in request.given()]
+    names = [name for name in ("context", "stride", "windows") if name in request.given_options()]
     if "windows" in names and len(names) > 1:
         raise SettingsError(f"{option(names[0])} and --windows both set the windows of the text; choose one")
     stateful = "--dynamic" if request.dynamic else "--streams" if request.streams is not None else None

@@ -36,14 +36,14 @@ class InitialisationSettings(Settings):
 
     uniform: Annotated[
         Positive | None,
-        Field(description="draw every parameter, biases too, from [-uniform, uniform] (Zaremba, Inan, Press)"),
+        Field(description="Draw all parameters, including biases, from [-uniform, uniform] (Zaremba, Inan, Press)."),
     ] = None
     tables: Annotated[
         Positive | Literal["normal"] | None,
         Field(
-            description="draw only the word tables, at both ends, from [-tables, tables] (AWD-LSTM: 0.1); or normal: "
-            "with standard deviation dim^-0.5, and Xavier-uniform for the projections and clusters of bands and for "
-            "the tables that an adaptive softmax does not share with the input (Baevski)"
+            description="Draw only the word tables of both ends from [-tables, tables] (0.1 in AWD-LSTM). With normal "
+            "(Baevski), draw them with standard deviation dim^-0.5; then projections and clusters of "
+            "bands, and tables that an adaptive softmax does not share with the input, are Xavier-uniform."
         ),
         WrapValidator(_one_message),
     ] = None
@@ -100,7 +100,7 @@ class TableStart(Settings):
         str | None,
         Field(
             min_length=1,
-            description="file of word vectors to start from; words that are not in the file keep random vectors",
+            description="File of word vectors to start from. Words that are not in the file keep random vectors.",
         ),
     ] = None
 

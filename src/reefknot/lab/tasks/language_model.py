@@ -89,10 +89,10 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     )
     comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
-    def _join(self, given: dict[str, Any], sides: Sides) -> LanguageModel:
-        input_end = self._input_end(given, sides.target)
-        encoder = self._encoder(given, {"input_dim": input_end.dim})
-        return LanguageModel(input_end, encoder, self._output_end(given, encoder.dim), self.regularisation)
+    def _join(self, shared: dict[str, Any], sides: Sides) -> LanguageModel:
+        input_end = self._input_end(shared, sides.target)
+        encoder = self._encoder(shared, {"input_dim": input_end.dim})
+        return LanguageModel(input_end, encoder, self._output_end(shared, encoder.dim), self.regularisation)
 
     def batches(self, data: Dataset) -> Batches:
         text = data.splits["train"]

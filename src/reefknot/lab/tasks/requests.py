@@ -29,7 +29,7 @@ class Request:
     shared: ClassVar[frozenset[str]]
     """Fields that every task uses. A task declares which of the others it uses."""
 
-    def given(self, prefix: str = "") -> list[str]:
+    def given_options(self, prefix: str = "") -> list[str]:
         """Return the names of the fields that were set, in the order of the fields.
 
         Args:
@@ -43,7 +43,7 @@ class Request:
 
     def values(self, prefix: str) -> dict[str, Any]:
         """Return the fields that were set and start with a prefix, by their names without the prefix."""
-        return {name.removeprefix(prefix): getattr(self, name) for name in self.given(prefix)}
+        return {name.removeprefix(prefix): getattr(self, name) for name in self.given_options(prefix)}
 
     def reject_unused(self, used: Collection[str], what: str) -> None:
         """Raise an error if an option was given that has no effect.
@@ -52,7 +52,7 @@ class Request:
             used: the fields that the task uses, apart from the shared ones.
             what: what the option has no effect on, for the message.
         """
-        for name in self.given():
+        for name in self.given_options():
             if name not in self.shared and name not in used:
                 raise SettingsError(f"{option(name)} has no effect on {what}; leave {option(name)} out")
 

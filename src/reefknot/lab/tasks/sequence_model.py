@@ -66,28 +66,36 @@ class EvaluationSettings(Settings):
 
     streams: Annotated[
         Count,
-        Field(description="parts of a text scored in parallel, each from an empty state; 1 loses no context"),
+        Field(
+            description="Number of parts of a text that are scored in parallel, each from an empty state. With 1, no "
+            "context is lost."
+        ),
     ] = 1
     windows: Annotated[
         WindowsSettings | None,
         Field(
-            description="windows of a text that are scored independently; by default whole texts, or blocks of "
-            "`steps` tokens if the encoder carries no state"
+            description="Windows of a text that are scored independently. By default, a text is scored as a whole, or "
+            "in blocks of `steps` tokens if the encoder carries no state."
         ),
     ] = None
-    train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
+    train: Annotated[bool, Field(description="After training, score the training text too, without dropout.")] = False
     protocol: Annotated[ProtocolName, Field(description=describe_values("evaluation.protocol"))] = "definition"
-    search: Annotated[Any, Field(description="only in translation")] = None
-    bleu: Annotated[Any, Field(description="only in translation")] = None
+    search: Annotated[Any, Field(description="Not available for language models; see translation.")] = None
+    bleu: Annotated[Any, Field(description="Not available for language models; see translation.")] = None
     average: Annotated[
-        Count | None, Field(description="score the mean of this many last checkpoints, not the best checkpoint")
+        Count | None,
+        Field(description="Number of last checkpoints whose mean is scored instead of the best checkpoint."),
     ] = None
     similarity: Annotated[
         bool,
-        Field(description="compare the vectors of both ends with human judgements of word pairs, if available"),
+        Field(
+            description="Compare the vectors of both ends with human judgements of word pairs, if benchmarks are "
+            "available."
+        ),
     ] = False
     subspace: Annotated[
-        bool, Field(description="measure the distance between the subspaces of the output and the input vectors")
+        bool,
+        Field(description="Measure the distance between the subspaces of the output vectors and the input vectors."),
     ] = False
 
     @field_validator("search", "bleu", mode="before")
@@ -108,16 +116,17 @@ class SequenceExperiment(Experiment):
     """Everything a run of a language model or a translator depends on."""
 
     tables: Annotated[
-        dict[OneLine, TableSettings], Field(description="what is learned per word; ends refer to it by name")
+        dict[OneLine, TableSettings],
+        Field(description="Tables, which hold what is learned per word. Ends refer to them by name."),
     ]
     projections: Annotated[
         dict[OneLine, ProjectionSettings],
-        Field(description="matrices between the bands of a table and the model; ends refer to them by name"),
+        Field(description="Matrices between the bands of a table and the model. Ends refer to them by name."),
     ] = Field(default={})
     input: InputSettings
     encoder: EncoderSettings
     output: OutputSettings
-    source: Annotated[InputSettings | None, Field(description="the input end of the source, in translation")] = None
+    source: Annotated[InputSettings | None, Field(description="Input end of the source text, for translation.")] = None
     init: InitialisationSettings = InitialisationSettings()
     regularisation: ActivationSettings = ActivationSettings()
     training: TrainingSettings
@@ -172,7 +181,7 @@ class SequenceExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_spellings(self) -> Self:
-        spelled = INPUTS.asks_for(self.input, "spellings")
+        spelled = INPUTS.takes(self.input, "spellings")
         kind = self.input.kind  # type: ignore[attr-defined]
         if self.vocabulary.keep_spellings and not spelled:
             raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} cannot read spellings; use char_cnn")
@@ -237,16 +246,16 @@ class SequenceTask(Task[S, D, L]):
         """
         experiment = self.experiment
         sides = words if isinstance(words, Sides) else Sides(words, words)
-        given: dict[str, Any] = {"tables": {}, "projections": {}}
+        shared: dict[str, Any] = {"tables": {}, "projections": {}}
         for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
             source_names = experiment.source_references(registry.family)
             for name, settings in entries.items():
                 size = _size(sides.source if name in source_names else sides.target)
                 with naming_section(f"{registry.family}.{name}"):
-                    given[registry.family][name] = registry.build(settings, given | {"vocab_size": size})
-        model = self._join(given, sides)
+                    shared[registry.family][name] = registry.build(settings, shared | {"vocab_size": size})
+        model = self._join(shared, sides)
         initialise(model, experiment.init)
-        self.tables = given["tables"]
+        self.tables = shared["tables"]
         return model
 
     @property
@@ -255,7 +264,7 @@ class SequenceTask(Task[S, D, L]):
         return RegularisationSettings(**self.experiment.regularisation.model_dump())
 
     @abstractmethod
-    def _join(self, given: dict[str, Any], sides: Sides) -> L:
+    def _join(self, shared: dict[str, Any], sides: Sides) -> L:
         """Build the ends and the encoder over the shared tables, and join them into a model."""
 
     @abstractmethod
@@ -343,17 +352,17 @@ class SequenceTask(Task[S, D, L]):
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return named_vectors(end_vectors(model), vocabulary, tied=model.tied)
 
-    def _input_end(self, given: dict[str, Any], words: Vocabulary | int) -> Any:
+    def _input_end(self, shared: dict[str, Any], words: Vocabulary | int) -> Any:
         with naming_section("input"):
-            return INPUTS.build(self.experiment.input, given | spelled(self.experiment.input, words))
+            return INPUTS.build(self.experiment.input, shared | spelled(self.experiment.input, words))
 
-    def _encoder(self, given: dict[str, Any], dimensions: dict[str, int]) -> Any:
+    def _encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
         with naming_section("encoder"):
-            return ENCODERS.build(self.experiment.encoder, given | dimensions)
+            return ENCODERS.build(self.experiment.encoder, shared | dimensions)
 
-    def _output_end(self, given: dict[str, Any], context_dim: int) -> Any:
+    def _output_end(self, shared: dict[str, Any], context_dim: int) -> Any:
         with naming_section("output"):
-            return OUTPUTS.build(self.experiment.output, given | {"context_dim": context_dim})
+            return OUTPUTS.build(self.experiment.output, shared | {"context_dim": context_dim})
 
 
 def _size(words: Vocabulary | int) -> int:
@@ -362,7 +371,7 @@ def _size(words: Vocabulary | int) -> int:
 
 def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
     """Return the spellings as an argument for an input end, if it reads spellings."""
-    if not INPUTS.asks_for(settings, "spellings"):
+    if not INPUTS.takes(settings, "spellings"):
         return {}
     from reefknot.nn.inputs.spelling import spell
 

@@ -35,16 +35,23 @@ if TYPE_CHECKING:
 class SkipGramSettings(Settings):
     """Skip-gram with negative sampling; the defaults are word2vec's."""
 
-    dim: Annotated[Dim, Field(description="dimension of the word vectors")] = 100
-    tied: Annotated[bool, Field(description="use one table for input and output")] = False
+    dim: Annotated[Dim, Field(description="Dimension of the word vectors.")] = 100
+    tied: Annotated[bool, Field(description="Use one table for input and output.")] = False
     window: Annotated[
-        Count, Field(le=1000, description="maximum number of context words on either side; reduced at random")
+        Count,
+        Field(
+            le=1000, description="Maximum number of context words on either side. The actual number is drawn at random."
+        ),
     ] = 5
-    negatives: Annotated[Count, Field(le=1000, description="noise words per pair")] = 5
-    power: Annotated[NonNegative, Field(le=10, description="noise words are drawn by counts to this power")] = 0.75
+    negatives: Annotated[Count, Field(le=1000, description="Number of noise words per pair.")] = 5
+    power: Annotated[
+        NonNegative, Field(le=10, description="Exponent of the word counts in the distribution of noise words.")
+    ] = 0.75
     sample: Annotated[
         NonNegative,
-        Field(le=1, description="words with a larger share of the text are left out at random; 0: never"),
+        Field(
+            le=1, description="Share of the text above which a word is left out at random. With 0, no word is left out."
+        ),
     ] = 1e-3
 
     def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
@@ -73,7 +80,7 @@ class VectorEvaluation(Settings):
 
     similarity: Annotated[
         bool,
-        Field(description="compare the vectors with human judgements of word pairs, if available"),
+        Field(description="Compare the word vectors with human judgements of word pairs, if benchmarks are available."),
     ] = False
 
 

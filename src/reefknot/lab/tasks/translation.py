@@ -50,10 +50,10 @@ class TranslationEvaluation(EvaluationSettings):
     """How a finished translator is scored."""
 
     search: Annotated[
-        SearchSettings | None, Field(description="how translations are searched for; by default a beam of 5")
+        SearchSettings | None, Field(description="Settings of the beam search. By default, the beam is 5.")
     ] = None
     bleu: Annotated[
-        BleuSettings | None, Field(description="how BLEU is computed; by default like sacrebleu's defaults")
+        BleuSettings | None, Field(description="Settings of BLEU. The defaults are those of sacrebleu.")
     ] = None
 
     @field_validator("search", "bleu", mode="before")
@@ -132,14 +132,14 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
     ) -> PairDataset:
         return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, say=say)
 
-    def _join(self, given: dict[str, Any], sides: Sides) -> Translator:
+    def _join(self, shared: dict[str, Any], sides: Sides) -> Translator:
         source_settings = self.experiment.source
         assert source_settings is not None  # checked when the settings were read
         with naming_section("source"):
-            source_end = INPUTS.build(source_settings, given | spelled(source_settings, sides.source))
-        input_end = self._input_end(given, sides.target)
-        encoder = self._encoder(given, {"input_dim": input_end.dim, "source_dim": source_end.dim})
-        output_end = self._output_end(given, encoder.dim)
+            source_end = INPUTS.build(source_settings, shared | spelled(source_settings, sides.source))
+        input_end = self._input_end(shared, sides.target)
+        encoder = self._encoder(shared, {"input_dim": input_end.dim, "source_dim": source_end.dim})
+        output_end = self._output_end(shared, encoder.dim)
         return Translator(source_end, input_end, encoder, output_end, self.regularisation)
 
     def batches(self, data: PairDataset) -> Batches:

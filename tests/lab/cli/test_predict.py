@@ -56,7 +56,7 @@ def test_split_prints_means_over_a_text(cli: Cli, runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing to predict: give phrases, or a text with --split"),
+        ([], "nothing to predict; pass phrases, or a text with --split"),
         (
             ["green", "--neighbors", "3"],
             "--neighbors has no effect without --split; add --split or leave --neighbors out",

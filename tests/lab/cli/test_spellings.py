@@ -57,7 +57,7 @@ def test_neighbours_are_words_of_the_vocabulary(cli: Cli, spelling: Path) -> Non
     vocabulary = Vocabulary.load(spelling / "vocabulary.json")
     known, spelled = vocabulary.words[3], vocabulary.spelled[0]
     outcome = cli("vectors", "neighbors", spelling, known, spelled, "zoo", "-k", 100, "--json")
-    assert outcome.err == f"not in the vocabulary, so with neighbours at the input only: {spelled}, zoo\n"
+    assert outcome.err == f"not in the vocabulary, so these words have neighbours at the input only: {spelled}, zoo\n"
     found = outcome.json()
     assert found["output"].keys() == {known}
     assert {word for word, _ in found["input"][known]} == set(vocabulary.words) - {known}
@@ -81,8 +81,8 @@ def test_without_kept_spellings_such_a_word_is_unknown(cli: Cli, recipe: Path, t
 
 def test_words_that_come_later_do_not_disturb_each_other(spelling: Path) -> None:
     trained = open_language_model(spelling)
-    zoo, ark = trained.knowing(["zoo"]), trained.knowing(["ark", "green"])
-    both = zoo.knowing(["ark"])
+    zoo, ark = trained.with_spellings(["zoo"]), trained.with_spellings(["ark", "green"])
+    both = zoo.with_spellings(["ark"])
 
     def following(run: TrainedLanguageModel, word: str) -> float:
         return score_sentence(run.model, [word, "stone"], run.vocabulary)[1].log_prob

@@ -60,7 +60,7 @@ def test_neighbours_are_those_of_one_piece(cli: Cli, pieces: Path) -> None:
     outcome = cli("vectors", "neighbors", pieces, "mountain")
     assert outcome.code == 3
     cut = " ".join(cuts["mountain"])
-    assert f"mountain has no vector of its own in {pieces}: it is cut into {cut}" in outcome.err
+    assert f"mountain does not have its own vector in {pieces}: it is split into {cut}" in outcome.err
 
 
 def test_a_piece_inside_of_words_is_no_word(cli: Cli, pieces: Path) -> None:

@@ -186,7 +186,7 @@ def test_start_must_be_requested_and_match_the_model(
     path = changed_text / "train.txt"
     path.write_text(path.read_text(encoding="utf-8").replace("w7", "v7"), encoding="utf-8")
     train(load_recipe(recipe.given_name, [f"corpus.name={changed_text}"]), "tied", tmp_path / "words")
-    with pytest.raises(DataError, match=r"words has another vocabulary"):
+    with pytest.raises(DataError, match=r"words: it has another vocabulary"):
         train(recipe, "finetune", tmp_path / "run", start=tmp_path / "words")
     assert not (tmp_path / "run").exists()
 

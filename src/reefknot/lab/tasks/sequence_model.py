@@ -1,7 +1,7 @@
-"""What language models and translators share: settings, building a model from parts, and training it.
+"""The common base of language models and translators: their settings, the model, and its training.
 
 Settings come from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run. This module checks that they
-fit together, before anything is read or built.
+are consistent before anything is read or built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reefknot.lab.tasks.initialisation import (
     start_tables,
     table_files,
 )
-from reefknot.lab.tasks.word_vectors import end_vectors, judged_words, named_vectors, subspace
+from reefknot.lab.tasks.word_vectors import end_vectors, evaluate_vectors, named_vectors, subspace
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
@@ -58,7 +58,7 @@ else:
     ActivationSettings = derive_settings(RegularisationSettings)
 
 SCORED = ("valid", "test")
-"""The splits that every finished model is scored on."""
+"""Splits that every finished model is scored on."""
 
 
 class EvaluationSettings(Settings):
@@ -102,13 +102,15 @@ class EvaluationSettings(Settings):
     @classmethod
     def _check_translation(cls, settings: Any) -> Any:
         if settings is not None:
-            raise ValueError("is for translation; this is a language model, leave it out")
+            raise ValueError("is only for translation, and this is a language model; leave it out")
         return settings
 
     @model_validator(mode="after")
     def _check_streams(self) -> Self:
         if self.windows is not None and self.streams > 1:
-            raise ValueError(f"streams = {self.streams}: windows are computed independently; leave streams out")
+            raise ValueError(
+                f"streams = {self.streams} has no meaning with windows, which are independent; leave it out"
+            )
         return self
 
 
@@ -138,12 +140,12 @@ class SequenceExperiment(Experiment):
             used = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
             used |= set(self.source_references(group))
             # A table that only projections refer to is not used by any end.
-            named = used.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
+            named = used.union(*(PROJECTIONS.references(entry, group) for entry in self.projections.values()))
             missing, unused = sorted(named - set(entries)), sorted(set(entries) - used)
             if missing:
                 singular = group.removesuffix("s")
                 known = ", ".join(entries) or "none"
-                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
+                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}]; there are: {known}")
             if unused:
                 raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
         return self
@@ -197,11 +199,11 @@ class SequenceExperiment(Experiment):
 
             raise ValueError(f"evaluation.windows: {NO_LINES}")
         if not self.carries:
-            what = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
+            reason = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
             if evaluation.streams > 1:
-                raise ValueError(f"evaluation.streams: {what}, so streams have no meaning; leave it out")
+                raise ValueError(f"evaluation.streams: {reason}, so streams have no meaning; leave it out")
             if evaluation.protocol != "definition":
-                raise ValueError(f"evaluation.protocol: {what}, which {evaluation.protocol} needs; leave it out")
+                raise ValueError(f"evaluation.protocol: {reason}, which {evaluation.protocol} needs; leave it out")
         return self
 
     @property
@@ -236,13 +238,13 @@ class SequenceTask(Task[S, D, L]):
 
     Settings: ClassVar[type[SequenceExperiment]]
     tables: Mapping[str, nn.Module]
-    """The tables of the model that was built last, by their names in the settings."""
+    """Tables of the model that was built last, by name."""
 
     def build_model(self, words: Vocabulary | Sides | int) -> L:
         """Build the model from its parts, and draw its parameters.
 
-        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. A
-        translator uses a single vocabulary for both sides.
+        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. If
+        a translator gets a single vocabulary, it uses it for both sides.
         """
         experiment = self.experiment
         sides = words if isinstance(words, Sides) else Sides(words, words)
@@ -265,11 +267,16 @@ class SequenceTask(Task[S, D, L]):
 
     @abstractmethod
     def _join(self, shared: dict[str, Any], sides: Sides) -> L:
-        """Build the ends and the encoder over the shared tables, and join them into a model."""
+        """Build the ends and the encoder, and join them into a model.
+
+        Args:
+            shared: The shared objects, by section (`tables`, `projections`) and name.
+            sides: The vocabularies of both sides, or their sizes.
+        """
 
     @abstractmethod
     def score_split(self, model: L, data: D, split: str) -> Score:
-        """Score one split by our definition of perplexity, in the precision of training."""
+        """Return the losses of one split, computed in the precision of training."""
 
     @abstractmethod
     def batches(self, data: D) -> Batches:
@@ -281,7 +288,7 @@ class SequenceTask(Task[S, D, L]):
     def prepare(self, model: L, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
-            subspace(model, data.vocabulary)  # raises its errors now rather than after training
+            subspace(model, data.vocabulary)  # so that an error is raised now, not after training
         if not from_files:
             return []
         return start_tables(
@@ -291,7 +298,9 @@ class SequenceTask(Task[S, D, L]):
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world
         if settings.shard and world.size == 1:
-            session.display.print("training.shard has no effect with one process; torchrun starts several")
+            session.display.print(
+                "training.shard has no effect with one process; use torchrun to start several processes"
+            )
         trainer = Trainer(
             model,
             self.batches(data).slice(world.rank, world.size),
@@ -308,7 +317,7 @@ class SequenceTask(Task[S, D, L]):
         if not world.first:
             return None
         self._average_checkpoints(session)
-        # With sharding every process has a part of the model, so the first process builds a whole model to score.
+        # With sharding, every process has a part of the model. So the first process builds a whole model to score.
         sharded = settings.shard and world.size > 1
         scored = self.build_model(data.words).to(world.device) if sharded else model
         load_weights(scored, run.best_weights())
@@ -321,9 +330,10 @@ class SequenceTask(Task[S, D, L]):
         checkpoints = session.run.checkpoints
         checkpoints.average(number)
         if (averaged := len(checkpoints.averaged())) < number:
+            available = "1 checkpoint" if averaged == 1 else f"{averaged} checkpoints"
             session.display.print(
-                f"{session.name}  evaluation.average = {number}, but only {averaged} can be averaged; a smaller "
-                "training.save_every or training.validate_every leaves more checkpoints"
+                f"{session.name}  evaluation.average = {number}, but the run has only {available} to average; a "
+                "smaller training.save_every or training.validate_every saves more checkpoints"
             )
 
     def score(
@@ -340,14 +350,14 @@ class SequenceTask(Task[S, D, L]):
             "best": Best(step=progress.best_step, epoch=progress.best_epoch),
             **({"averaged": tuple(averaged)} if averaged else {}),
             "start": Start(**start) if start else None,
-            **self._findings(model, data, run, scores),
-            **judged_words(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
+            **self._task_fields(model, data, run, scores),
+            **evaluate_vectors(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
             "subspace": subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
         }
 
     @abstractmethod
-    def _findings(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
-        """Return the fields of result.json that only this task has."""
+    def _task_fields(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
+        """Return the fields of result.json that are specific to the task."""
 
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return named_vectors(end_vectors(model), vocabulary, tied=model.tied)
@@ -382,7 +392,7 @@ def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
 
 @contextmanager
 def naming_section(section: str) -> Iterator[None]:
-    """Put the section of the recipe in front of a part's error, because the part does not know its section."""
+    """Put the name of a recipe's section before the message of an error. A part does not know its section."""
     try:
         yield
     except SettingsError as error:

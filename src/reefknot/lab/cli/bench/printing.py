@@ -12,8 +12,8 @@ FILE_WIDTH = 120
 def print_numbers(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
     """Print a table, and below it the notes on its rows.
 
-    A note is a pair (name, note). It says, for example, why a competitor was not measured. Equal notes are printed once,
-    with all their names.
+    A note is a pair (name, note). It says, for example, why a competitor was not measured. Equal notes are printed
+    once, with all their names.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

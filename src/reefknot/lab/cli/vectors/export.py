@@ -36,7 +36,7 @@ def export(
     table: Annotated[
         str | None,
         typer.Option(
-            help="Table of the run: input, output, or tied if both ends share it. Required if there are several tables.",
+            help="Table of the run: input, output, or tied if both ends share it. Required if there are several.",
             show_default=False,
         ),
     ] = None,

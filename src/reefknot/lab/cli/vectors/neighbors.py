@@ -116,7 +116,7 @@ def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     for word, tokens in tokens_of.items():
         if len(tokens) > 1:
             raise DataError(
-                f"{word} does not have its own vector in {run}: it is split into {' '.join(tokens)}; choose another word"
+                f"{word} does not have its own vector in {run}: it is split into {' '.join(tokens)}; use another word"
             )
     words = [token for (token,) in tokens_of.values()]
     tables = trained.vectors()

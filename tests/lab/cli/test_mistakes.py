@@ -67,7 +67,7 @@ MISTAKES = [
     ("evaluate {tied} --device tpu", 2, "--device tpu"),
     ("evaluate {long}", 3, "File name too long"),
     ("validate {long}", 2, "no recipe .aaa"),
-    ("compare {tied}", 2, "at least two runs"),
+    ("compare {tied}", 2, "at least two systems"),
     ("compare {tied} nowhere", 3, "nowhere: there is no such folder"),
     ("compare {root} {tied}", 2, "differ in more than the seed: tied; untied; a folder is read as one system"),
     ("compare {tied} {untied} --split train", 2, "a run stores scores of test and valid"),

@@ -234,7 +234,7 @@ def test_run_with_joint_bpe_opens_with_the_vocabulary_of_each_side(tmp_path: Pat
             "tables.words is used by the source and by the target",
         ),
         ("transformer", "evaluation.average=9", "training.keep = 2; keep at least 9"),
-        ("transformer", "evaluation.train=true", "translation scores pairs"),
+        ("transformer", "evaluation.train=true", "translator scores pairs"),
     ],
 )
 def test_contradictory_settings_are_rejected(recipe: Path, row: str, override: str, message: str) -> None:

@@ -81,8 +81,8 @@ class TranslationExperiment(SequenceExperiment):
             )
         if self.evaluation.windows is not None or self.evaluation.train or not self.vocabulary.end_of_line:
             raise ValueError(
-                "evaluation.windows, evaluation.train and vocabulary.end_of_line = false have no meaning for a "
-                "translator, which scores pairs of lines that end with <eos>; leave them out"
+                "a translator scores pairs, which end with <eos>; leave out evaluation.windows, evaluation.train and "
+                "vocabulary.end_of_line"
             )
 
     @property

@@ -180,7 +180,7 @@ def test_options_for_language_models_are_rejected(cli: Cli, tied: Path, words: t
 
 def test_the_training_text_is_rejected(cli: Cli, tied: Path) -> None:
     outcome = cli("compare", tied, tied, "--split", "train")
-    expected = "reefknot: --split train: a run keeps translations of valid and test\n"
+    expected = "reefknot: --split train: a run stores translations of valid and test only\n"
     assert (outcome.code, outcome.err) == (2, expected)
 
 
@@ -211,7 +211,7 @@ def test_different_settings_of_bleu_are_rejected(
     other = copy_with_translations(tied, 0.5, "other", evaluation={"bleu": {"tokenize": "13a"}})
     outcome = cli("compare", tied, other)
     assert outcome.code == 2
-    assert "no fair comparison: their BLEU is counted differently; train both with one evaluation.bleu" in outcome.err
+    assert "no fair comparison: their settings of BLEU differ" in outcome.err
 
 
 def test_a_different_search_is_noted(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:

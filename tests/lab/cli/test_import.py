@@ -72,7 +72,7 @@ def test_mistakes_print_one_line(cli: Cli, fairseq_model: FairseqModel, text: Pa
     checkpoint, dictionary = fairseq_model.save(tmp_path)
     files = ("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run")
     for words, code, message in (
-        ((*files, "--data", text), 2, "--data goes with --corpus"),
+        ((*files, "--data", text), 2, "--data has no effect without --corpus"),
         ((*files, "--corpus", text, "--data", text), 2, "--data has no effect"),
         ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
         ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),

@@ -93,7 +93,7 @@ def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     write_vectors(WordVectors(words, rows), tmp_path / "v.txt", "glove")
     mine = tmp_path / "mine.tsv"
-    for pairs, why in ((3, "fewer than 10 pairs"), (12, "a perfect order, and so is every resample")):
+    for pairs, why in ((3, "fewer than 10 pairs"), (12, "the order is perfect, also in every resample")):
         mine.write_text("".join(f"a\tw{number}\t{-number}\n" for number in range(pairs)), encoding="utf-8")
         output = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine).out
         assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in output
@@ -158,9 +158,9 @@ def test_an_unfinished_run_prints_a_note(cli: Cli, runs: Runs, data: Path, tmp_p
         ("vectors similarity {tied} --set {file}", 3, "line 1: "),
         ("vectors similarity nowhere --data {data}", 3, "nowhere"),
         ("vectors similarity {empty} --data {data}", 3, "is not a run folder"),
-        ("vectors similarity --between {tied}", 2, "--between needs two tables, and one is named"),
-        ("vectors similarity --between {untied} --set MEN", 2, "--set goes without --between"),
-        ("vectors similarity {untied} --samples 500", 2, "--samples goes with --between"),
+        ("vectors similarity --between {tied}", 2, "--between needs at least two tables"),
+        ("vectors similarity --between {untied} --set MEN", 2, "--set has no effect with --between"),
+        ("vectors similarity {untied} --samples 500", 2, "--samples has no effect without --between"),
         ("vectors similarity --between {untied} --samples 5", 2, "--samples"),
         ("vectors similarity --between {untied} --samples 500", 2, "--samples has no effect, because all pairs"),
         ("vectors similarity --between {untied} --seed 3", 2, "--seed has no effect, because all pairs"),

@@ -57,7 +57,7 @@ def test_neighbors_of_any_spelling_are_words_of_the_vocabulary(cli: Cli, run: Pa
     vocabulary = Vocabulary.load(run / "vocabulary.json")
     known, spelled = vocabulary.words[3], vocabulary.spelled[0]
     outcome = cli("vectors", "neighbors", run, known, spelled, "zoo", "-k", 100, "--json")
-    assert outcome.err == f"not in the vocabulary, so with neighbours at the input only: {spelled}, zoo\n"
+    assert outcome.err == f"not in the vocabulary, so these words have neighbours at the input only: {spelled}, zoo\n"
     neighbors = outcome.json()
     assert neighbors["output"].keys() == {known}
     assert {word for word, _ in neighbors["input"][known]} == set(vocabulary.words) - {known}
@@ -81,8 +81,8 @@ def test_unknown_words_are_read_as_unk_without_keep_spellings(cli: Cli, recipe: 
 
 def test_added_spellings_do_not_change_other_scores(run: Path) -> None:
     trained = open_language_model(run)
-    zoo, ark = trained.knowing(["zoo"]), trained.knowing(["ark", "green"])
-    both = zoo.knowing(["ark"])
+    zoo, ark = trained.with_spellings(["zoo"]), trained.with_spellings(["ark", "green"])
+    both = zoo.with_spellings(["ark"])
 
     def score_after(model: TrainedLanguageModel, word: str) -> float:
         """Return the log-probability of "stone" after a word."""

@@ -60,7 +60,7 @@ def test_neighbors_need_a_word_that_is_one_subword(cli: Cli, subword_run: Path) 
     outcome = cli("vectors", "neighbors", subword_run, "mountain")
     assert outcome.code == 3
     parts = " ".join(subwords["mountain"])
-    assert f"mountain has no vector of its own in {subword_run}: it is cut into {parts}" in outcome.err
+    assert f"mountain does not have its own vector in {subword_run}: it is split into {parts}" in outcome.err
 
 
 def test_subword_inside_of_words_is_not_accepted_as_a_word(cli: Cli, subword_run: Path) -> None:

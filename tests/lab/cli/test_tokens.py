@@ -79,7 +79,7 @@ def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) 
         ("multi30k --target fr", 2, "multi30k has en and de, not en and fr"),
         ("multi30k --data {folder}", 3, "multi30k not found in"),
         ("nowhere", 2, "parallel corpora are multi30k, "),
-        ("demo", 2, "demo trains on no parallel text"),
+        ("demo", 2, "demo does not train on parallel text"),
     ],
 )
 def test_wrong_arguments_are_rejected(words: str, code: int, message: str, cli: Cli, folder: Path) -> None:

@@ -84,7 +84,7 @@ def test_validate_counts_parameters(cli: Cli, recipe: Path) -> None:
     assert cli("validate", recipe).out.splitlines() == [
         f"{recipe}  tied: valid, 652 parameters",
         f"{recipe}  untied: valid, 748 parameters",
-        f"{recipe}  nothing to train in 1 other row",
+        f"{recipe}  1 other row: nothing to train",
     ]
     assert "Small + WT: valid, 2,651,600 parameters, as the recipe says\n" in cli("validate", "press2017/table6").out
 
@@ -101,7 +101,7 @@ def test_validate_needs_no_text_of_a_known_corpus(
 
     assert "tied: valid, 90,544 parameters" in of("'ptb'").out
     cut = "'ptb'\ntokens = 100"
-    assert "tied: valid, size unknown: corpus not here" in of(cut).out
+    assert "tied: valid, size unknown" in of(cut).out
     assert of(cut, "--data", tmp_path).code == 0
     (tmp_path / "ptb.test.txt").write_text("half a corpus", encoding="utf-8")
     assert of(cut, "--data", tmp_path).code == 3
@@ -122,7 +122,7 @@ def test_validate_checks_every_recipe_and_reports_all_problems(cli: Cli, recipe:
     lost.write_text(re.sub("name = '.*'", "name = 'nowhere'", text), encoding="utf-8")
     output = cli("validate", lost, wrong, recipe, "dmo", small)
     assert (output.code, output.out) == (3, "")
-    for message in ("'nowhere' is neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, not 9'):
+    for message in ("'nowhere' is neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, expected 9'):
         assert output.err.count(message) == 1
     assert cli("validate", small, lost).code == 2
 
@@ -150,7 +150,7 @@ parameters = 9
         assert outcome.code == 2
         first, second = outcome.err.splitlines()
         assert first.startswith(f'reefknot: {wrong}, rows "wide", "wide too": the encoder gives 9 ')
-        assert second == f'{wrong}, row "short": 652 parameters, not 9'
+        assert second == f'{wrong}, row "short": 652 parameters, expected 9'
     assert not (tmp_path / "runs").exists()  # the rows that are right were not trained either
 
 
@@ -246,13 +246,15 @@ def test_a_report_shows_the_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -
     shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
     outcome = cli("report", runs.tied, record, "-o", page, *chosen)
     assert outcome.code == 0
-    message = f"untied shows its own words: {record} is the record of a run, without weights; name the folder"
+    message = (
+        f"untied shows the words that training chose: {record} is the record of a run, without weights; name the folder"
+    )
     assert outcome.err.startswith(message)
     page.unlink()
     for words, code, expected in (
         (("--words", "green,grean"), 3, f"not in the vocabulary of {runs.tied}: grean (did you mean green?)"),
-        (("--words", ","), 2, "--words: names no word"),
-        (("--words", "a,b,c,d,e", "--words", "f,g,h,i"), 2, "--words: 9 words, and a picture has colours for 8"),
+        (("--words", ","), 2, "--words: there is no word"),
+        (("--words", "a,b,c,d,e", "--words", "f,g,h,i"), 2, "--words: 9 words"),
     ):
         outcome = cli("report", runs.root, "-o", page, *words)
         assert (outcome.code, outcome.out) == (code, "")

@@ -44,25 +44,23 @@ def advise(
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(min=16, help="Use this many dimensions. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=16, help="Dimension of the model. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Use this many layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
+        int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option(min=1, help="Use this many attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=1, help="Number of attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     ffn: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Use this many feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL
-        ),
+        typer.Option(min=1, help="Number of feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Use at most this many tokens per update. [default: 4096; 512 on a CPU]", rich_help_panel=MODEL
+            min=1, help="Largest number of tokens per update. [default: 4096; 512 on a CPU]", rich_help_panel=MODEL
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time every end for about this many seconds.")] = 1.0,

@@ -59,7 +59,7 @@ Protocol = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TEXT,
-        help="Also compute the perplexity as the program of a paper does: zaremba or awd; definition turns this off. "
+        help="Also compute the perplexity as the program of a paper does: zaremba or awd; `definition` turns this off. "
         "By default the run's own setting, evaluation.protocol, is used.",
     ),
 ]
@@ -68,8 +68,8 @@ Context = Annotated[
     typer.Option(
         min=0,
         rich_help_panel=WINDOWS,
-        help="Read this many tokens before the tokens that a window scores. By default, windows are as long as those "
-        "of the run.",
+        help="Read this many tokens before the tokens that a window scores. By default, windows are as long as the "
+        "run's windows.",
     ),
 ]
 Stride = Annotated[
@@ -78,7 +78,7 @@ Stride = Annotated[
         min=1,
         rich_help_panel=WINDOWS,
         help="Score this many tokens per window. A smaller stride gives tokens more context and takes longer. By "
-        "default, windows are as long as those of the run.",
+        "default, windows are as long as the run's windows.",
     ),
 ]
 Windows = Annotated[
@@ -117,8 +117,8 @@ DynamicEpsilon = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Number added to the root mean square of the gradients that an update is divided by. The default is 2e-5, "
-        "or 0.001 with --dynamic-scale sum.",
+        help="Constant added to the root mean square of the gradients, by which an update is divided. The default is "
+        "2e-5, or 0.001 with --dynamic-scale sum.",
     ),
 ]
 DynamicScale = Annotated[
@@ -252,7 +252,7 @@ def evaluate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score a text with the best weights of a run, and print what the score means.
+    """Score a text with the best weights of a run, and print the definition of the score.
 
     A language model gets its perplexity. --dynamic, --cache and --monte-carlo choose a mode of evaluation; without
     them, the model only reads. A translator gets BLEU, chrF and perplexity.

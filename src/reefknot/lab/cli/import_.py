@@ -28,7 +28,7 @@ def import_(
     ] = None,
     data: Data = None,
 ) -> None:
-    """Make a run folder from a model that fairseq has trained, to score, generate and evaluate with it.
+    """Import a model trained with fairseq as a run folder, to evaluate it, score sentences and generate text.
 
     Only tensors, numbers and options are read from the checkpoint. No code in it is run.
     """

@@ -35,9 +35,7 @@ TEXT_OPTIONS = ("neighbors", "data")
 def predict(
     invocation: typer.Context,
     run: Run,
-    phrases: Annotated[
-        list[str] | None, typer.Argument(help="Phrases to continue. Each is the beginning of a line.")
-    ] = None,
+    phrases: Annotated[list[str] | None, typer.Argument(help="Phrases to continue. Each phrase starts a line.")] = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Number of words to print after each phrase.")] = 10,
     split: Annotated[
         str | None, typer.Option(help="Also print mean probabilities over this text: train, valid or test.")
@@ -45,7 +43,7 @@ def predict(
     neighbors: Annotated[
         int,
         typer.Option(
-            min=1, help="With --split: add up the probability of this many nearest words of the word that comes."
+            min=1, help="With --split: number of nearest neighbours of the target whose probability is added up."
         ),
     ] = 10,
     data: Data = None,

@@ -34,9 +34,9 @@ def rank(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the rank of the matrix of log-probabilities, a row per context.
+    """Compute the rank of the matrix of log-probabilities, which has one row per context.
 
-    It is at most D + 2 for one softmax over D dimensions.
+    The rank is at most D + 2 for one softmax over D dimensions.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.rank import AUTHORS, bound, memory, spectrum

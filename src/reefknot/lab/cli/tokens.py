@@ -37,7 +37,7 @@ def tokens(
         ),
     ],
     row: Annotated[
-        str | None, typer.Option(help="Only this row of the recipe. By default, all rows are counted.")
+        str | None, typer.Option(help="Count only this row of the recipe. By default, all rows are counted.")
     ] = None,
     data: Data = None,
     source: Annotated[

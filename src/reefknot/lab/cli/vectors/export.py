@@ -36,7 +36,7 @@ def export(
     table: Annotated[
         str | None,
         typer.Option(
-            help="Write this table of a run: input, output, or tied if one table is both. Needed if there are several.",
+            help="Write this table of a run: input, output, or tied if both ends share it. Needed if a run has two.",
             show_default=False,
         ),
     ] = None,
@@ -44,8 +44,8 @@ def export(
 ) -> None:
     """Write word vectors for gensim, TensorBoard and other programs, and read them back to check them.
 
-    The words are those of the run's vocabulary, with symbols such as <eos>; skip-gram learns no symbols. It is an error
-    if the format cannot store a word. safetensors stores any word.
+    All words of a run's vocabulary are written, including symbols such as <eos>; skip-gram has no vectors of symbols.
+    It is an error if the format cannot store a word. safetensors can store any word.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks.word_vectors import open_vectors

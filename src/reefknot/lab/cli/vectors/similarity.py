@@ -63,7 +63,7 @@ def similarity(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correlate the cosines of word vectors with human judgements of word pairs, or with those of other vectors.
+    """Correlate the cosines of word vectors with human judgements of word pairs, or with other word vectors.
 
     Prints Spearman's rank correlation with its coverage and a 95 % interval.
     """

@@ -17,9 +17,9 @@ from reefknot.lab.cli.systems import open_system
 EXAMPLES = """\b
 Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
-  reefknot compare runs/demo/untied runs/demo/tied --json          all their seeds
+  reefknot compare runs/demo/untied runs/demo/tied --json          # all seeds of both rows
   reefknot compare A B --by documents --bands --data DIR
-  reefknot compare BASELINE THREE-WAY --split valid                  translators, by BLEU
+  reefknot compare BASELINE THREE-WAY --split valid                  # translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
 """
 

@@ -59,7 +59,7 @@ Protocol = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TEXT,
-        help="Also compute the perplexity like the code of a paper: zaremba or awd. The value definition turns this "
+        help="Also compute the perplexity like the code of a paper: zaremba or awd. The value `definition` turns this "
         "off. By default, the setting evaluation.protocol of the run is used.",
     ),
 ]
@@ -69,7 +69,7 @@ Context = Annotated[
         min=0,
         rich_help_panel=WINDOWS,
         help="Number of tokens that a window reads before the tokens that it scores. By default, windows are as long "
-        "as those of the run.",
+        "as the run's windows.",
     ),
 ]
 Stride = Annotated[
@@ -78,7 +78,7 @@ Stride = Annotated[
         min=1,
         rich_help_panel=WINDOWS,
         help="Number of tokens that a window scores. A smaller stride gives tokens more context and takes longer. By "
-        "default, windows are as long as those of the run.",
+        "default, windows are as long as the run's windows.",
     ),
 ]
 Windows = Annotated[
@@ -117,8 +117,8 @@ DynamicEpsilon = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Number added to the root mean square of the gradients that an update is divided by. The default is 2e-5, "
-        "or 0.001 with --dynamic-scale sum.",
+        help="Constant added to the root mean square of the gradients, by which an update is divided. The default is "
+        "2e-5, or 0.001 with --dynamic-scale sum.",
     ),
 ]
 DynamicScale = Annotated[

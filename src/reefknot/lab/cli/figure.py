@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  reefknot figure                                            list all figures
-  reefknot figure inan2017/2 -o figure2.svg                  from runs/inan2017/table1
-  reefknot figure baevski2019/2 results/baevski2019/enwiki   from runs, or records of runs
+  reefknot figure                                            # list all figures
+  reefknot figure inan2017/2 -o figure2.svg                  # from runs/inan2017/table1
+  reefknot figure baevski2019/2 results/baevski2019/enwiki   # from other runs, or from records of runs
   reefknot figure press2017/table3 RUN RUN -o table3.png --json table3.json
 """
 

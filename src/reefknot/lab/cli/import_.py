@@ -26,7 +26,7 @@ def import_(
     ] = None,
     data: Data = None,
 ) -> None:
-    """Create a run folder from a model that fairseq has trained, so that other verbs can use it.
+    """Import a model trained with fairseq as a run folder, to evaluate it, score sentences and generate text.
 
     Only tensors, numbers and options are read from the checkpoint. No code in it is run.
     """

@@ -30,7 +30,7 @@ def ls(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, corpora, parts and rules, or the rows of a recipe with the paper's scores."""
+    """List recipes, corpora and parts, or the rows of a recipe with the paper's scores."""
     families = _families()
     if name is not None and name not in families:
         _list_rows(name, list(families), as_json)

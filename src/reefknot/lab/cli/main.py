@@ -25,7 +25,7 @@ from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 
 EXAMPLES = """\b
 Examples:
-  reefknot table demo                     train every row of a recipe, compare, report
+  reefknot table demo                     # train every row of a recipe, compare, report
   reefknot train press2017/table6 --row "Small + WT" --data DIR
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
 """

@@ -56,9 +56,9 @@ def sweep(
 ) -> None:
     """Train every combination of settings, print a table with the best first, and write sweep.json and report.html.
 
-    Combinations are ranked by validation perplexity. Test perplexities are not shown, because a text that was used to
-    choose settings cannot test the choice. Run the same command again to resume where it stopped. Run it with more
-    values to add their runs.
+    Combinations are ranked on the validation text. Test perplexities are not shown, because a text that has helped to
+    choose settings cannot test the choice. Run the same command again to resume where it stopped. Add values to the
+    command to train only the new combinations.
     """
     from reefknot.lab.cli.combinations import combine, parse
     from reefknot.lab.cli.jobs import Job, run_missing

@@ -35,7 +35,7 @@ def tokens(
         typer.Argument(metavar="RECIPE|CORPUS", help="A recipe, a parallel corpus, or a folder of parallel text."),
     ],
     row: Annotated[
-        str | None, typer.Option(help="Row of the recipe to count. By default, all rows are counted.")
+        str | None, typer.Option(help="Count only this row of the recipe. By default, all rows are counted.")
     ] = None,
     data: Data = None,
     source: Annotated[

@@ -20,9 +20,9 @@ Examples:
   reefknot train demo --row tied
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
-  reefknot train demo --row tied encoder.kind=gru      # keeps the settings that a GRU has; encoder="{...}" keeps none
-  torchrun --nproc-per-node=2 -m reefknot train demo --row tied                      # a copy of the model per process
-  torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true  # a part of the model per process
+  reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
 
 

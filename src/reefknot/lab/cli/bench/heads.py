@@ -18,7 +18,7 @@ Examples:
   reefknot bench heads
   reefknot bench heads --end plain --shape 2048,256,50000 --competitor reefknot --competitor eager
   reefknot bench heads --end plain --shape 8192,1024,267735 --memory 128 --memory 1024
-  reefknot bench heads --vocabulary --json sweep.json     cost against the vocabulary, 10 K to 1 M words
+  reefknot bench heads --vocabulary --json sweep.json     # from 10 K to 1 M words
 """
 
 

@@ -42,7 +42,7 @@ def steps(
 ) -> None:
     """Measure training steps of a recipe's rows: time, tokens per second, seconds per epoch, memory.
 
-    If a corpus is not on this machine, its words are replaced with random words where that is possible.
+    If a corpus is not on this machine, random words replace its text where that is possible.
     """
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.steps import measure_all

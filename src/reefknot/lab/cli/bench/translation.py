@@ -40,7 +40,7 @@ def translation(
 ) -> None:
     """Measure translators: training next to nn.Transformer, and beam search next to a search without a KV cache.
 
-    If a corpus is not on this machine, its pairs are replaced with random pairs where that is possible.
+    If a corpus is not on this machine, random pairs replace its text where that is possible.
     """
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.translation import RECIPE, ROW, job_of, measure_all

@@ -36,7 +36,7 @@ def export(
     table: Annotated[
         str | None,
         typer.Option(
-            help="Table of the run: input, output, or tied if both ends share it. Required if there are several.",
+            help="Table of the run: input, output, or tied if both ends share it. Required if a run has two.",
             show_default=False,
         ),
     ] = None,

@@ -407,8 +407,8 @@ def test_train_warns_if_a_model_is_worse_than_uniform(cli: Cli, recipe: Path, tm
     wild = ("training.optimiser.learning_rate=300", "training.epochs=1", "--row", "tied", "--device", "cpu")
     said = cli("train", recipe, *wild, "--out", tmp_path / "run").out
     assert said.count("tied  warning: worse than 12, the perplexity of a uniform distribution over all words") == 1
-    assert "losses of the output end" not in said
-    assert "losses of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
+    assert "kernels of the output end" not in said
+    assert "kernels of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 
 def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, planned: list[Any]) -> None:

@@ -156,7 +156,7 @@ def test_standard_input_may_have_odd_lines(typed: Callable[..., Outcome], run: P
     assert lines[1] == lines[2] == lines[6] == ""
     assert lines[3]
     assert lines[4]
-    assert outcome.err == "1 word of the source with characters not in the vocabulary, these read as <unk>\n"
+    assert outcome.err == "1 word of the source with unknown characters, which are read as <unk>\n"
     assert typed(b"", "translate", run).out == ""
 
 

@@ -219,7 +219,7 @@ def test_compare_prints_an_interval_around_the_difference(cli: Cli, runs: Runs, 
     assert by == "blocks" or found["units"] == 30
     text = cli("compare", runs.tied, runs.untied, "--split", "valid").out
     assert f"A = {runs.tied}" in text
-    assert "Trained once" in text
+    assert "Both were trained once" in text
 
 
 def test_report_writes_a_page(cli: Cli, runs: Runs, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_kind_of_rows_depends_on_device_and_length() -> None:
         assert (decoder.width(0), decoder.width(9), decoder.width(16)) == (0, 16, 16)
         assert decoder.graphs is None
         assert type(decoder.begin(source_BS, SEARCH.limit, 2, 3, ())) is FixedRows
-        assert type(decoder.begin(source_BS, lambda _: module.ROOM + 1, 2, 3, ())) is Rows, "too long to hold"
+        assert type(decoder.begin(source_BS, lambda _: module.MAX_STEPS + 1, 2, 3, ())) is Rows, "too long to hold"
         assert type(decoder.begin(source_BS[:0], SEARCH.limit, 2, 3, ())) is Rows
         assert beam_search(decoder, source_BS[:0], EOS) == []
 

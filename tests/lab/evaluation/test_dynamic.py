@@ -372,5 +372,5 @@ def test_frozen_parameters_are_not_adapted(opened: Open, model_for: Build) -> No
 def test_encoder_without_state_is_rejected(opened: Open, transformer_for: Build) -> None:
     dataset = opened()
     model = transformer_for(len(dataset.vocabulary))
-    with pytest.raises(SettingsError, match=r"Transformer carries none: give it more context instead \(--context"):
+    with pytest.raises(SettingsError, match=r"Transformer carries none; use more context instead \(--context"):
         gradient_statistics(model, dataset.splits["train"])

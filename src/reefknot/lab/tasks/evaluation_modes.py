@@ -113,11 +113,11 @@ class ModeChooser:
 
         Options that are left out are filled from the run. Without any of these options, the run's windows are used.
         """
-        from reefknot.lab.evaluation.windows import Sliding, named
+        from reefknot.lab.evaluation.windows import Sliding, parse_windows
 
         request, run_windows = self.request, self.trained.experiment.windows
         if request.windows is not None:
-            return named(request.windows)
+            return parse_windows(request.windows)
         if request.context is not None or request.stride is not None:
             # The value that is left out makes windows as long as those that the model has learned to read.
             if isinstance(run_windows, Sliding):

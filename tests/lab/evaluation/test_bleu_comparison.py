@@ -16,7 +16,7 @@ import pytest
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.lab.evaluation.bleu_comparison import BleuComparison, bleu_of_sums, compare_bleu, sentence_statistics
-from reefknot.lab.evaluation.comparison import draw
+from reefknot.lab.evaluation.comparison import resample_counts
 
 WORDS = [f"word{number}" for number in range(40)] + [".", "Über,", "日本語", "3.14"]
 Lines = list[str]
@@ -67,7 +67,7 @@ def test_interval_equals_scores_of_resampled_texts() -> None:
     references = make_text(40)
     a, b = (make_translation(references, right, seed) for right, seed in ((0.6, 1), (0.65, 2)))
     bleu = open_metrics(BleuSettings(tokenize="none")).bleu
-    (times_RN,) = draw(40, 50, np.random.default_rng(7))
+    (times_RN,) = resample_counts(40, 50, np.random.default_rng(7))
     differences = []
     for times_N in times_RN:
         chosen = np.repeat(np.arange(40), times_N.astype(int))
@@ -168,7 +168,7 @@ def test_verdict_states_its_limits() -> None:
 
 def test_incomparable_translations_are_rejected() -> None:
     references = make_text(10)
-    with pytest.raises(DataError, match="run 2 of system B has 9 translations where there are 10 references"):
+    with pytest.raises(DataError, match="run 2 of system B has 9 translations, but there are 10 references"):
         compare_untokenised([references], [references, references[1:]], references)
     with pytest.raises(DataError, match="system A has no translations"):
         compare_untokenised([], [references], references)

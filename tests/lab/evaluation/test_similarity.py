@@ -151,7 +151,7 @@ def test_columns_are_separated_by_tab_space_or_comma(tmp_path: Path, line: str) 
         (b"# only this\n\n", "holds no pairs of words"),
         (b"a\tb\t1\na\tb", "line 2: .* is not two words and a score"),
         (b"a\tb\t1\t2\n", "line 1: .* is not two words and a score"),
-        (b"a\t\t1\n", "line 1: .* is not a word"),
+        (b"a\t\t1\n", "line 1: .* is not two words"),
         (b"word1\tword2\tscore\n", "line 1: the score 'score' is not a finite number"),
         (b"a\tb\tnan\n", "line 1: the score 'nan' is not a finite number"),
         (b"a\tb\t1e999\n", "not a finite number"),

@@ -2,7 +2,8 @@
 
 Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here one
 article in ten is valid and one in ten is test, selected by the hash of its words. Some articles occur several times;
-all copies of an article are in the same split. A line is a paragraph in lower case with spaces around punctuation marks.
+all copies of an article are in the same split. A line is a paragraph in lower case with spaces around punctuation
+marks.
 
 The files are read from bbc-fulltext.zip as it is published, or from the folder that it unpacks to.
 """

@@ -99,7 +99,7 @@ def test_bleu_is_that_of_an_evaluation(
     for split, number in (("valid", 30), ("test", SENTENCES)):
         references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
         texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]
-        a, b = (metrics.figures(lines, references) for lines in texts)
+        a, b = (metrics.score(lines, references) for lines in texts)
         (record,) = cli("compare", *runs, "--split", split, "--json").json()
         assert (record["bleu_a"], record["bleu_b"]) == (a.bleu, b.bleu)
         assert 5 < record["bleu_a"] < record["bleu_b"] < 95

@@ -154,7 +154,7 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     assert all(best.text for best, *_ in (translations[0], translations[1], translations[3], translations[4]))
     (message,) = messages
     assert message.startswith("line 4: ")
-    assert "training had 8 at most" in message
+    assert "the longest training sentence had 8" in message
     translator.report_unknown()
     assert messages[1:] == ["2 words of the source with unknown characters, which are read as <unk>"]
     for index, line in enumerate(("a dog ☃", "the cat ran")):
@@ -194,18 +194,18 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
     )
     references = dataset.splits["test"].text("target")
     printed = run_sacrebleu(tmp_path, evaluated.lines, references, "--tokenize", "none")
-    figures = evaluated.figures
-    assert figures.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
-    assert figures.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
-    assert figures.bleu_signature == printed["BLEU"]["signature"]
-    assert figures.pairs == len(evaluated.lines) == 5
+    scores = evaluated.scores
+    assert scores.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
+    assert scores.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
+    assert scores.bleu_signature == printed["BLEU"]["signature"]
+    assert scores.pairs == len(evaluated.lines) == 5
     assert evaluated.lines[1] == ""
     translations = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
     assert evaluated.lines == [best.text for best, *_ in translations]
-    assert figures.unfinished == sum(not best.finished for best, *_ in translations)
-    assert figures.search == SEARCH.model_dump()
-    assert sum(band.pairs for band in figures.by_length) == 5
-    assert len(figures.by_length) > 1
+    assert scores.unfinished == sum(not best.finished for best, *_ in translations)
+    assert scores.search == SEARCH.model_dump()
+    assert sum(band.pairs for band in scores.by_length) == 5
+    assert len(scores.by_length) > 1
     assert progress_calls[-1] == ("translating the test text", 1.0)
     assert messages == ["1 word of the source with unknown characters, which are read as <unk>"]
 
@@ -219,8 +219,8 @@ def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairD
     assert shortened.splits["test"] is dataset.splits["test"]
     whole, part = (score_pairs(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened))
     assert part == pytest.approx(whole[: len(part)], rel=1e-5)
-    figures = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).figures
-    assert figures.pairs == 2
+    scores = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).scores
+    assert scores.pairs == 2
 
 
 def test_beginning_counts_words_and_bytes(tmp_path: Path) -> None:

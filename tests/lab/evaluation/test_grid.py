@@ -161,7 +161,7 @@ def test_table_of_one_axis() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_search_without_a_finite_loss_is_rejected(loss: float) -> None:
-    with pytest.raises(NonFiniteError, match="the loss on the valid text is NaN or infinite for all 2 points"):
+    with pytest.raises(NonFiniteError, match="the loss on the valid text is NaN or infinite at all 2 points"):
         search({"a": [1, 2]}, lambda point, progress: loss, SPLIT)
 
 

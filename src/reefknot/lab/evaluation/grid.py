@@ -129,7 +129,7 @@ def search(
     for point in combinations:
         attempt(point)
     if all(nll == math.inf for _, nll in points):
-        raise NonFiniteError(f"the loss on the {split.name} text is NaN or infinite for all {count} points of the grid")
+        raise NonFiniteError(f"the loss on the {split.name} text is NaN or infinite at all {count} points of the grid")
     for number, name in enumerate(free, start=1):
         best = _best(points)
         for value in extend_axis(axes[name], best[name], (between or {}).get(name)):

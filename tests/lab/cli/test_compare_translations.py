@@ -226,7 +226,7 @@ def test_missing_translations_are_rejected(cli: Cli, tied: Path, as_if: Callable
     (short / "translations" / "test.txt").write_text("ein Hund\n", encoding="utf-8")
     outcome = cli("compare", tied, short)
     assert outcome.code == 3
-    assert f"run 1 of system B has 1 translations where there are {SENTENCES} references" in outcome.err
+    assert f"run 1 of system B has 1 translations, but there are {SENTENCES} references" in outcome.err
     shutil.rmtree(short / "translations")
     outcome = cli("compare", tied, short)
     assert outcome.code == 3

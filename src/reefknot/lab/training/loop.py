@@ -132,7 +132,7 @@ class Trainer:
             return
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run with different settings from {self.run.path}; "
+                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
                 "use another --out"
             )
         self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)

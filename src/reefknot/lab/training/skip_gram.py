@@ -126,7 +126,7 @@ class SkipGramTrainer:
         if checkpoint is not None:
             if checkpoint.fingerprint != self.run.config_hash:
                 raise DataError(
-                    f"{checkpoint.path} is a checkpoint of a run with different settings from {self.run.path}; "
+                    f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
                     "use another --out"
                 )
             if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:

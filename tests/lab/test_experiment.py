@@ -76,7 +76,7 @@ def test_subspace_needs_fewer_dimensions_than_words(tiny_recipe: Callable[..., P
     settings = ("evaluation.subspace=true", "tables.words.dim=500")
     outcome = run_command("train", tiny_recipe(), "--row", "tied", "--out", tmp_path / "run", *settings)
     assert outcome.code != 0
-    assert "words of width 500 span all there is" in outcome.err
+    assert "words of dimension 500 span the whole space" in outcome.err
     assert not (tmp_path / "run").exists()
 
 

@@ -190,7 +190,7 @@ def test_tokens_of_samples_exclude_padding(batching: str) -> None:
     targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
     assert workload.tokens == workload.update.tally.report().tokens == sum(targets)
     *_, end = workload.parts()
-    reached = workload.piece.y.numel() if workload.piece.places is None else len(workload.piece.places)
+    reached = workload.piece.y.numel() if workload.piece.positions is None else len(workload.piece.positions)
     assert end.leaves[0].shape == (reached, 8)
     assert 0 < workload.piece.plan.count <= reached < targets[0]
     (row,) = _run(_job(batching=batching, steps=90))[1:]

@@ -99,7 +99,7 @@ def test_bleu_equals_the_metric_on_saved_translations(
     for split, number in (("valid", 30), ("test", SENTENCES)):
         references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
         texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]
-        a, b = (metrics.figures(lines, references) for lines in texts)
+        a, b = (metrics.score(lines, references) for lines in texts)
         (record,) = cli("compare", *runs, "--split", split, "--json").json()
         assert (record["bleu_a"], record["bleu_b"]) == (a.bleu, b.bleu)
         assert 5 < record["bleu_a"] < record["bleu_b"] < 95
@@ -230,7 +230,7 @@ def test_missing_translations_are_rejected(cli: Cli, tied: Path, copy_with_trans
     (short / "translations" / "test.txt").write_text("ein Hund\n", encoding="utf-8")
     outcome = cli("compare", tied, short)
     assert outcome.code == 3
-    assert f"run 1 of system B has 1 translations where there are {SENTENCES} references" in outcome.err
+    assert f"run 1 of system B has 1 translations, but there are {SENTENCES} references" in outcome.err
     shutil.rmtree(short / "translations")
     outcome = cli("compare", tied, short)
     assert outcome.code == 3

@@ -104,7 +104,7 @@ def test_search_tunes_dynamic_evaluation(cli: Cli, runs: Runs, monkeypatch: pyte
     assert record["search"]["text"] == "the shortened valid text, 30 tokens"
     assert "eta" in record["search"]["edges"]
     text = cli(*words).out
-    assert "lie at the edge of the grid" in text
+    assert "are at the edge of the grid" in text
     assert text.index("perplexity of the shortened valid text") < text.index("test perplexity")
 
 
@@ -174,12 +174,12 @@ def test_saving_one_split_keeps_the_other_only_with_equal_settings(cli: Cli, run
     assert "test" not in first
     assert first["settings"] == {"scale": "mean", "eta": 0.001, "lambda": 0.002, "epsilon": 2e-5, "segment": 5}
     outcome = cli("evaluate", run, *rates, "--split", "test")
-    assert outcome.err.endswith("dynamic.json, beside the valid figure that was there\n")
+    assert outcome.err.endswith("dynamic.json, together with the valid score that was there\n")
     both = saved(run, "dynamic")
     assert both["valid"] == first["valid"]
     assert both["test"]["tokens"] > both["valid"]["tokens"]
     outcome = cli("evaluate", run, *rates, "--split", "test", "--dynamic-segment", 10)
-    assert "dynamic.json, in place of another evaluation (settings.lambda: 0.002 -> 0.004; " in outcome.err
+    assert "dynamic.json, replacing an evaluation that differs (settings.lambda: 0.002 -> 0.004; " in outcome.err
     assert "valid" not in saved(run, "dynamic")
     cli("evaluate", run, "--monte-carlo", 2, "--split", "test", "--save")
     assert saved(run, "mc")["settings"] == {"passes": 2, "window": 10, "seed": 0}
@@ -280,9 +280,9 @@ def test_a_transformer_is_scored_in_windows(cli: Cli, attentive: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dynamic",), "Transformer carries none: give it more context instead"),
+        (("--dynamic",), "Transformer carries none; use more context instead"),
         (("--streams", 2), "--streams: a Transformer carries no state from window to window"),
-        (("--protocol", "awd"), 'Transformer carries none; count by the protocol "definition"'),
+        (("--protocol", "awd"), 'Transformer carries none; use the protocol "definition"'),
     ],
 )
 def test_options_that_need_a_state_are_rejected_for_a_transformer(

@@ -25,7 +25,7 @@ def subword_run(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory
     outcome = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", "vocabulary.bpe.merges=20")
     assert outcome.code == 0, outcome.err
     assert " per word" in outcome.out
-    assert re.search(r"epoch 2/2  valid perplexity [\d.]+ per piece", outcome.out)
+    assert re.search(r"epoch 2/2  valid perplexity [\d.]+ per sub-word", outcome.out)
     return out
 
 

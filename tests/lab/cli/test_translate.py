@@ -156,7 +156,7 @@ def test_standard_input_may_have_odd_lines(typed: Callable[..., Outcome], run: P
     assert lines[1] == lines[2] == lines[6] == ""
     assert lines[3]
     assert lines[4]
-    assert outcome.err == "1 word of the source with characters not in the vocabulary, these read as <unk>\n"
+    assert outcome.err == "1 word of the source with unknown characters, which are read as <unk>\n"
     assert typed(b"", "translate", run).out == ""
 
 
@@ -165,7 +165,7 @@ def test_a_long_line_is_translated_with_a_warning(typed: Callable[..., Outcome],
     lines = outcome.out.splitlines()
     assert len(lines) == 2
     assert lines[1]
-    assert re.fullmatch(r"line 2: \d+ tokens, where .* had 20 at most; its translation may be poor\n", outcome.err)
+    assert re.fullmatch(r"line 2: \d+ tokens, but .* had 20; the translation may be poor\n", outcome.err)
 
 
 def test_invalid_utf_8_is_rejected(typed: Callable[..., Outcome], run: Path, tmp_path: Path) -> None:

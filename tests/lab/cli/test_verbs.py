@@ -219,7 +219,7 @@ def test_compare_prints_an_interval_around_the_difference(cli: Cli, runs: Runs, 
     assert by == "blocks" or output["units"] == 30
     text = cli("compare", runs.tied, runs.untied, "--split", "valid").out
     assert f"A = {runs.tied}" in text
-    assert "Trained once" in text
+    assert "Both were trained once" in text
 
 
 def test_report_writes_a_page(cli: Cli, runs: Runs, tmp_path: Path) -> None:
@@ -409,8 +409,8 @@ def test_train_warns_if_a_model_is_worse_than_uniform(cli: Cli, recipe: Path, tm
     wild = ("training.optimiser.learning_rate=300", "training.epochs=1", "--row", "tied", "--device", "cpu")
     text = cli("train", recipe, *wild, "--out", tmp_path / "run").out
     assert text.count("tied  warning: worse than 12, the perplexity of a uniform distribution over all words") == 1
-    assert "losses of the output end" not in text
-    assert "losses of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
+    assert "kernels of the output end" not in text
+    assert "kernels of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 
 def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, planned: list[Any]) -> None:

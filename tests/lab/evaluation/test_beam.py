@@ -369,7 +369,7 @@ def test_empty_batch_gives_no_translations() -> None:
 
 def test_invalid_search_arguments_are_rejected() -> None:
     model, source_BS = translator(), sources(3)
-    with pytest.raises(SettingsError, match="n_best = 6: must be 1 to 5, the beam; use a wider one"):
+    with pytest.raises(SettingsError, match="n_best = 6: must be 1 to 5, the beam; use a wider beam"):
         beam_search(model, source_BS, EOS, n_best=6)
     with pytest.raises(SettingsError, match="n_best = 0"):
         beam_search(model, source_BS, EOS, n_best=0)

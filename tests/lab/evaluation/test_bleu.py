@@ -61,7 +61,7 @@ def test_scores_equal_the_sacrebleu_command(
 ) -> None:
     lines = corrupted(references)
     printed = run_sacrebleu(tmp_path, lines, references, *options)
-    scores = open_metrics(settings).figures(lines, references)
+    scores = open_metrics(settings).score(lines, references)
     assert 20 < scores.bleu < 95
     assert scores.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
     assert scores.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
@@ -84,7 +84,7 @@ def test_length_bands_hold_every_pair_once(references: list[str]) -> None:
         chosen = [
             [line for line, is_inside in zip(text, inside, strict=True) if is_inside] for text in (lines, references)
         ]
-        assert band.bleu == pytest.approx(metrics.figures(*chosen).bleu)
+        assert band.bleu == pytest.approx(metrics.score(*chosen).bleu)
 
 
 def test_empty_length_bands_are_left_out() -> None:
@@ -111,7 +111,7 @@ def test_missing_tokeniser_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokenize_none_suppresses_the_tokenised_text_warning(caplog: pytest.LogCaptureFixture) -> None:
     """sacrebleu warns about tokenised text unless tokenize = none says that it is intended."""
     lines = ["das ist gut ."] * 120
-    open_metrics(BleuSettings(tokenize="none")).figures(lines, lines)
+    open_metrics(BleuSettings(tokenize="none")).score(lines, lines)
     assert not caplog.records
-    open_metrics(BleuSettings()).figures(lines, lines)
+    open_metrics(BleuSettings()).score(lines, lines)
     assert any("tokenized period" in record.message for record in caplog.records)

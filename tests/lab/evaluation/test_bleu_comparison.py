@@ -16,7 +16,7 @@ import pytest
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.lab.evaluation.bleu_comparison import BleuComparison, bleu_of_sums, compare_bleu, sentence_statistics
-from reefknot.lab.evaluation.comparison import draw
+from reefknot.lab.evaluation.comparison import resample_counts
 
 WORDS = [f"word{number}" for number in range(40)] + [".", "Über,", "日本語", "3.14"]
 Lines = list[str]
@@ -67,7 +67,7 @@ def test_interval_equals_scores_of_resampled_texts() -> None:
     references = make_text(40)
     a, b = (make_translation(references, right, seed) for right, seed in ((0.6, 1), (0.65, 2)))
     bleu = open_metrics(BleuSettings(tokenize="none")).bleu
-    (times_RN,) = draw(40, 50, np.random.default_rng(7))
+    (times_RN,) = resample_counts(40, 50, np.random.default_rng(7))
     differences = []
     for times_N in times_RN:
         chosen = np.repeat(np.arange(40), times_N.astype(int))
@@ -136,8 +136,8 @@ def test_difference_within_the_spread_of_seeds_is_not_seen() -> None:
     comparison = BleuComparison((30.0, 31.0), (31.0, 32.5), (0.4, 2.1), (-2.0, 4.5), 0.95, 1_000, 1_000)
     assert not comparison.seen
     assert comparison.verdict == (
-        "no difference seen (B - A +1.25, 95 % interval over sentences and seeds -2.00 to +4.50): one under about "
-        "3.25 BLEU would not have shown. Over the sentences alone the interval is +0.40 to +2.10"
+        "no difference seen (B - A +1.25, 95 % interval over sentences and seeds -2.00 to +4.50): a difference "
+        "below about 3.25 BLEU cannot be seen here. Over the sentences alone the interval is +0.40 to +2.10"
     )
     assert replace(comparison, interval_with_seeds=(0.1, 2.4)).verdict.startswith("B is better: 1.25 BLEU more")
 
@@ -157,18 +157,18 @@ def test_verdict_states_its_limits() -> None:
     references = make_text(10)
     a, b = (make_translation(references, 0.6, seed) for seed in (1, 2))
     once = compare_untokenised([a], [b], references, resamples=1_000)
-    assert "Trained once: the interval speaks of the sentences, not of training again" in once.verdict
-    assert "Only 10 sentences: the interval is rough" in once.verdict
+    assert "Both were trained once: the interval covers the choice of sentences, not training again" in once.verdict
+    assert "Only 10 sentences: the interval is approximate" in once.verdict
     assert once.interval_with_seeds is None
     assert once.spreads == (None, None)
     mixed = compare_untokenised([a, b], [b], references, resamples=1_000)
-    assert "B was trained once: nothing is known of training it again" in mixed.verdict
+    assert "B was trained once: the interval does not cover training it again" in mixed.verdict
     assert mixed.interval_with_seeds is None
 
 
 def test_incomparable_translations_are_rejected() -> None:
     references = make_text(10)
-    with pytest.raises(DataError, match="run 2 of system B has 9 translations where there are 10 references"):
+    with pytest.raises(DataError, match="run 2 of system B has 9 translations, but there are 10 references"):
         compare_untokenised([references], [references, references[1:]], references)
     with pytest.raises(DataError, match="system A has no translations"):
         compare_untokenised([], [references], references)

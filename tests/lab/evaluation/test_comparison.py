@@ -203,13 +203,13 @@ def test_clear_difference_is_seen_with_three_seeds() -> None:
 def test_notes_state_what_the_interval_does_not_cover() -> None:
     a, b = with_seeds(5, spread=0.01, shift=0.0, seed=1)
     ends = blocks(20_000)
-    assert "Trained once: the interval speaks of the text" in compare(a[:1], b[:1], ends).verdict
+    assert "Both were trained once: the interval covers the choice of text" in compare(a[:1], b[:1], ends).verdict
     assert "A was trained once: the interval does not cover" in compare(a[:1], b, ends).verdict
     assert "B was trained once: the interval does not cover" in compare(a, b[:1], ends).verdict
-    assert "Trained twice: the interval is wide" in compare(a[:2], b[:3], ends).verdict
+    assert "Trained only twice: the interval is wide" in compare(a[:2], b[:3], ends).verdict
     assert compare(a[:3], b, ends).notes == ()
     short = compare([a[0][:1_000]], [b[0][:1_000]], blocks(1_000))
-    assert "Blocks of 50 tokens" in short.verdict
+    assert "blocks have 50 tokens" in short.verdict
 
 
 def test_verdict_wording() -> None:
@@ -222,18 +222,18 @@ def test_verdict_wording() -> None:
     assert verdict(0.1, 0.01, 0.2).startswith("A is better: 9.5% lower perplexity (ratio B/A 1.1052")
     assert verdict(0.0, -0.02, 0.02) == (
         "no difference seen (ratio B/A 1.0000, 95 % interval 0.9802 to 1.0202): "
-        "one under about 0.0200 nats per token, 2.0% of perplexity, would not have shown"
+        "a difference below about 0.0200 nats per token, 2.0% of perplexity, cannot be seen here"
     )
     assert verdict(-0.1, -0.2, 0.0).startswith("no difference seen")
 
 
 def test_verdict_names_the_unit_compared() -> None:
     a, _ = systems(0, tokens=100)
-    comparison = compare([a], [a], blocks(100), of="word")
+    comparison = compare([a], [a], blocks(100), loss_unit="word")
     assert "nats per word" in comparison.verdict
-    assert "Blocks of 5 words" in comparison.verdict
-    with pytest.raises(DataError, match="scored 99 words where 100 are compared"):
-        compare([a], [a[1:]], blocks(100), of="word")
+    assert "blocks have 5 words" in comparison.verdict
+    with pytest.raises(DataError, match="scored 99 words, but 100 are compared"):
+        compare([a], [a[1:]], blocks(100), loss_unit="word")
 
 
 def test_diverged_system_has_infinite_perplexity() -> None:
@@ -246,9 +246,9 @@ def test_diverged_system_has_infinite_perplexity() -> None:
 def test_incomparable_scores_are_rejected() -> None:
     a, b = systems(9)
     ends = blocks(len(a))
-    with pytest.raises(DataError, match="run 2 of system B scored 19,999 tokens where 20,000 are compared"):
+    with pytest.raises(DataError, match="run 2 of system B scored 19,999 tokens, but 20,000 are compared"):
         compare([a], [b, b[:-1]], ends)
-    with pytest.raises(DataError, match="run 1 of system A scored 20,000 tokens where 10,000"):
+    with pytest.raises(DataError, match="run 1 of system A scored 20,000 tokens, but 10,000"):
         compare([a], [b], blocks(10_000))
     with pytest.raises(DataError, match="system B has no scores"):
         compare([a], [], ends)

@@ -18,7 +18,7 @@ from reefknot.kernels import capture
 from reefknot.kernels.capture import GraphCache
 from reefknot.lab.evaluation import decoding as module
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search, greedy, sample
-from reefknot.lab.evaluation.decoding import Decoder, FixedRows, Rows, _filled, decoding
+from reefknot.lab.evaluation.decoding import Decoder, FixedRows, Rows, _rounded_up, decoding
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
@@ -122,16 +122,16 @@ def test_kind_of_rows_depends_on_device_and_length() -> None:
         assert (decoder.width(0), decoder.width(9), decoder.width(16)) == (0, 16, 16)
         assert decoder.graphs is None
         assert type(decoder.begin(source_BS, SEARCH.limit, 2, 3, ())) is FixedRows
-        assert type(decoder.begin(source_BS, lambda _: module.ROOM + 1, 2, 3, ())) is Rows, "too long to hold"
+        assert type(decoder.begin(source_BS, lambda _: module.MAX_STEPS + 1, 2, 3, ())) is Rows, "too long to hold"
         assert type(decoder.begin(source_BS[:0], SEARCH.limit, 2, 3, ())) is Rows
         assert beam_search(decoder, source_BS[:0], EOS) == []
 
 
 def test_batch_sizes_are_rounded_up_to_few_values() -> None:
-    sizes = [_filled(number) for number in range(1, 1000)]
+    sizes = [_rounded_up(number) for number in range(1, 1000)]
     assert all(number <= size <= 1.125 * number for number, size in enumerate(sizes, start=1))
     assert len(set(sizes)) < 70
-    assert [_filled(number) for number in (1, 16, 17, 33, 100, 128, 129)] == [1, 16, 18, 36, 104, 128, 144]
+    assert [_rounded_up(number) for number in (1, 16, 17, 33, 100, 128, 129)] == [1, 16, 18, 36, 104, 128, 144]
 
 
 def test_only_the_adaptive_softmax_waits_for_the_device() -> None:

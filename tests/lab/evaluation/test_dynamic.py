@@ -328,7 +328,7 @@ def test_diverging_rates_are_rejected_or_skipped(
     assert math.isinf(grid.points[1][1])
     assert best.eta == grid.points[0][0]["eta"]
     monkeypatch.setattr(dynamic, "ETA_FACTORS", (1e14,))
-    with pytest.raises(NonFiniteError, match="none of 1 settings"):
+    with pytest.raises(NonFiniteError, match="NaN or infinite at all 1 points"):
         search_rates(model, valid, vocabulary, statistics, DynamicSettings(decay=0.0, epsilon=1e-30))
 
 
@@ -372,5 +372,5 @@ def test_frozen_parameters_are_not_adapted(opened: Open, model_for: Build) -> No
 def test_encoder_without_state_is_rejected(opened: Open, transformer_for: Build) -> None:
     dataset = opened()
     model = transformer_for(len(dataset.vocabulary))
-    with pytest.raises(SettingsError, match=r"Transformer carries none: give it more context instead \(--context"):
+    with pytest.raises(SettingsError, match=r"Transformer carries none; use more context instead \(--context"):
         gradient_statistics(model, dataset.splits["train"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.evaluation.grid import EXTENSIONS, Grid, Point, Progress, beginning, further, search
+from reefknot.lab.evaluation.grid import EXTENSIONS, Grid, Point, Progress, beginning, extend_axis, search
 from reefknot.lab.evaluation.perplexity import score
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.nn.models.language_model import LanguageModel
@@ -110,7 +110,7 @@ def test_extension_stays_within_the_bounds() -> None:
 def test_further_values_beyond_an_edge(
     values: list[float], end: float, between: tuple[float, float] | None, expected: list[float]
 ) -> None:
-    values_beyond = further(values, end, between)
+    values_beyond = extend_axis(values, end, between)
     assert values_beyond == expected
     assert [type(value) for value in values_beyond] == [type(value) for value in expected]
 
@@ -141,7 +141,7 @@ def test_table_shows_extended_rows_and_columns_in_order() -> None:
         " 5,000      -   1.06   1.00   0.94   0.88   0.83*",
         "10,000   3.08   2.89      -      -      -      -",
         "20,000   8.37   7.87      -      -      -      -",
-        "the best values tried (b 8) lie at the edge of the grid; there may be better beyond it",
+        "the best values (b 8) are at the edge of the grid; there may be better values beyond it",
         "windows left out",
     ]
     assert grid.summary().record()["note"] == "windows left out"
@@ -161,7 +161,7 @@ def test_table_of_one_axis() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_search_without_a_finite_loss_is_rejected(loss: float) -> None:
-    with pytest.raises(NonFiniteError, match="none of 2 settings gives the valid text a loss that is a number"):
+    with pytest.raises(NonFiniteError, match="the loss on the valid text is NaN or infinite at all 2 points"):
         search({"a": [1, 2]}, lambda point, progress: loss, SPLIT)
 
 

@@ -33,14 +33,14 @@ def test_components_are_eigenvectors_of_the_covariance(shape: tuple[int, int]) -
     result = principal_components(x_WD)
     variances, axes = eigh(np.cov(x_WD, rowvar=False))
     expected = (x_WD - x_WD.mean(axis=0)) @ axes[:, [-1, -2]]
-    np.testing.assert_allclose(np.abs(result.places), np.abs(expected), atol=1e-10)
+    np.testing.assert_allclose(np.abs(result.coordinates), np.abs(expected), atol=1e-10)
     np.testing.assert_allclose(result.explained, variances[[-1, -2]] / variances.sum(), atol=1e-12)
 
 
 def test_all_components_preserve_all_distances() -> None:
     x_WD = vectors(20, 5)
     result = principal_components(x_WD, 5)
-    np.testing.assert_allclose(pdist(result.places), pdist(x_WD), atol=1e-10)
+    np.testing.assert_allclose(pdist(result.coordinates), pdist(x_WD), atol=1e-10)
     assert result.explained.sum() == pytest.approx(1.0)
 
 
@@ -49,35 +49,35 @@ def test_places_do_not_depend_on_shift_or_rotation() -> None:
     rotation, _ = np.linalg.qr(vectors(6, 6, seed=1))
     first = principal_components(x_WD)
     for moved in (x_WD + 7.0, x_WD @ rotation, -x_WD, x_WD * [1, 1, -1, 1, 1, 1]):
-        np.testing.assert_allclose(principal_components(moved).places, first.places, atol=1e-9)
+        np.testing.assert_allclose(principal_components(moved).coordinates, first.coordinates, atol=1e-9)
 
 
 def test_farthest_word_is_on_the_positive_side() -> None:
     for seed in range(8):
-        places = principal_components(vectors(9, 4, seed)).places
+        places = principal_components(vectors(9, 4, seed)).coordinates
         assert (places.max(axis=0) == np.abs(places).max(axis=0)).all()
 
 
 def test_first_of_two_words_is_on_the_positive_side() -> None:
     for seed in range(8):
         result = principal_components(vectors(2, 4, seed))
-        assert result.places[0, 0] == pytest.approx(pdist(vectors(2, 4, seed))[0] / 2)
-        np.testing.assert_allclose(result.places[1, 0], -result.places[0, 0])
-        assert (result.places[:, 1] == 0).all()
+        assert result.coordinates[0, 0] == pytest.approx(pdist(vectors(2, 4, seed))[0] / 2)
+        np.testing.assert_allclose(result.coordinates[1, 0], -result.coordinates[0, 0])
+        assert (result.coordinates[:, 1] == 0).all()
         np.testing.assert_allclose(result.explained, [1, 0])
 
 
 @pytest.mark.parametrize("x_WD", [np.full((5, 3), 0.1), np.full((1, 4), 7.3), np.zeros((4, 2)), np.zeros((0, 3))])
 def test_words_without_variance_are_at_the_origin(x_WD: np.ndarray) -> None:
     result = principal_components(x_WD)
-    assert result.places.shape == (len(x_WD), 2)
-    assert (result.places == 0).all()
+    assert result.coordinates.shape == (len(x_WD), 2)
+    assert (result.coordinates == 0).all()
     assert (result.explained == 0).all()
 
 
 def test_one_dimension_has_one_component() -> None:
     result = principal_components([[1.0], [2.0], [6.0]])
-    np.testing.assert_allclose(result.places, [[-2, 0], [-1, 0], [3, 0]], atol=1e-12)
+    np.testing.assert_allclose(result.coordinates, [[-2, 0], [-1, 0], [3, 0]], atol=1e-12)
     np.testing.assert_allclose(result.explained, [1, 0])
 
 
@@ -111,7 +111,7 @@ def test_places_are_computed_from_unit_vectors() -> None:
     result = embedding({"tied": vectors}, words)
     rows = vectors.vectors_VD[[words.id_of(word) for word in result.words]].astype(np.float64)
     expected = principal_components(rows / np.linalg.norm(rows, axis=1, keepdims=True))
-    np.testing.assert_allclose(result.tied.xy, expected.places, atol=6e-4)
+    np.testing.assert_allclose(result.tied.xy, expected.coordinates, atol=6e-4)
     np.testing.assert_allclose(result.tied.explained, expected.explained, atol=6e-5)
     longer = WordVectors(vectors.words, vectors.vectors_VD * 16)
     assert embedding({"tied": longer}, words) == result

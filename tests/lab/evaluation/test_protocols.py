@@ -140,5 +140,5 @@ def test_encoder_without_state_is_rejected(opened: Open, transformer_for: Build)
     dataset = opened()
     countings = protocol("awd", batch=4, steps=9)
     assert countings is not None
-    with pytest.raises(SettingsError, match="carry a state and Transformer carries none"):
+    with pytest.raises(SettingsError, match="carries its state, but Transformer carries none"):
         score_by_protocol("paper", transformer_for(len(dataset.vocabulary)), dataset.splits, countings)

@@ -138,7 +138,7 @@ def test_columns_are_separated_by_tab_space_or_comma(tmp_path: Path, line: str) 
     path = tmp_path / "set"
     path.write_text(line)
     if line.count("\t") == 1:
-        with pytest.raises(DataError, match=r"line 1: .* is not a word, a word and a score"):
+        with pytest.raises(DataError, match=r"line 1: .* is not two words and a score"):
             read_benchmark(path)
     else:
         assert read_benchmark(path).pairs == (("old", "new", 1.5),)
@@ -149,15 +149,15 @@ def test_columns_are_separated_by_tab_space_or_comma(tmp_path: Path, line: str) 
     [
         (b"", "holds no pairs of words"),
         (b"# only this\n\n", "holds no pairs of words"),
-        (b"a\tb\t1\na\tb", "line 2: .* is not a word, a word and a score"),
-        (b"a\tb\t1\t2\n", "line 1: .* is not a word, a word and a score"),
-        (b"a\t\t1\n", "line 1: .* is not a word"),
+        (b"a\tb\t1\na\tb", "line 2: .* is not two words and a score"),
+        (b"a\tb\t1\t2\n", "line 1: .* is not two words and a score"),
+        (b"a\t\t1\n", "line 1: .* is not two words"),
         (b"word1\tword2\tscore\n", "line 1: the score 'score' is not a finite number"),
         (b"a\tb\tnan\n", "line 1: the score 'nan' is not a finite number"),
         (b"a\tb\t1e999\n", "not a finite number"),
         (b"\x00\x01\x02", "NUL byte"),
         (b"a\tb\xff\t1\n", "not valid UTF-8"),
-        (b"x" * 100_000, "line 1: .*is not a word, a word and a score"),
+        (b"x" * 100_000, "line 1: .*is not two words and a score"),
     ],
 )
 def test_invalid_benchmark_file_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from reefknot.lab.evaluation.comparison import draw
+from reefknot.lab.evaluation.comparison import resample_counts
 from reefknot.lab.evaluation.spearman import FEWEST_RESAMPLED, _correlations, _Ranking, spearman, spearman_interval
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.floats(-1e6, 1e6)), min_size=3, max_size=40)
@@ -47,7 +47,7 @@ def test_spearman_depends_only_on_the_order() -> None:
 def test_weights_equal_repeated_pairs() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.integers(0, 8, 30).astype(float), rng.standard_normal(30)
-    times = np.concatenate(list(draw(30, 20, rng)))
+    times = np.concatenate(list(resample_counts(30, 20, rng)))
     correlations = _correlations(times, _Ranking.of(x), _Ranking.of(y))
     expected = [spearmanr(*(np.repeat(side, row.astype(int)) for side in (x, y))).statistic for row in times]
     assert correlations == pytest.approx(expected, abs=1e-12)

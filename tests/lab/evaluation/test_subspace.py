@@ -130,8 +130,8 @@ def test_result_holds_distance_and_chance_distance() -> None:
     [
         (table(0), table(1)[:-1], "60 x 7 and 59 x 7"),
         (table(0)[0], table(1), "7 and 60 x 7"),
-        (table(0)[:5], table(1)[:5], "5 words of width 7"),
-        (np.zeros((WORDS, DIM)), table(1), "nothing but zeros"),
+        (table(0)[:5], table(1)[:5], "5 words of dimension 7"),
+        (np.zeros((WORDS, DIM)), table(1), "only zeros"),
         (np.full((WORDS, DIM), np.nan), table(1), "NaN"),
     ],
 )

@@ -18,11 +18,11 @@ from reefknot.lab.evaluation.translation import (
     LineTranslator,
     Translation,
     batches_by_length,
+    beam_decoder,
     beginning,
     evaluate_translations,
     examples,
     rerank,
-    searching,
     translate,
 )
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
@@ -123,7 +123,7 @@ def test_translations_are_independent_of_batch_tokens(opened: Callable[..., Pair
 
         def decode(decoder: Decoder, source_BS: Tensor, shapes: list[int] = shapes) -> list[list[Hypothesis]]:
             shapes.append(source_BS.numel())
-            return searching(dataset.words, SEARCH)(decoder, source_BS)
+            return beam_decoder(dataset.words, SEARCH)(decoder, source_BS)
 
         translator = LineTranslator(model, dataset.words, decode, batch_tokens=tokens)
         texts.append([best.text for best, *_ in translator.translate(lines)])
@@ -145,7 +145,7 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     dataset = opened(bpe={"merges": 20})
     model = model_for(dataset)
     messages: list[str] = []
-    decode = searching(dataset.words, SEARCH)
+    decode = beam_decoder(dataset.words, SEARCH)
     translator = LineTranslator(model, dataset.words, decode, longest=8, say=messages.append)
     text = "a dog ☃\r\nthe cat ran\n\nthe dog saw a cat and ran\n☃☃ cat"
     translations = translator.translate(list(read_text(text, "here")))
@@ -154,15 +154,15 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     assert all(best.text for best, *_ in (translations[0], translations[1], translations[3], translations[4]))
     (message,) = messages
     assert message.startswith("line 4: ")
-    assert "training had 8 at most" in message
-    translator.tell_unknown()
-    assert messages[1:] == ["2 words of the source with characters not in the vocabulary, these read as <unk>"]
+    assert "the longest training sentence had 8" in message
+    translator.report_unknown()
+    assert messages[1:] == ["2 words of the source with unknown characters, which are read as <unk>"]
     for index, line in enumerate(("a dog ☃", "the cat ran")):
         assert translations[index][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
     plain = opened()
-    translator = LineTranslator(model_for(plain), plain.words, searching(plain.words, SEARCH), say=messages.append)
+    translator = LineTranslator(model_for(plain), plain.words, beam_decoder(plain.words, SEARCH), say=messages.append)
     translator.translate(list(read_text("a zebra ran\n", "here")))
-    translator.tell_unknown()
+    translator.report_unknown()
     assert messages[2:] == ["1 word of the source not in the vocabulary, read as <unk>"]
 
 
@@ -194,20 +194,20 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
     )
     references = dataset.splits["test"].text("target")
     printed = run_sacrebleu(tmp_path, evaluated.lines, references, "--tokenize", "none")
-    figures = evaluated.figures
-    assert figures.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
-    assert figures.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
-    assert figures.bleu_signature == printed["BLEU"]["signature"]
-    assert figures.pairs == len(evaluated.lines) == 5
+    scores = evaluated.scores
+    assert scores.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
+    assert scores.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
+    assert scores.bleu_signature == printed["BLEU"]["signature"]
+    assert scores.pairs == len(evaluated.lines) == 5
     assert evaluated.lines[1] == ""
     translations = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
     assert evaluated.lines == [best.text for best, *_ in translations]
-    assert figures.unfinished == sum(not best.finished for best, *_ in translations)
-    assert figures.search == SEARCH.model_dump()
-    assert sum(band.pairs for band in figures.by_length) == 5
-    assert len(figures.by_length) > 1
+    assert scores.unfinished == sum(not best.finished for best, *_ in translations)
+    assert scores.search == SEARCH.model_dump()
+    assert sum(band.pairs for band in scores.by_length) == 5
+    assert len(scores.by_length) > 1
     assert progress_calls[-1] == ("translating the test text", 1.0)
-    assert messages == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
+    assert messages == ["1 word of the source with unknown characters, which are read as <unk>"]
 
 
 def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairDataset]) -> None:
@@ -219,8 +219,8 @@ def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairD
     assert shortened.splits["test"] is dataset.splits["test"]
     whole, part = (score_pairs(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened))
     assert part == pytest.approx(whole[: len(part)], rel=1e-5)
-    figures = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).figures
-    assert figures.pairs == 2
+    scores = evaluate_translations(model, shortened, "valid", SEARCH, BleuSettings()).scores
+    assert scores.pairs == 2
 
 
 def test_beginning_counts_words_and_bytes(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_only_the_unseen_character_of_a_long_word_is_unknown(opened: Callable[..
     messages: list[str] = []
     translator = LineTranslator(model_for(dataset), dataset.words, decode, say=messages.append)
     translator.translate(list(read_text("日本語の詩は空白なしで書く\n", "here")))
-    translator.tell_unknown()
+    translator.report_unknown()
     source, _ = dataset.words.vocabularies
     assert [source.decode(ids) for ids in read] == [["日本語の", "<unk>", "は空白なしで書く", "<eos>"]]
-    assert messages == ["1 word of the source with characters not in the vocabulary, these read as <unk>"]
+    assert messages == ["1 word of the source with unknown characters, which are read as <unk>"]

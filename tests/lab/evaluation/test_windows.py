@@ -16,7 +16,7 @@ from reefknot.lab.evaluation import contexts as reading
 from reefknot.lab.evaluation import perplexity as scoring
 from reefknot.lab.evaluation.frequency import loss_by_frequency
 from reefknot.lab.evaluation.perplexity import one_stream, score
-from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batches, named
+from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batches, parse_windows
 from reefknot.lab.runs.modes import LONGEST
 from reefknot.lab.text.dataset import Dataset
 from reefknot.nn.classifiers.plain import Plain
@@ -131,9 +131,9 @@ def test_every_token_is_scored_once(seed: int) -> None:
         for batch in batches(x_T, spans, budget):
             assert len(batch.x) == 1 or batch.x.numel() <= budget
             assert torch.equal(
-                batch.x.flatten()[batch.rows] - 1, batch.place
+                batch.x.flatten()[batch.rows] - 1, batch.position
             )  # each scored row reads the token before its target
-            seen += batch.place.tolist()
+            seen += batch.position.tolist()
             for row in batch.x.tolist():
                 inside = [token for token in row if token]
                 assert row == inside + [0] * (len(row) - len(inside))  # padding is only on the right
@@ -253,7 +253,7 @@ def test_streams_need_an_encoder_that_carries_state(opened: Open) -> None:
     model = make_model(len(dataset.vocabulary))
     with pytest.raises(SettingsError, match="Transformer carries no state"):
         score(model, dataset.splits["test"], dataset.vocabulary)
-    with pytest.raises(SettingsError, match="streams = 4: windows are computed independently"):
+    with pytest.raises(SettingsError, match="streams = 4: evaluation windows are independent"):
         score(model, dataset.splits["test"], dataset.vocabulary, streams=4, windows=Lines())
 
 
@@ -285,7 +285,7 @@ def test_longest_training_block_equals_the_longest_window() -> None:
     ids=lambda windows: windows.name,
 )
 def test_windows_can_be_restored_from_their_name(windows: Windows) -> None:
-    restored = named(windows.name)
+    restored = parse_windows(windows.name)
     assert type(restored) is type(windows)
     assert vars(restored) == vars(windows)
 
@@ -293,7 +293,7 @@ def test_windows_can_be_restored_from_their_name(windows: Windows) -> None:
 @pytest.mark.parametrize("name", ["", "sliding", "context-5", "complete-0", "Lines", "context-5-stride-05"])
 def test_unknown_window_name_is_rejected(name: str) -> None:
     with pytest.raises(SettingsError, match=r"unknown windows .*: use context-C-stride-S, complete-L or lines"):
-        named(name)
+        parse_windows(name)
 
 
 def test_registry_lists_every_kind_of_window() -> None:

@@ -137,8 +137,8 @@ def test_validation_is_drawn_per_word_and_training_per_token(tmp_path: Path) -> 
     validation, training = plots.curves(rows)
     assert validation.caption == "Validation perplexity per word by epoch."
     assert {"Small + WT", "Small + WT + PR"} <= set(drawn_text(validation))
-    assert {"Small + WT (per piece)", "Small + WT + PR (sampled loss)"} <= set(drawn_text(training))
-    assert "A sampled loss, or one per piece, is not comparable with the others." in training.caption
+    assert {"Small + WT (per sub-word)", "Small + WT + PR (sampled loss)"} <= set(drawn_text(training))
+    assert "A sampled loss, or a loss per sub-word, is not comparable with the others." in training.caption
 
 
 def test_incomparable_rows_are_left_out_and_named(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_incomparable_rows_are_left_out_and_named(tmp_path: Path) -> None:
 def test_unfinished_sub_word_row_is_left_out_of_validation(tmp_path: Path) -> None:
     rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
     (training,) = plots.curves(rows)
-    assert "Small (per piece)" in drawn_text(training)
+    assert "Small (per sub-word)" in drawn_text(training)
     rows += join([], [load(write_run(tmp_path, "Small + WT"))])
     caption = plots.curves(rows)[0].caption
     assert caption.endswith("Left out, as their words are counted when they are finished: Small.")

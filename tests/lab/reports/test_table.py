@@ -72,9 +72,9 @@ def test_unfinished_row_shows_its_last_score(tmp_path: Path) -> None:
     assert row["cost seeds"] == "0 of 1"
 
 
-def test_unfinished_sub_word_row_says_per_piece(tmp_path: Path) -> None:
+def test_unfinished_sub_word_row_says_per_sub_word(tmp_path: Path) -> None:
     rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
-    assert cells(build(rows), "Small")["validation valid"].endswith(" per piece")
+    assert cells(build(rows), "Small")["validation valid"].endswith(" per sub-word")
 
 
 def test_only_finished_seeds_are_averaged(tmp_path: Path) -> None:

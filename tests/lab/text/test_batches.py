@@ -57,7 +57,7 @@ def test_streams_and_blocks_do_not_need_eos(batching: Batching) -> None:
 
 
 def test_pairs_batching_is_rejected_for_one_text() -> None:
-    with pytest.raises(SettingsError, match='batching = "pairs" is for sources with their translations'):
+    with pytest.raises(SettingsError, match='batching = "pairs" is for parallel text'):
         batches_of(batch_settings("pairs"), IDS, IDS, EOS)
 
 

@@ -1,4 +1,4 @@
-"""Blocks cuts a text into pieces of equal length, whatever the line ends."""
+"""Blocks cuts a text into blocks of equal length, whatever the line ends."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_two_merges_may_give_the_same_sub_word() -> None:
 
 def test_characters_are_sub_words_inside_and_at_word_ends() -> None:
     bpe = BPE.train({"ab": 1}, 1)
-    assert bpe.pieces == {"a", "b", "a</w>", "b</w>", "ab</w>"}
+    assert bpe.subwords == {"a", "b", "a</w>", "b</w>", "ab</w>"}
     assert bpe.cut("ba") == ("b", "a</w>")
 
 
@@ -55,16 +55,16 @@ def test_symbols_and_words_with_unknown_characters_stay_whole() -> None:
     bpe = BPE.train(COUNTS, 4)
     for word in ("<unk>", "<eos>", "löw", "X"):
         assert bpe.cut(word) == (word,)
-        assert word not in bpe.pieces
+        assert word not in bpe.subwords
         assert bpe.ends_word(word)
-    assert not {"<", ">", "u", "k"} & bpe.pieces  # <unk> is not a word to learn from
+    assert not {"<", ">", "u", "k"} & bpe.subwords  # <unk> is not a word to learn from
 
 
 @pytest.mark.parametrize("word", ["a</w>b", "<unk>s", "x<eos>", "<s>", "<pad>"])
 def test_no_sub_word_equals_a_symbol_or_the_word_end_mark(word: str) -> None:
     bpe = BPE.train({word: 50, "abs": 3}, 100)
     assert bpe.cut(word) == (*word[:-1], word[-1] + "</w>")
-    assert {piece for piece in bpe.pieces if len(piece.removesuffix("</w>")) > 1} <= {"ab", "bs</w>", "abs</w>"}
+    assert {piece for piece in bpe.subwords if len(piece.removesuffix("</w>")) > 1} <= {"ab", "bs</w>", "abs</w>"}
     assert bpe.join(bpe.cut(word)) == [word]
 
 
@@ -94,14 +94,14 @@ def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
     bpe = BPE.train(COUNTS, 5)
     assert merges_of(bpe)[1:] == [["es", "t</w>"], ["l", "o"], ["e", "w"], ["n", "ew"]]
     part = bpe.of_text(["low", "wen", "tests", "<eos>"])
-    assert part.pieces == {"lo", "es", *"lowents", *(f"{character}</w>" for character in "lowents")}
+    assert part.subwords == {"lo", "es", *"lowents", *(f"{character}</w>" for character in "lowents")}
     assert part.cut("newest") == ("n", "e", "w", "es", "t</w>")  # instead of new and est</w>
     assert part.cut("lowest") == ("lo", "w", "es", "t</w>")
     assert part.cut("wide") == ("wide",)
     assert part.known_parts("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
     assert part.file == bpe.file
-    assert bpe.restricted(part.pieces) == part
-    assert bpe.restricted([*bpe.pieces, "other"]) is bpe
+    assert bpe.restricted(part.subwords) == part
+    assert bpe.restricted([*bpe.subwords, "other"]) is bpe
 
 
 @given(
@@ -116,7 +116,7 @@ def test_join_restores_words_after_of_text(text_words: list[str], other_words: l
     assert [part.cut(word) for word in text_words] == [bpe.cut(word) for word in text_words]
     for word in other_words:
         known = set(word) <= set("".join(text_words))
-        assert part.pieces.issuperset(part.cut(word)) == known
+        assert part.subwords.issuperset(part.cut(word)) == known
         assert part.join(part.cut(word)) == [word]
 
 
@@ -139,7 +139,7 @@ def test_count_counts_sub_words() -> None:
     assert counts["lo"] == 5 + 2
     assert (counts["<eos>"], counts["<unk>"]) == (9, 4)
     assert counts["es"] == 0  # only a step to est</w>, but other words may need it
-    assert set(counts) == bpe.pieces | {"<eos>", "<unk>"}
+    assert set(counts) == bpe.subwords | {"<eos>", "<unk>"}
     assert sum(counts.values()) == sum(count * len(bpe.cut(word)) for word, count in COUNTS.items())
 
 

@@ -191,7 +191,7 @@ def test_bpe_encodes_words_as_sub_words(corpus: Corpus, opened: Open, cache: Pat
     assert (train.words, train.lines, train.unknown) == (11, 4, 0)
     assert train.tokens == sum(vocabulary.counts) > 15
     assert dataset.splits["test"].unknown == 1  # no f in the training text
-    assert "pieces of the words, of byte-pair encoding with 3 merges" in dataset.describe()
+    assert "sub-words by byte-pair encoding with 3 merges" in dataset.describe()
     [entry] = (cache / "datasets").iterdir()
     (entry / "tokenizer.json").write_bytes(b"{}")
     messages: list[str] = []

@@ -178,7 +178,7 @@ def test_joint_bpe_shares_merges_but_not_sub_words(write: Write, opened: Open) -
     assert decoded_pairs(sides, "test") == [("the <unk> nd sat <eos>", "der d <unk> <eos>")]
     assert (sides.splits["test"].unknown_source, sides.splits["test"].unknown) == (1, 1)
     assert len({joint.fingerprint, sides.fingerprint, opened(write(), sides="separate").fingerprint}) == 3
-    assert "merges of both sides together, pieces of each side separately" in sides.describe()
+    assert "merges of both sides together, sub-words of each side separately" in sides.describe()
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_python_without_library_sources_is_rejected(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda _: str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match="no sources of its standard library; use another corpus"):
+    with pytest.raises(DataError, match="does not include the sources of its standard library"):
         build(cache)
 
 

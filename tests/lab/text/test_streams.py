@@ -77,7 +77,7 @@ def test_batch_and_steps_must_be_positive(batch: int, steps: int) -> None:
 
 
 def test_batch_must_be_divisible_by_the_number_of_processes() -> None:
-    with pytest.raises(SettingsError, match="batch = 3 does not divide among 2 processes"):
+    with pytest.raises(SettingsError, match="batch = 3 is not a multiple of 2"):
         Streams(token_ids(100), batch=3, steps=5).slice(0, 2)
 
 

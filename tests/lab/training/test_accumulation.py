@@ -151,11 +151,11 @@ def test_few_shapes_for_lines_of_any_length() -> None:
         lengths_B1 = torch.randint(5, 9, (64, 1), generator=draw)
         y_BT = torch.where(torch.arange(8) < lengths_B1, torch.randint(30, (64, 8), generator=draw), IGNORE)
         (batch,) = MicroBatch.split(y_BT, y_BT, 1, output)
-        assert batch.places is not None
+        assert batch.positions is not None
         targets = (y_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
-        assert torch.equal(batch.places[: len(targets)], targets)
-        assert len(batch.places) - len(targets) < y_BT.numel() / TARGET_BUCKETS
-        assert (y_BT.reshape(-1)[batch.places[len(targets) :]] == IGNORE).all()
+        assert torch.equal(batch.positions[: len(targets)], targets)
+        assert len(batch.positions) - len(targets) < y_BT.numel() / TARGET_BUCKETS
+        assert (y_BT.reshape(-1)[batch.positions[len(targets) :]] == IGNORE).all()
         assert batch.plan.count == len(targets)
         keys.add(batch.shapes())
     assert 1 < len(keys) <= 4
@@ -165,7 +165,7 @@ def test_few_shapes_for_lines_of_any_length() -> None:
 def test_windows_with_only_targets_and_without_targets(targets: int) -> None:
     y_BT = torch.where(torch.arange(8) < targets, torch.zeros(4, 8, dtype=torch.int64), IGNORE)
     (batch,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    reached = y_BT.numel() if batch.places is None else len(batch.places)
+    reached = y_BT.numel() if batch.positions is None else len(batch.positions)
     assert reached == batch.plan.count == 4 * targets
 
 
@@ -174,10 +174,10 @@ def test_plan_counts_targets_and_not_padding() -> None:
     y_BT = torch.zeros(2, 8, dtype=torch.int64)
     y_BT[1, -1] = IGNORE
     (batch,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    assert batch.places is not None
-    assert (len(batch.places), batch.plan.count) == (15, 15)
+    assert batch.positions is not None
+    assert (len(batch.positions), batch.plan.count) == (15, 15)
     wide_BT = torch.zeros(4, 8, dtype=torch.int64)
     wide_BT[3, -1] = IGNORE
     (batch,) = MicroBatch.split(wide_BT, wide_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    assert batch.places is not None
-    assert (len(batch.places), batch.plan.count) == (32, 31)
+    assert batch.positions is not None
+    assert (len(batch.positions), batch.plan.count) == (32, 31)

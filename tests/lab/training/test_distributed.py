@@ -113,7 +113,7 @@ def test_signal_to_torchrun_saves_a_checkpoint(
 
 def test_streams_must_divide_among_the_processes(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
     loaded = load_recipe(str(tiny_recipe()), ["training.batch=5"])
-    with pytest.raises(SettingsError, match="batch = 5 does not divide among 2 processes"):
+    with pytest.raises(SettingsError, match="batch = 5 is not a multiple of 2"):
         experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=Silent())
     assert not (tmp_path / "run").exists()
 

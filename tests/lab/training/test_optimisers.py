@@ -242,7 +242,7 @@ def test_adadelta_does_not_depend_on_the_found_inf_attribute() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SGD(parameters(), 1.0, nesterov=True), "nesterov = true needs a momentum"),
+        (lambda: SGD(parameters(), 1.0, nesterov=True), "nesterov = true needs momentum"),
         (lambda: SGD(parameters(), 1.0, momentum=1.0), "sgd: momentum = 1.0: must be at least 0 and less than 1"),
         (lambda: SGD(parameters(), 0.0), "sgd: learning_rate = 0.0: must be above 0"),
         (lambda: AdamW(parameters(), 1.0, beta2=1.0), "adamw: beta2 = 1.0: must be at least 0 and less than 1"),

@@ -145,7 +145,7 @@ def trains_an_lstm_in_float16() -> bool:
     return True
 
 
-NO_FLOAT16 = "torch cannot train this LSTM in it on a CPU; use bfloat16, or a GPU"
+NO_FLOAT16 = "torch cannot train this LSTM in float16 on a CPU; use bfloat16, or a GPU"
 
 
 def test_encoder_without_float16_support_is_rejected(tmp_path: Path, train: Any) -> None:

@@ -47,7 +47,7 @@ def test_patience_counts_validations_without_a_new_best() -> None:
 
 def test_reason_to_stop_names_the_rule() -> None:
     losses = [2.0, 3.0, 3.0]
-    assert "patience: no new best in 3 validations" in str(
+    assert "patience: no new best loss in 3 validations" in str(
         StoppingSettings(rule="patience", interval=3).reason_to_stop(losses, 2.5)
     )
     assert "non-monotone rule" in str(StoppingSettings(rule="nonmonotone", interval=2).reason_to_stop(losses, 2.5))
@@ -63,7 +63,7 @@ def test_run_that_stops_early_is_finished(
     assert len(valid) < 40
     assert valid[-1] >= min(valid[:-1])
     assert all(later < earlier for earlier, later in pairwise(valid[:-1]))
-    reason = f"stopped after epoch {len(valid)} by patience: no new best in 1 validations"
+    reason = f"stopped after epoch {len(valid)} by patience: no new best loss in 1 validations"
     assert result["training"]["stopped"] == reason
     assert any(reason in line for line in display.lines)
     assert train(tmp_path / "run", *wild) == result

@@ -139,7 +139,7 @@ def test_fifty_pairs_are_learned_exactly(tmp_path: Path, train: Callable[..., An
     assert expected.score == pytest.approx(result["translation"]["test"]["bleu"])
 
 
-@pytest.mark.parametrize(("vocabulary", "unit"), [((), ""), (("vocabulary.bpe.merges=5",), " per piece")])
+@pytest.mark.parametrize(("vocabulary", "unit"), [((), ""), (("vocabulary.bpe.merges=5",), " per sub-word")])
 def test_perplexity_per_sub_word_is_marked(
     tmp_path: Path, train: Callable[..., Any], display: Any, vocabulary: tuple[str, ...], unit: str
 ) -> None:

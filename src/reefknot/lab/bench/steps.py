@@ -216,8 +216,8 @@ class Workload:
         with torch.no_grad(), precision():
             x_BTD = model.input(piece.x)
             h_BTD = model.encoder(x_BTD, state).output
-        places_M = slice(None) if piece.places is None else piece.places
-        y_M, h_MD = piece.y.reshape(-1)[places_M], h_BTD.flatten(0, 1)[places_M].clone().requires_grad_()
+        positions_M = slice(None) if piece.positions is None else piece.positions
+        y_M, h_MD = piece.y.reshape(-1)[positions_M], h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
         x_BTD = x_BTD.clone().requires_grad_()
         grad_x_BTD, grad_h_BTD = torch.randn_like(x_BTD), torch.randn_like(h_BTD)
 

@@ -142,7 +142,7 @@ def translate(
     as_json: AsJson = False,
 ) -> None:
     """Translate lines with the best weights of a run, one line of output for each line of input."""
-    from reefknot.lab.evaluation.translation import searching
+    from reefknot.lab.evaluation.translation import beam_decoder
     from reefknot.storage.lines import count_lines
 
     searched = {"n-best": n_best, "beam": beam, "length-penalty": length_penalty, "rescore": rescore}
@@ -157,7 +157,7 @@ def translate(
     if greedy or sample:
         decode = _without_search(trained, search, sampling if sample else None)
     else:
-        decode = searching(trained.words, search, search.beam if rescorer else n_best or 1)
+        decode = beam_decoder(trained.words, search, search.beam if rescorer else n_best or 1)
     translator = _translator(trained, decode, batch_tokens)
     finish = _detokenizer(trained) if detokenize else list
     formatted = _as_json if as_json else _as_n_best if n_best else _as_scored if scores else _as_text
@@ -169,7 +169,7 @@ def translate(
             translations = rescorer.rescored(translations)
         best = (finish(candidates[: n_best or 1]) for candidates in translations)
         typer.echo("\n".join(formatted(line, candidates) for line, candidates in zip(lines, best, strict=True)))
-    translator.tell_unknown()
+    translator.report_unknown()
     if rescorer is not None:
         rescorer.note_unknown()
 
@@ -223,10 +223,10 @@ def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
 def _without_search(trained: TrainedTranslator, search: SearchSettings, sampling: Mapping[str, Any] | None) -> Decode:
     """Return a function that decodes word by word: greedily, or by sampling if there are options of sampling."""
     from reefknot.lab.evaluation.beam import greedy, sample
-    from reefknot.lab.evaluation.translation import end_of_line, unwritten
+    from reefknot.lab.evaluation.translation import end_of_line, excluded_ids
 
     words = trained.vocabulary
-    eos, never = end_of_line(words), unwritten(words)
+    eos, never = end_of_line(words), excluded_ids(words)
     if sampling is None:
         return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, never)]
     options = {name.replace("-", "_"): value for name, value in sampling.items() if value is not None}

@@ -20,7 +20,7 @@ from reefknot.storage.lines import read_file
 from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
 
-_CHUNK = 4_000_000  # cosines held at once
+_CHUNK = 4_000_000  # number of cosines in memory at once
 
 Question = tuple[str, str, str, str]
 """a is to b as c is to d."""
@@ -36,24 +36,24 @@ class Section:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy on a section of questions.
-
-    Of `of` questions, `asked` have vectors for all of their words, and `right` of these are answered correctly.
-    """
+    """Accuracy on a section of questions."""
 
     name: str
     right: int
+    """Number of questions that are answered correctly."""
     asked: int
+    """Number of questions whose words all have a vector."""
     of: int
+    """Number of all questions of the section."""
 
     @property
     def share(self) -> float | None:
-        """Share of correct answers; None if no question has vectors for all of its words."""
+        """Fraction of the asked questions that are answered correctly; None if no question was asked."""
         return self.right / self.asked if self.asked else None
 
 
 def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[str, float]]:
-    """Return the k best answers to "a is to b as c is to what", with their cosines, best first."""
+    """Return the k best answers to "a is to b as c is to which word", with their cosines, best first."""
     ids_Q3 = np.array([Lookup(vectors).require([a, b, c], "these vectors")], dtype=np.int64)
     ((_, cosines_QV),) = _cosines(vectors, ids_Q3)
     order = np.argsort(-cosines_QV[0], kind="stable")[:k]
@@ -61,7 +61,7 @@ def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[
 
 
 def read_questions(path: Path) -> tuple[Section, ...]:
-    """Read questions in word2vec's format: four words on a line, and a line ": NAME" before each section."""
+    """Read questions in word2vec's format: four words per line, and a line ": NAME" at the start of each section."""
     sections: list[tuple[str, list[Question]]] = []
     for line in read_file(path):
         words = line.words
@@ -105,7 +105,7 @@ def _accuracy(vectors: WordVectors, lookup: Lookup, section: Section) -> Accurac
 
 
 def _cosines(vectors: WordVectors, ids_Q3: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield, for chunks of questions, the index of the first one and the cosines of all words with b - a + c.
+    """Yield chunks of questions: the index of the first question, and the cosines of all words with b - a + c.
 
     The cosines of the three words of a question are -inf.
     """
@@ -113,7 +113,7 @@ def _cosines(vectors: WordVectors, ids_Q3: NDArray[np.int64]) -> Iterator[tuple[
     rows = max(1, _CHUNK // max(1, len(vectors)))
     for start in range(0, len(ids_Q3), rows):
         chunk_Q3 = ids_Q3[start : start + rows]
-        a_QD, b_QD, c_QD = (unit_VD[chunk_Q3[:, place]] for place in range(3))
+        a_QD, b_QD, c_QD = (unit_VD[chunk_Q3[:, column]] for column in range(3))
         answer_QD = b_QD - a_QD + c_QD
         lengths_Q1 = np.linalg.norm(answer_QD, axis=1, keepdims=True)
         answer_QD = np.divide(answer_QD, lengths_Q1, out=answer_QD, where=lengths_Q1 > 0)

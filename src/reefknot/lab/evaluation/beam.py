@@ -1,24 +1,24 @@
-"""Translate source sentences by beam search, greedily, or by sampling.
+"""Translate source sentences by beam search, greedy search or sampling.
 
 A hypothesis is open until <eos> ends it. Each step continues every open hypothesis by every word, and sorts the
-continuations of a sentence by log p. Then
+continuations of a sentence by log p. Then:
 
-    continuations by <eos> among the best `beam` are finished, with score = log p / length^length_penalty,
-    the best `beam` of the other continuations stay open.
+    Continuations by <eos> among the best `beam` are finished, with score = log p / length^length_penalty.
+    The best `beam` of the other continuations stay open.
 
-The best `beam` + 1 words of each open hypothesis contain all of these, because at most one of them is <eos>. So the
-output end computes only these. The search for a sentence ends when
+At most one continuation of a hypothesis is by <eos>, so the best `beam` + 1 words of each open hypothesis are enough.
+The output end computes only these words. The search for a sentence ends when one of these conditions holds:
 
-    its hypotheses have reached the length limit, or none is open,
-    with early_stop: `beam` hypotheses are finished, and no open one scores more at its current length than the last of
-    the best `beam`,
-    no open hypothesis can still become one of the `n_best`. Log p can only decrease and the length can only grow, up to
-    the limit M, so no continuation of an open hypothesis scores more than log p / M^length_penalty.
+    Its hypotheses have reached the length limit, or none is open.
+    With early_stop: `beam` hypotheses are finished, and no open hypothesis has a higher score at its current length
+    than the worst of the best `beam` finished hypotheses.
+    No open hypothesis can still become one of the `n_best`. Log p can only decrease and the length can only grow, up to
+    the limit M, so no continuation of an open hypothesis has a score above log p / M^length_penalty.
 
-The last rule never changes the result. <eos> counts in every length, including that of the source.
+The last condition never changes the result. All lengths include <eos>, also the length of the source.
 
 `decoding.py` contains the part of a step that runs on the device. The host adds log-probabilities, sorts, and decides
-which hypotheses end. In each step it waits for the device once, for the best words of all hypotheses. (An adaptive
+which hypotheses end. In each step, it waits for the device once, for the best words of all hypotheses. (An adaptive
 output end waits once more for every tail, to know which rows need it.) Ties between continuations are broken by the id
 of the last word, then by the order of the hypotheses. Which of several equally probable words are among the best of a
 hypothesis is up to the output end. A translation does not depend on the other sentences of its batch, except for
@@ -45,7 +45,7 @@ from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import send
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.evaluation.decoding import Decoder, Ints, decoding
-from reefknot.lab.evaluation.generation import COLDEST, chances, check_choice
+from reefknot.lab.evaluation.generation import COLDEST, check_choice, sampling_weights
 from reefknot.nn.models.translator import PAD, Translator
 
 Floats = NDArray[np.float64]
@@ -117,18 +117,20 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the `n_best` translations of each source sentence, best first.
 
-    Finished hypotheses come first. If there are too few, the best of those that reached the length limit follow. There
-    are fewer than `n_best` only if no other hypothesis has a probability above zero.
+    Finished hypotheses come first. If there are too few, the best hypotheses that reached the length limit follow.
+    There are fewer than `n_best` only if no other hypothesis has a probability above zero.
 
-    Arguments:
-        model: a translator, or a decoder made by `decoding` for many batches.
-        source_BS: source ids, each row ending with <eos> and padded with `PAD`.
-        eos: the id that begins and ends a target sentence.
-        never: ids that are never generated, such as <unk>.
+    Args:
+        model: A translator, or a decoder made by `decoding` for many batches.
+        source_BS: Source ids. Each row ends with <eos> and is padded with `PAD`.
+        eos: The id that begins and ends a target sentence.
+        settings: Settings of the search.
+        never: Ids that are never generated, such as <unk>.
+        n_best: Number of translations to return, at most the beam.
     """
     settings = settings or SearchSettings()
     if not 1 <= n_best <= settings.beam:
-        raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider one for more")
+        raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider beam for more")
     search = _Search(_limits(source_BS, settings), eos, settings, n_best)
     with decoding(model) as decoder:
         _check_words(decoder.model, eos, never)
@@ -147,7 +149,7 @@ def greedy(
     settings: SearchSettings | None = None,
     never: Collection[int] = (),
 ) -> list[Hypothesis]:
-    """Translate greedily, with the most probable word in each step. This is a beam of 1 that stops at <eos>."""
+    """Translate greedily, with the most probable word in each step. This is a beam search of width 1."""
     settings = (settings or SearchSettings()).model_copy(update={"beam": 1, "early_stop": True})
     return [best for (best,) in beam_search(model, source_BS, eos, settings, never)]
 
@@ -166,7 +168,8 @@ def sample(
     """Sample one translation of each source sentence, word by word as in `generate`.
 
     A translation depends only on the seed and the ids of its source, not on the rest of the batch. Only the length
-    limit and the score of the settings are used. log p is the log-probability under the model, at temperature 1.
+    limit and the length penalty of the settings are used. log p is the log-probability under the model at temperature
+    1.
     """
     settings = settings or SearchSettings()
     check_choice(temperature, top_k, top_p)
@@ -186,7 +189,7 @@ def sample(
         while len(sentence_A):
             logp_AK, ids_AK = rows.read(active_rows, np.array([texts[sentence][-1] for sentence in sentence_A]))
             u_A = torch.tensor([generators[sentence].random() for sentence in sentence_A], dtype=torch.float64)
-            index_A1 = _sampled_index(chances(logp_AK, temperature, top_p), send(u_A, ids_AK.device))
+            index_A1 = _sampled_index(sampling_weights(logp_AK, temperature, top_p), send(u_A, ids_AK.device))
             logp_A1, ids_A1 = _on_host(logp_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
             logp_B[sentence_A] += logp_A1[:, 0]
             for sentence, token in zip(sentence_A, ids_A1[:, 0].tolist(), strict=True):
@@ -208,16 +211,16 @@ class _Search:
         self._settings = settings
         self._n_best = n_best
         self.results: list[list[Hypothesis]] = [[] for _ in limits]
-        """Finished hypotheses of every sentence, best first; of equal scores, the earlier one first."""
+        """Finished hypotheses of every sentence, best first. If scores are equal, the earlier hypothesis is first."""
         self.sentence_A: Ints = np.arange(len(limits))
         """Indices of the sentences that are not done."""
         self.logp_AW: Floats = np.zeros((len(limits), 1))
-        """Log-probabilities of the open hypotheses, best first. Sentences with fewer of them are padded with -inf."""
+        """Log-probabilities of the open hypotheses, best first. Rows with fewer hypotheses are padded with -inf."""
         self.ids_AWT: Ints = np.full((len(limits), 1, 1), eos)
-        """Ids of the open hypotheses, with <eos> before the first."""
+        """Ids of the open hypotheses, with <eos> before the first word."""
 
     def step(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
-        """Continue every open hypothesis by its best words. Return the parent row of each new open hypothesis."""
+        """Continue every open hypothesis by its best words, and return the parent row of each new open hypothesis."""
         sentences, width = self.logp_AW.shape
         ranked = self._ranked(logp_RK, ids_RK)
         self._finish(ranked)
@@ -253,7 +256,7 @@ class _Search:
         """Open the best continuations that do not end with <eos>, and return their parents, parent_AW."""
         best = ranked.take(np.argsort(ranked.token == self._eos, axis=1, kind="stable")[:, : self._settings.beam])
         logp_AW = np.where(best.token == self._eos, -np.inf, best.logp)
-        # Continuations are sorted, so those with probability zero are at the end.
+        # Continuations are sorted, so continuations with probability zero are at the end.
         width = max(1, int((logp_AW > -np.inf).any(axis=0).sum()))
         token_AW, parent_AW = best.token[:, :width], best.parent[:, :width]
         before_AWT = np.take_along_axis(self.ids_AWT, parent_AW[..., None], axis=1)
@@ -271,11 +274,11 @@ class _Search:
         return early or self._beaten(finished, self._n_best, best, limit)
 
     def _beaten(self, finished: Sequence[Hypothesis], number: int, logp: float, length: int) -> bool:
-        """Whether at least `number` finished hypotheses score no less than one with this log p and length."""
+        """Return whether `number` finished hypotheses score at least as much as this log p at this length."""
         return len(finished) >= number and finished[number - 1].score >= self._settings.score(logp, length)
 
     def _unfinished(self, index: int) -> list[Hypothesis]:
-        """Return the open hypotheses of a sentence as they stand, best first."""
+        """Return the open hypotheses of a sentence, best first."""
         pairs = zip(self.ids_AWT[index, :, 1:].tolist(), self.logp_AW[index].tolist(), strict=True)
         return [_hypothesis(ids, logp, self._eos, self._settings) for ids, logp in pairs if logp > -np.inf]
 
@@ -310,7 +313,7 @@ def _sampled_index(p_NK: Tensor, u_N: Tensor) -> Tensor:
 
 
 def _on_host(logp_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
-    """Copy both tensors to the host at once, because the host waits for each copy. float64 holds every id exactly."""
+    """Copy both tensors to the host in one copy, because the host waits for every copy. float64 is exact for ids."""
     logp, ids = torch.stack([logp_NK.double(), ids_NK.double()]).cpu().numpy()
     if np.isnan(logp).any():
         raise NonFiniteError("the model gives a translation a probability that is NaN (not a number)")

@@ -1,4 +1,4 @@
-"""The word-similarity benchmarks: names, files and sizes. Reports and recipes read them without numpy."""
+"""Names, files and sizes of the word-similarity benchmarks, which reports and recipes read without numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """The file of a benchmark and how many pairs it lists."""
+    """The file name of a benchmark and its number of word pairs."""
 
     file: str
     pairs: int
@@ -31,4 +31,4 @@ BENCHMARKS: Mapping[str, Published] = {
 }
 """The benchmarks of Press & Wolf first, then the others."""
 PRESS = ("SimLex-999", "Verb-143", "MEN", "Rare-Word", "MTurk-771")
-"""The benchmarks of Press & Wolf: those that tables and figures show."""
+"""The benchmarks of Press & Wolf, which tables and figures show."""

@@ -36,13 +36,13 @@ class BleuSettings(Settings):
 
 
 class Metrics(NamedTuple):
-    """The metrics of sacrebleu."""
+    """BLEU and chrF, as implemented by sacrebleu."""
 
     bleu: BLEU
     chrf: CHRF
 
-    def figures(self, lines: Sequence[str], references: Sequence[str]) -> Translated:
-        """Return BLEU and chrF of a text, each with its signature."""
+    def score(self, lines: Sequence[str], references: Sequence[str]) -> Translated:
+        """Return BLEU and chrF of a text, with their signatures."""
         bleu, chrf = self.bleu.corpus_score(lines, [references]), self.chrf.corpus_score(lines, [references])
         return Translated(
             bleu=bleu.score,
@@ -67,7 +67,7 @@ class Metrics(NamedTuple):
 
 
 def open_metrics(settings: BleuSettings) -> Metrics:
-    """Create the metrics, or raise an error if a package is missing. Call it before training, not only after."""
+    """Create the metrics. Raise an error if a package is missing, so call this before training, too."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF

@@ -1,13 +1,13 @@
-"""Is one translator better than another? A paired bootstrap over sentences (Koehn 2004) of corpus BLEU.
+"""Compare two translators by a paired bootstrap of corpus BLEU over sentences (Koehn 2004).
 
-Sentences of the text are drawn with replacement, the same ones for every run of both systems. BLEU of a resampled text
-is computed from the sums of the statistics of its sentences, by sacrebleu's own formula. If a system was trained
-several times, its BLEU is the mean over its runs. The interval covers the choice of the sentences. The spread over the
-runs of a system is reported too. If both systems were trained several times, there is also an interval that covers
-training them again (`comparison.py`).
+Sentences of the text are drawn with replacement, the same sentences for every run of both systems. BLEU of a resampled
+text is computed by sacrebleu, from the sums of the statistics of its sentences. If a system was trained several times,
+its BLEU is the mean over its runs. The interval covers the choice of the sentences. The spread over the runs of a
+system is reported too. If both systems were trained several times, there is also an interval that covers training them
+again (`comparison.py`).
 
 Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
-length of its reference, then for each order the number of matching n-grams, then for each order that of all n-grams.
+length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.comparison import FEWEST_UNITS, draw, widen
+from reefknot.lab.evaluation.comparison import FEWEST_UNITS, resample_counts, widen
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BleuComparison:
-    """System B against system A on the same sentences. The difference is B - A, so B is better above zero."""
+    """Comparison of two systems on the same sentences. The difference is B - A, so B is better if it is above zero."""
 
     bleu_a: tuple[float, ...]
     """BLEU of each run of A, as computed by sacrebleu."""
     bleu_b: tuple[float, ...]
     """BLEU of each run of B."""
     interval: tuple[float, float]
-    """Interval of the difference, over the sentences."""
+    """Interval of the difference that covers the choice of the sentences."""
     interval_with_seeds: tuple[float, float] | None
     """Interval of the difference that also covers training again; None if a system was trained only once."""
     level: float
@@ -56,13 +56,13 @@ class BleuComparison:
 
     @property
     def difference(self) -> float:
-        """Mean BLEU of B less that of A."""
+        """Mean BLEU of B minus mean BLEU of A."""
         a, b = self.means
         return b - a
 
     @property
     def seen(self) -> bool:
-        """Whether a difference is seen: the interval, the one that covers training if available, excludes zero."""
+        """Whether a difference is seen: the interval (with seeds, if available) does not contain zero."""
         return not _holds_zero(self._decisive)
 
     @property
@@ -80,19 +80,20 @@ class BleuComparison:
         range_ = f"B - A {self.difference:+.2f}, {100 * self.level:g} % interval over {over} {low:+.2f} to {high:+.2f}"
         if self.seen:
             return f"{'B' if self.difference > 0 else 'A'} is better: {abs(self.difference):.2f} BLEU more ({range_})"
-        return f"no difference seen ({range_}): one under about {(high - low) / 2:.2f} BLEU would not have shown"
+        smallest = (high - low) / 2
+        return f"no difference seen ({range_}): a difference below about {smallest:.2f} BLEU cannot be seen here"
 
     def _notes(self) -> Iterator[str]:
         once = [side for side, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
         if len(once) == 2:
-            yield "Trained once: the interval speaks of the sentences, not of training again"
+            yield "Both were trained once: the interval covers the choice of sentences, not training again"
         elif once:
-            yield f"{once[0]} was trained once: nothing is known of training it again"
+            yield f"{once[0]} was trained once: the interval does not cover training it again"
         elif self.interval_with_seeds:
             low, high = self.interval
             yield f"Over the sentences alone the interval is {low:+.2f} to {high:+.2f}"
         if self.sentences < FEWEST_UNITS:
-            yield f"Only {self.sentences} sentences: the interval is rough"
+            yield f"Only {self.sentences} sentences: the interval is approximate"
 
 
 def compare_bleu(
@@ -107,22 +108,25 @@ def compare_bleu(
 ) -> BleuComparison:
     """Compare two systems by their translations of the same sentences.
 
-    Arguments:
-        bleu: the metric, which defines how text is tokenised.
-        a, b: one list of translations for each run of a system.
-        level: confidence level of the intervals.
-        seed: seed of the resampling. The same seed gives the same interval.
+    Args:
+        bleu: The metric, which defines how text is tokenised.
+        a: Translations by system A, one list for each of its runs.
+        b: Translations by system B, one list for each of its runs.
+        references: The reference of each sentence.
+        level: Confidence level of the intervals.
+        resamples: Number of resampled texts.
+        seed: Seed of the resampling. The same seed gives the same interval.
     """
     if len(references) < 2:
         raise DataError("the text has fewer than two sentences, so it cannot be resampled; compare on a longer text")
     runs_SNK = np.stack([*_statistics("A", bleu, a, references), *_statistics("B", bleu, b, references)])
     bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in runs_SNK.sum(axis=1)])
-    texts = draw(len(references), resamples, np.random.default_rng(seed))
-    # float64 matrix products are faster than those of integers, and exact for integers below 2 ** 53.
+    texts = resample_counts(len(references), resamples, np.random.default_rng(seed))
+    # Matrix products are faster in float64 than in integers, and exact for integers below 2 ** 53.
     wide_NC = runs_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
-    drawn_RSK = np.concatenate([times_RN @ wide_NC for times_RN in texts]).reshape(resamples, *runs_SNK.shape[::2])
-    drawn_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in text_SK] for text_SK in drawn_RSK])
-    differences_R = drawn_RS[:, len(a) :].mean(axis=1) - drawn_RS[:, : len(a)].mean(axis=1)
+    sums_RSK = np.concatenate([times_RN @ wide_NC for times_RN in texts]).reshape(resamples, *runs_SNK.shape[::2])
+    bleu_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
+    differences_R = bleu_RS[:, len(a) :].mean(axis=1) - bleu_RS[:, : len(a)].mean(axis=1)
     tail = (1 - level) / 2
     low, high = (float(end) for end in np.quantile(differences_R, [tail, 1 - tail]))
     bleu_a, bleu_b = bleu_S[: len(a)], bleu_S[len(a) :]
@@ -139,7 +143,7 @@ def compare_bleu(
 
 
 def sentence_statistics(bleu: BLEU, lines: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
-    """Return the statistics of each sentence from which BLEU is computed, (N, K)."""
+    """Return the statistics from which BLEU is computed, for each sentence: an array (N, K)."""
     # Score each line as a corpus: sacrebleu's sentence score expects smoothing, and warns without it.
     scores = [bleu.corpus_score([line], [[reference]]) for line, reference in zip(lines, references, strict=True)]
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=np.int64)
@@ -170,7 +174,7 @@ def _statistics(
     for number, lines in enumerate(runs, start=1):
         if len(lines) != len(references):
             raise DataError(
-                f"run {number} of system {side} has {len(lines):,} translations where there are {len(references):,} "
+                f"run {number} of system {side} has {len(lines):,} translations, but there are {len(references):,} "
                 "references; translate the text again"
             )
         yield sentence_statistics(bleu, lines, references)

@@ -2,12 +2,13 @@
 
     p(y_t) = (1 - weight) p_model(y_t) + weight sum_{i in the last W} softmax_i(theta h_i . h_t) [y_i = y_t]
 
-h is the last output of the encoder before its dropout, and y_i is the word that followed h_i. Nothing is learned. Only
-the probability of the target is computed, in blocks along the diagonal, so that no row is as long as the vocabulary or
-the text. A search computes the hidden states and log-probabilities of the model only once.
+h is the last output of the encoder before its dropout, and y_i is the word that followed h_i. W is the cache window,
+the number of earlier positions that the cache stores. Nothing is learned. Only the probability of the target is
+computed, in blocks along the diagonal, so that no row is as long as the vocabulary or the text. A search computes the
+hidden states and log-probabilities of the model only once.
 
 Shapes: T tokens of the text, N tokens computed at once, D hidden dimension, Q positions of a block, K stored positions
-that a block looks back on.
+that a block reads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.scores import at_least_float32
 from reefknot.lab.config.settings import Count, NonNegative, Probability, Settings
 from reefknot.lab.evaluation.contexts import contexts
-from reefknot.lab.evaluation.grid import Grid, Point, Progress, further, search, unheard
+from reefknot.lab.evaluation.grid import Grid, Point, Progress, extend_axis, ignore_progress, search
 from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score, scored_rows
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.runs.definition import perplexity
@@ -36,19 +37,19 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 SCORES_AT_ONCE = 2**23
-"""Scores of a block. It bounds the memory and does not change the result."""
+"""Number of scores in a block. It bounds the memory and does not change the result."""
 
 WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 WINDOWS = (100, 500, 1000, 2000, 4000)
-"""The grid that a search starts from. Merity et al. use 0.1, 1.0, 500 on Penn Treebank and 0.1279, 0.662, 3785 on
-WikiText-2."""
+"""The grid of weights, thetas and cache windows that a search starts from. Merity et al. use 0.1, 1.0, 500 on Penn
+Treebank and 0.1279, 0.662, 3785 on WikiText-2."""
 
 Fill = Literal["partial", "full"]
 
 
 class CacheSettings(Settings):
-    """Settings of a cache: its weight, its sharpness, and how far it looks back."""
+    """Settings of a continuous cache: its weight, its sharpness, and its window, the number of stored positions."""
 
     weight: Annotated[
         Probability, Field(description="Weight of the cache in the mixture with the model (lambda in the papers).")
@@ -68,7 +69,7 @@ class CacheSettings(Settings):
 
 
 class Reading(NamedTuple):
-    """Outputs of a model on a text from which a cache is computed."""
+    """Outputs of a model on a text, from which the probabilities of a cache are computed."""
 
     states: Tensor
     """Hidden states h_TD."""
@@ -86,9 +87,9 @@ def read(
     *,
     windows: Windows | None = None,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> Reading:
-    """Run the model over a text, in one stream or in windows."""
+    """Run the model over a text, in one stream or in evaluation windows."""
     device = next(model.parameters()).device
     x_1T, y_1T = one_stream(split, vocabulary)
     spans = windows.cut(y_1T[0], vocabulary.eos) if windows else None
@@ -108,7 +109,14 @@ def read(
 
 @torch.no_grad()
 def cache_log_probs(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
-    """Return the log-probability of every target under the cache alone, logp_T; -inf if the word is not stored."""
+    """Return the log-probability of every target under the cache alone, logp_T; -inf if the word is not stored.
+
+    Args:
+        h_TD: Hidden states.
+        y_T: The word that follows each hidden state.
+        theta: Sharpness of the cache.
+        window: Cache window, the number of earlier positions that the cache stores.
+    """
     tokens = len(y_T)
     rows = max(1, min(max(window, 64), SCORES_AT_ONCE // (2 * min(window, tokens))))
     position_T = torch.arange(tokens, device=y_T.device)
@@ -134,9 +142,12 @@ def cache_score(
     *,
     windows: Windows | None = None,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> Score:
-    """Score a text with a model and a cache. The cache stores the hidden states of all windows."""
+    """Score a text with a model and a cache.
+
+    `windows` are the evaluation windows of the model. The cache also stores hidden states of earlier windows.
+    """
     settings = settings or CacheSettings()
     plain = score(model, split, vocabulary, windows=windows, precision=precision)
     reading = read(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
@@ -156,11 +167,11 @@ def search_cache(
     *,
     windows: Windows | None = None,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> tuple[CacheSettings, Grid]:
     """Search for the settings of a cache on a validation text, over a grid and beyond its edges.
 
-    Settings that were given explicitly are not searched. Returns the best settings, and all that was tried.
+    Settings that are given explicitly are not searched. Returns the best settings, and the losses of all points.
     """
     settings = settings or CacheSettings()
     fixed = settings.model_fields_set
@@ -173,7 +184,7 @@ def search_cache(
     }
     reading = read(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
 
-    @lru_cache(maxsize=1)  # the weight varies fastest, and the probabilities of the cache do not depend on it
+    @lru_cache(maxsize=1)  # the weight varies fastest, and does not change the probabilities of the cache
     def from_cache(theta: float, window: int) -> Tensor:
         return cache_log_probs(reading.states, reading.targets, theta, window)
 
@@ -196,20 +207,20 @@ class _ComparableWindows(NamedTuple):
 
     windows: Sequence[int]
     below: int
-    """Exclusive upper bound on the windows that a search may try."""
+    """Exclusive upper bound on the cache windows that a search may try."""
     first: int = 0
-    """Position from which on the losses are compared."""
+    """Position of the first token whose loss is compared."""
     note: str = ""
-    """Which windows were left out, and why."""
+    """Which cache windows were left out, and why."""
 
 
 def _comparable_windows(windows: Sequence[int], fill: Fill, split: Split) -> _ComparableWindows:
-    """Select the windows that can be compared on a text.
+    """Select the cache windows that can be compared on a text.
 
-    With fill = "full", a cache with a longer window is used for fewer tokens, because it is used only once it is full.
-    For a fair comparison, all windows are compared on the tokens after the longest window that may be tried, and
-    windows that do not leave half of the text are left out. With fill = "partial", all windows that hold the whole text
-    are equivalent.
+    With fill = "full", a cache is not used before it is full, so a cache with a longer window is used for fewer tokens.
+    For a fair comparison, all windows are compared on the tokens after the longest window that may be tried. Windows
+    of half of the text or more are left out. With fill = "partial", all windows that hold the whole text are
+    equivalent.
     """
     text = f"{split.tokens:,} tokens of the {split.name} text"
     below, reason = split.tokens, f"they hold all {text}"
@@ -222,13 +233,13 @@ def _comparable_windows(windows: Sequence[int], fill: Fill, split: Split) -> _Co
             "use a smaller --cache-window, more --search-tokens, or --cache-fill partial"
         )
     short = short or [min(windows)]
-    first = int(max([*short, *further(short, max(short), (0, below))])) + 1 if fill == "full" else 0
+    first = int(max([*short, *extend_axis(short, max(short), (0, below))])) + 1 if fill == "full" else 0
     long = ", ".join(f"{window:,}" for window in windows if window not in short)
     return _ComparableWindows(short, below, first, f"windows left out ({long}): {reason}" if long else "")
 
 
 def _mix(logp_T: Tensor, from_cache_T: Tensor, settings: CacheSettings) -> Tensor:
-    """Mix the probabilities of model and cache. The model is used alone while the cache is not in use yet."""
+    """Mix the probabilities of model and cache. Tokens before the cache is in use get those of the model alone."""
     if settings.weight == 0.0:
         return logp_T
     unused = 0 if settings.fill == "partial" else settings.window

@@ -1,8 +1,8 @@
-"""Is one system better than another? A paired bootstrap over units of text, widened by the spread over seeds.
+"""Compare two systems by a paired bootstrap over units of text, widened by the spread over seeds.
 
 The tokens of a text are correlated. A test that treats them as independent calls almost any difference significant.
-Here whole units of text (documents, or blocks of neighbouring tokens) are drawn with replacement, the same ones for
-both systems, and the runs of a system are averaged.
+Here whole units of text (documents, or blocks of neighbouring tokens) are drawn with replacement, the same units for
+both systems. The losses of the runs of a system are averaged.
 
 There are too few runs to resample. If a system was trained several times, Student's t gives the uncertainty of the mean
 of its runs. The three half-widths (text, training A, training B) are added in quadrature. The resulting interval is
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from reefknot.errors import DataError
 
 BLOCK = 500
-"""Tokens of a block. Neighbouring blocks of this length depend little on each other."""
+"""Number of tokens in a block. Neighbouring blocks of this length depend little on each other."""
 FEWEST_UNITS = 20
 """Number of units of text below which an interval is only approximate."""
 _CHUNK = 2_000_000  # resampling counts held in memory at once
@@ -35,10 +35,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """System B against system A on the same tokens, or on the same words if their tokens differ.
+    """Comparison of two systems on the same tokens, or on the same words if their tokens differ.
 
-    The difference is B - A in mean negative log-likelihood per token, in nats, so B is better below zero. With several
-    runs of a system, its perplexity is the exponential of their mean loss.
+    The difference is B - A in mean negative log-likelihood per token, in nats, so B is better if it is below zero. The
+    perplexity of a system with several runs is the exponential of their mean loss.
     """
 
     perplexity_a: float
@@ -51,12 +51,12 @@ class Comparison:
     seeds_a: int
     seeds_b: int
     notes: tuple[str, ...]
-    of: str = "token"
-    """Unit of the losses: `token` or `word`."""
+    loss_unit: str = "token"
+    """What each loss belongs to: `token` or `word`."""
 
     @property
     def ratio(self) -> float:
-        """Perplexity of B over perplexity of A."""
+        """Perplexity of B divided by perplexity of A."""
         return _exp(self.difference)
 
     @property
@@ -88,8 +88,8 @@ class Comparison:
             return f"{'B' if self.difference < 0 else 'A'} is better: {lower:.1%} lower perplexity ({range_})"
         width = self.half_width
         return (
-            f"no difference seen ({range_}): one under about {width:.4f} nats per {self.of}, "
-            f"{_exp(width) - 1:.1%} of perplexity, would not have shown"
+            f"no difference seen ({range_}): a difference below about {width:.4f} nats per {self.loss_unit}, "
+            f"{_exp(width) - 1:.1%} of perplexity, cannot be seen here"
         )
 
 
@@ -106,30 +106,32 @@ def compare(
     b: list[Array],
     boundaries: Array,
     *,
-    of: str = "token",
+    loss_unit: str = "token",
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
     """Compare two systems by the negative log-likelihood of every token.
 
-    Arguments:
-        a, b: one array of losses for each run of a system.
-        boundaries: boundaries of the units of text: 0, ..., number of tokens.
-        of: what each loss belongs to, `token` or `word`.
-        level: confidence level of the interval.
-        seed: seed of the resampling. The same seed gives the same interval.
+    Args:
+        a: Losses of system A, one array for each of its runs.
+        b: Losses of system B, one array for each of its runs.
+        boundaries: Boundaries of the units of text: 0, ..., number of tokens.
+        loss_unit: What each loss belongs to, `token` or `word`.
+        level: Confidence level of the interval.
+        resamples: Number of resampled texts.
+        seed: Seed of the resampling. The same seed gives the same interval.
     """
     counts_U = _unit_lengths(boundaries)
     starts = np.cumsum(counts_U) - counts_U
     tokens = int(counts_U.sum())
-    sums_a = _unit_sums("A", a, starts, tokens, of)
-    sums_b = _unit_sums("B", b, starts, tokens, of)
+    sums_a = _unit_sums("A", a, starts, tokens, loss_unit)
+    sums_b = _unit_sums("B", b, starts, tokens, loss_unit)
     differences_U = sums_b.mean(axis=0) - sums_a.mean(axis=0)
-    texts = draw(len(counts_U), resamples, np.random.default_rng(seed))
-    drawn_R = np.concatenate([(times_RU @ differences_U) / (times_RU @ counts_U) for times_RU in texts])
+    texts = resample_counts(len(counts_U), resamples, np.random.default_rng(seed))
+    resampled_R = np.concatenate([(times_RU @ differences_U) / (times_RU @ counts_U) for times_RU in texts])
     tail = (1 - level) / 2
-    low, high = np.quantile(drawn_R, [tail, 1 - tail])
+    low, high = np.quantile(resampled_R, [tail, 1 - tail])
     means_a, means_b = (sums.sum(axis=1) / tokens for sums in (sums_a, sums_b))
     mean_a, mean_b = means_a.mean(), means_b.mean()
     return Comparison(
@@ -142,32 +144,34 @@ def compare(
         units=len(counts_U),
         seeds_a=len(a),
         seeds_b=len(b),
-        notes=tuple(_notes(counts_U, len(a), len(b), of)),
-        of=of,
+        notes=tuple(_notes(counts_U, len(a), len(b), loss_unit)),
+        loss_unit=loss_unit,
     )
 
 
 def widen(
-    interval: tuple[float, float], figures_a: NDArray[np.float64], figures_b: NDArray[np.float64], level: float
+    interval: tuple[float, float], scores_a: NDArray[np.float64], scores_b: NDArray[np.float64], level: float
 ) -> tuple[float, float]:
     """Widen an interval of the difference between two systems by the uncertainty from training them again.
 
-    Arguments:
-        interval: interval of the difference B - A that covers only the choice of the text.
-        figures_a, figures_b: the score of each run of a system.
+    Args:
+        interval: Interval of the difference B - A that covers only the choice of the text.
+        scores_a: The score of each run of system A.
+        scores_b: The score of each run of system B.
+        level: Confidence level of the interval.
     """
     low, high = interval
-    difference = figures_b.mean() - figures_a.mean()
+    difference = scores_b.mean() - scores_a.mean()
     tail = (1 - level) / 2
-    training = np.hypot(_half_width(figures_a, tail), _half_width(figures_b, tail))
+    training = np.hypot(_half_width(scores_a, tail), _half_width(scores_b, tail))
     return (
         float(difference - np.hypot(difference - low, training)),
         float(difference + np.hypot(high - difference, training)),
     )
 
 
-def draw(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """Yield how often each unit occurs in each resampled text, (R, U), in chunks that bound the memory."""
+def resample_counts(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+    """Yield the number of times each unit occurs in each resampled text, (R, U), in chunks that bound the memory."""
     rows = max(1, _CHUNK // units)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
@@ -175,7 +179,7 @@ def draw(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArr
 
 
 def _exp(value: float) -> float:
-    """Return exp(value), which is infinite without a warning for a model that has diverged."""
+    """Return exp(value). An overflow gives infinity without a warning, because a model may have diverged."""
     with np.errstate(over="ignore"):
         return float(np.exp(value))
 
@@ -191,15 +195,15 @@ def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
     return lengths
 
 
-def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int, of: str) -> NDArray[np.float64]:
+def _unit_sums(side: str, runs: Sequence[Array], starts: Array, tokens: int, loss_unit: str) -> NDArray[np.float64]:
     """Return the sum of the negative log-likelihoods per run and unit, (S, U)."""
     if not runs:
         raise DataError(f"system {side} has no scores to compare")
     for number, nll in enumerate(runs, start=1):
         if nll.shape != (tokens,):
             raise DataError(
-                f"run {number} of system {side} scored {nll.size:,} {of}s where {tokens:,} are compared; "
-                f"both systems must score the same {of}s"
+                f"run {number} of system {side} scored {nll.size:,} {loss_unit}s, but {tokens:,} are compared; "
+                f"both systems must score the same {loss_unit}s"
             )
         if not np.isfinite(nll).all():
             raise DataError(f"run {number} of system {side} has a score that is not a finite number")
@@ -214,16 +218,16 @@ def _half_width(means_S: NDArray[np.float64], tail: float) -> float:
     return float(scipy.special.stdtrit(runs - 1, 1 - tail) * means_S.std(ddof=1) / np.sqrt(runs))
 
 
-def _notes(counts_U: NDArray[np.int64], seeds_a: int, seeds_b: int, of: str) -> Iterator[str]:
+def _notes(counts_U: NDArray[np.int64], seeds_a: int, seeds_b: int, loss_unit: str) -> Iterator[str]:
     once = [side for side, seeds in (("A", seeds_a), ("B", seeds_b)) if seeds == 1]
     if len(once) == 2:
-        yield "Trained once: the interval speaks of the text, not of training again"
+        yield "Both were trained once: the interval covers the choice of text, not training again"
     elif once:
         yield f"{once[0]} was trained once: the interval does not cover training it again"
     elif min(seeds_a, seeds_b) == 2:
-        yield "Trained twice: the interval is wide, because two runs say little of how much runs differ"
+        yield "Trained only twice: the interval is wide, because two runs hardly show how much runs differ"
     if len(counts_U) < FEWEST_UNITS:
-        yield f"Only {len(counts_U)} units of text: the interval is rough"
+        yield f"Only {len(counts_U)} units of text: the interval is approximate"
     length = int(counts_U[0])
     if length < BLOCK and (counts_U[:-1] == length).all():
-        yield f"Blocks of {length} {of}s, the text being short: dependence over a longer span is not covered"
+        yield f"The text is short, so blocks have {length} {loss_unit}s: longer dependences are not covered"

@@ -1,4 +1,4 @@
-"""Hidden states before each token of a text, from which scores and whole distributions are computed.
+"""Compute the hidden state before each token of a text, from which an output end predicts the token.
 
 Shapes: T tokens of the text, N tokens computed at once, D hidden dimension.
 """
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.windows import Spans
 
 TOKENS_AT_ONCE = 2**14
-"""Tokens that the encoder reads in one batch of windows. It bounds the memory and does not change the result."""
+"""Number of tokens in a batch of evaluation windows. It bounds the memory and does not change the result."""
 STEPS_AT_ONCE = 1024
-"""Tokens of a single stream that are read at once. It bounds the memory and does not change the result."""
+"""Number of tokens of a stream that are read at once. It bounds the memory and does not change the result."""
 
 
 class Contexts(NamedTuple):
-    """Some of the hidden states of a text, on the model's device."""
+    """Hidden states of some tokens of a text, on the model's device."""
 
     output: Tensor
     """Hidden states h_ND that the output end reads."""
     raw: Tensor
     """Hidden states h_ND before the last dropout of the encoder."""
-    place: Tensor
-    """Positions place_N in the text of the tokens to predict."""
+    position: Tensor
+    """Positions position_N in the text of the tokens to predict."""
 
 
 def contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
     """Yield the hidden state before each token of a text exactly once.
 
-    With `spans`, the hidden states are those of independent windows, in any order. Without, the text is one stream
-    whose state starts empty and is carried to the end. Call this without gradients, and inside `evaluating(model)`
-    unless dropout is wanted.
+    With `spans`, the text is read in evaluation windows that are independent of each other, in any order. Without, the
+    text is read as one stream, whose state starts empty and is carried to the end. Call this without gradients, and
+    inside `evaluating(model)` unless dropout is wanted.
     """
     device = next(model.parameters()).device
     if spans is None:
@@ -55,17 +55,17 @@ def contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> I
         rows_N = batch.rows.to(device)
         output_ND = encoded.output.flatten(0, 1)[rows_N]
         raw_ND = output_ND if encoded.raw is encoded.output else encoded.raw.flatten(0, 1)[rows_N]
-        yield Contexts(output_ND, raw_ND, batch.place.to(device))
+        yield Contexts(output_ND, raw_ND, batch.position.to(device))
 
 
-def inside(split: Split) -> tuple[Tensor, Tensor]:
-    """Return the inputs x_T of a text and the next tokens y_T. The first token is an input only, never a target."""
+def inputs_and_targets(split: Split) -> tuple[Tensor, Tensor]:
+    """Return the inputs x_T of a text and the next tokens y_T. The first token of the text is not a target."""
     x_T, y_T = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids[1:]))
     return torch.from_numpy(x_T), torch.from_numpy(y_T)
 
 
 def check_carries(model: LanguageModel) -> None:
-    """Raise an error if the encoder carries no state, and so would forget the past at the end of every window."""
+    """Raise an error if the encoder carries no state, because a stream would forget its past after every chunk."""
     if not model.encoder.carries:
         raise SettingsError(
             f"{type(model.encoder).__name__} carries no state, so it cannot read a text as one stream: pass the "

@@ -1,12 +1,12 @@
 """Decoding steps: each hypothesis of a batch reads one more token, and the best next words are computed.
 
 A step reorders the rows of the state, reads one token per row, and scores the next words at the output end. It consists
-of many small kernels, which take a GPU longer to launch than to run. So on a GPU a step is captured as a CUDA graph,
+of many small kernels, which take longer to launch on a GPU than to run. So on a GPU a step is captured as a CUDA graph,
 once for each shape, and replayed. There are few shapes, because
 
     the KV cache has the capacity for all steps of a translation from the start (`Encoder.memory`),
     sources are padded to a multiple of 8 tokens, and the number of sentences to a sixteenth of a power of two,
-    every sentence has a row for each hypothesis of the beam, and keeps its rows, unread, when it is done.
+    every sentence has a row for each hypothesis of the beam, and keeps its rows, unused, when it is finished.
 
 Capturing a step for fewer rows would take as long as several steps, so the shape stays the same to the end of a batch.
 On a CPU, and if a part of the model `waits` for a value from the device, steps run without a graph. There the KV cache
@@ -36,11 +36,11 @@ from reefknot.nn.models.language_model import evaluating
 from reefknot.nn.models.translator import PAD, Translator
 
 GRAPHS = 2
-"""Number of shapes whose graphs are kept, the most recently used ones. Each graph holds a state, and batches sorted by
-length do not return to an earlier shape. With a single graph, the memory pool that graphs share would be empty while
-the next one is captured."""
-ROOM = 1024
-"""Maximum number of steps of a KV cache of fixed size. Most translations end long before a larger limit."""
+"""Number of graphs in memory, one per shape; the most recently used graphs stay. Each graph holds a state, and batches
+that are sorted by length do not return to an earlier shape. With a single graph, the memory pool that graphs share
+would be empty while the next graph is captured."""
+MAX_STEPS = 1024
+"""Maximum capacity of a KV cache of fixed size, in steps. Most translations end long before a larger limit."""
 
 Ints = NDArray[np.int64]
 Best = tuple[Tensor, Tensor]
@@ -56,9 +56,10 @@ def decoding(model: Translator | Decoder, fixed: bool | None = None) -> Iterator
     No weight may change inside this context. Enter it inside autocast, because graphs read the half-precision weights
     that autocast caches until it exits, and the class vectors that are cached here.
 
-    Arguments:
-        fixed: whether the number of rows and the KV cache keep their size. By default, they do if steps can then be
-            replayed.
+    Args:
+        model: A translator, or a decoder.
+        fixed: Whether the number of rows and the KV cache keep their size. By default, they do if steps can be replayed
+            as CUDA graphs.
     """
     if isinstance(model, Decoder):
         yield model
@@ -94,11 +95,12 @@ class Decoder:
     ) -> Rows:
         """Read the sources of a batch and return its rows before the first step, one row per sentence.
 
-        Arguments:
-            limit: returns the maximum number of steps for a source of a given number of tokens.
-            width: maximum number of rows per sentence.
-            k: number of best words to compute for each row; None for all.
-            never: ids that are never among the best words.
+        Args:
+            source_BS: Source ids, padded with `PAD`.
+            limit: Function that returns the maximum number of steps for a source with this number of tokens.
+            width: Maximum number of rows per sentence.
+            k: Number of best words to compute for each row; None for all words.
+            never: Ids that are never among the best words.
         """
         if self._closed:
             raise ArgumentError("this decoder is closed; use it only inside `with decoding(model)`")
@@ -108,7 +110,7 @@ class Decoder:
         batch, tokens = source_BS.shape
         source_BS = F.pad(source_BS.to(self.device), (0, self.width(tokens) - tokens), value=PAD)
         steps = limit(self.width(tokens))
-        if self.fixed and batch and steps <= ROOM:
+        if self.fixed and batch and steps <= MAX_STEPS:
             return FixedRows(step, source_BS, steps, width, self.graphs)
         return Rows(step, self.model.begin(source_BS) if batch else {}, np.arange(batch))
 
@@ -131,12 +133,13 @@ class Step:
     def __call__(
         self, state: State, parents_R: Tensor, tokens_R: Tensor, same: set[str]
     ) -> tuple[Best, State, set[str]]:
-        """Return the best words, the next state, and the names of the tensors in it that the step has not changed.
+        """Return the best words, the next state, and the names of its tensors that the step has not changed.
 
-        Arguments:
-            parents_R: the rows of the state to continue. A row may occur several times.
-            tokens_R: the token that each row reads.
-            same: names of the tensors in the state that need no reordering.
+        Args:
+            state: The state of all rows.
+            parents_R: The rows of the state to continue. A row may occur several times.
+            tokens_R: The token that each row reads.
+            same: Names of the tensors in the state that need no reordering.
         """
         state = {name: tensor if name in same else tensor.index_select(1, parents_R) for name, tensor in state.items()}
         encoded: Encoded = self.model(tokens_R[:, None], state)
@@ -157,9 +160,9 @@ class Rows:
         self._untouched = set(state)
 
     def read(self, parents_R: Ints, tokens_R: Ints) -> Best:
-        """Continue rows by one token each, and return the best next words. A row may be continued several times.
+        """Continue rows by one token, and return the best next words. A row may be continued several times.
 
-        The result is on the device. Use it before the next step, which may overwrite it.
+        The result is on the device. Use it before the next step, because that step may overwrite it.
         """
         sentence_R = self._sentence_R[parents_R]
         # Tensors that no step has changed depend on the source only, so all rows of a sentence hold the same values.
@@ -181,7 +184,7 @@ class FixedRows(Rows):
 
     def __init__(self, step: Step, source_BS: Tensor, steps: int, width: int, graphs: Graphs | None) -> None:
         batch, tokens = source_BS.shape
-        sentence_R = np.minimum(np.arange(_filled(batch)), batch - 1).repeat(width)
+        sentence_R = np.minimum(np.arange(_rounded_up(batch)), batch - 1).repeat(width)
         order_R = send(torch.from_numpy(sentence_R), source_BS.device)
         source = {name: tensor.index_select(1, order_R) for name, tensor in step.model.read(source_BS).items()}
         super().__init__(step, source | step.model.memory(len(sentence_R), steps), sentence_R)
@@ -199,7 +202,7 @@ class FixedRows(Rows):
     def read(self, parents_R: Ints, tokens_R: Ints) -> Best:
         parent_R = self._at_R[parents_R]
         sentence_R = parent_R // self._width
-        # The rows in use of a sentence are the first ones of its block of `width` rows.
+        # A sentence uses the first rows of its block of `width` rows.
         self._at_R = sentence_R * self._width + np.arange(len(sentence_R)) - np.searchsorted(sentence_R, sentence_R)
         rows = len(self._sentence_R)
         inputs_2R = np.stack([np.arange(rows), np.zeros(rows, dtype=np.int64)])
@@ -217,7 +220,7 @@ class FixedRows(Rows):
             return best
         best = super()._run_step(inputs_2R, same)
         if self._graphs is not None:
-            # The first step has run the initialisations that must not be captured, and has set the dtypes of the state.
+            # The first step, without a graph, makes initialisations that must not be captured and sets the dtypes.
             self._graph = self._graphs.capture(self._key, self._replayed_step, inputs)
         return best
 
@@ -228,7 +231,7 @@ class FixedRows(Rows):
         return best, self._state
 
 
-def _filled(number: int) -> int:
-    """Round up to a multiple of a sixteenth of a power of two, for few sizes and at most an eighth of padding."""
+def _rounded_up(number: int) -> int:
+    """Round up to a sixteenth of a power of two, so that there are few sizes and at most an eighth is padding."""
     part = max(1, (1 << (number - 1).bit_length()) // 16)
     return -(-number // part) * part

@@ -1,4 +1,4 @@
-"""Boundaries of documents in a text. They begin at first-level headings or, without any, after every empty line."""
+"""Boundaries of documents in a text. Documents begin at first-level headings or, without any, after empty lines."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def document_boundaries(split: Split, vocabulary: Vocabulary) -> NDArray[np.int6
 
 def _headings(ids: NDArray[np.integer[Any]], ends_line: NDArray[np.bool_], vocabulary: Vocabulary) -> NDArray[np.int64]:
     """Return the starts of lines that begin and end with exactly one `=`."""
-    if HEADING not in vocabulary or len(pieces := vocabulary.encode([HEADING])) > 1:
+    if HEADING not in vocabulary or len(heading_ids := vocabulary.encode([HEADING])) > 1:
         return np.empty(0, dtype=np.int64)
-    mark = ids == pieces[0]
+    mark = ids == heading_ids[0]
     ends = np.flatnonzero(ends_line)
     starts = np.concatenate([[0], ends + 1])[: len(ends)]
     starts, ends = starts[ends - starts >= 3], ends[ends - starts >= 3]

@@ -1,18 +1,18 @@
 """Dynamic evaluation (Krause et al. 2018): the model keeps learning from the text that it is scored on.
 
-The text is read in short segments. Each segment is scored before the weights are updated on it, so no token is scored
-by weights that have seen it:
+The text is read in short segments. Each segment is scored before the weights are updated on it, so no weights have seen
+the tokens that they score:
 
     theta <- theta + lambda rate (theta_0 - theta) - eta g / (MS + epsilon)
 
 g is the gradient of the mean loss of the segment, and theta_0 are the trained weights. MS holds one number per weight:
-the root mean square of its gradient over the training text, which is read once, in 100 streams and segments of 5
-tokens, without dropout. MS is never updated. Weights with large gradients are pulled back faster: rate = MS / m, where
-m is the mean over the tensors of each tensor's mean MS. lambda rate never exceeds 1.
+the root mean square of its gradient over the training text. The training text is read once, in 100 streams and segments
+of 5 tokens, without dropout. MS is never updated. Weights with large gradients are pulled back faster: rate = MS / m,
+where m is the mean over the tensors of each tensor's mean MS. lambda rate never exceeds 1.
 
-Published values are on one of two scales. The newer scale ("mean") is the one above. The older scale ("sum", of the
-paper and of the mixture of softmaxes) uses the root of the *sum* of squares for MS and the *sum* over the tensors for
-m. With B batches in the statistics and K tensors in the model, the updates are the same if
+Published values are on one of two scales. The formula above uses the newer scale ("mean"). The older scale ("sum"), in
+the paper and in the mixture of softmaxes, uses the root of the *sum* of squares for MS and the *sum* over the tensors
+for m. With B batches in the statistics and K tensors in the model, the updates are the same if
 
     eta_mean = eta_sum / sqrt(B),   epsilon_mean = epsilon_sum / sqrt(B),   lambda_mean = lambda_sum / K
 
@@ -37,7 +37,7 @@ from torch import Tensor
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
-from reefknot.lab.evaluation.grid import Grid, Point, Progress, search, unheard
+from reefknot.lab.evaluation.grid import Grid, Point, Progress, ignore_progress, search
 from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score
 from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Dynamic
@@ -48,23 +48,22 @@ from reefknot.nn.encoders.contract import overwrite
 from reefknot.nn.models.language_model import LanguageModel
 
 STREAMS, SEGMENT = 100, 5
-"""Streams and tokens per segment when the training text is read for its gradient statistics."""
+"""Number of streams, and of tokens per segment, when the training text is read for its gradient statistics."""
 
 ETA_FACTORS = (0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
 LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
-"""The authors' search grid, in multiples of the defaults. A search may continue beyond it."""
+"""The authors' search grid, in multiples of the default rates. A search may continue beyond the grid."""
 
-_SEGMENTS_PER_REPORT = 50  # how often progress is reported
+_SEGMENTS_PER_REPORT = 50  # number of segments between two progress reports
 
 Scale = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of dynamic evaluation.
+    """Rates of dynamic evaluation: the learning rate `eta`, the rate `decay` and `epsilon`.
 
-    The weights follow the text at the learning rate `eta` and return to the trained weights at the rate `decay`, which
-    the papers call lambda. `epsilon` is added to the expected size of a gradient.
+    `decay`, which the papers call lambda, pulls the weights back to the trained weights. `epsilon` is added to MS.
     """
 
     eta: float
@@ -73,7 +72,7 @@ class Rates:
     scale: Scale = "mean"
 
     def on_scale(self, scale: Scale, *, batches: int, tensors: int) -> Rates:
-        """Convert the rates to a scale. The updates stay the same."""
+        """Convert the rates to another scale, on which they give the same updates."""
         if scale == self.scale:
             return self
         power = 1 if scale == "sum" else -1
@@ -115,7 +114,7 @@ class DynamicSettings(Settings):
     segment: Annotated[Count, Field(description="Number of tokens that are scored before each update.")] = SEGMENT
 
     def rates(self) -> Rates:
-        """Return the rates, with defaults for those that are not set. Longer segments have larger default rates."""
+        """Return the rates, with defaults for rates that are not set. Default rates are proportional to the segment."""
         default = DEFAULTS[self.scale]
         factor = self.segment / SEGMENT
         return Rates(
@@ -145,7 +144,7 @@ def gradient_statistics(
     split: Split,
     *,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> GradientStatistics:
     """Return the root mean square of the gradient of every weight over a text, usually the training text."""
     windows = Streams(split.ids, STREAMS, SEGMENT, split.inputs)
@@ -177,7 +176,7 @@ def dynamic_score(
     settings: DynamicSettings | None = None,
     *,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> Score:
     """Score a text by dynamic evaluation, and restore the weights of the model afterwards."""
     settings = settings or DynamicSettings()
@@ -210,11 +209,11 @@ def search_rates(
     settings: DynamicSettings | None = None,
     *,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> tuple[DynamicSettings, Grid]:
     """Search for eta and lambda on a validation text, over the authors' grid and beyond its edges.
 
-    A rate that the settings give is not searched. Returns the settings with the best rates, and all that was tried.
+    Rates that are given explicitly are not searched. Returns the best settings, and the losses of all points.
     """
     settings = settings or DynamicSettings()
     stream = one_stream(split, vocabulary)
@@ -238,13 +237,13 @@ def search_rates(
 def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Yield the trainable parameters of a model and a copy of their values, which are restored on exit.
 
-    Inside, the model is in evaluation mode, so there is no dropout. Encoders compute gradients in that mode too, with
-    cuDNN or without. Class vectors are not cached, because they change with the parameters.
+    In this context, the model is in evaluation mode, without dropout. Encoders compute gradients in this mode, too,
+    with and without cuDNN. Class vectors are not cached, because they change with the parameters.
     """
     if not model.encoder.carries:
         raise SettingsError(
-            "dynamic evaluation learns from short segments, and needs a carried state to know the text before them; "
-            f"{type(model.encoder).__name__} carries none: give it more context instead (--context, --stride)"
+            "dynamic evaluation reads short segments, so the encoder must carry its state from one to the next, but "
+            f"{type(model.encoder).__name__} carries none; use more context instead (--context, --stride)"
         )
     parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained = [parameter.detach().clone() for parameter in parameters]
@@ -265,19 +264,19 @@ def _adapt(
     statistics: GradientStatistics,
     settings: DynamicSettings,
     precision: str,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> Tensor:
-    """Return the loss of every token, nll_T, of a model that learns as it reads. The host never waits for the device.
+    """Return the loss of every token, nll_T, of a model that learns while it reads, without waiting for the device.
 
-    The start of a segment is a tensor on the device. So on a GPU all segments are replays of one CUDA graph, except the
-    first and the last, which may be shorter.
+    On a GPU, all segments are replays of one CUDA graph, except the first segment and a shorter last segment. This is
+    possible because the start of a segment is a tensor on the device.
     """
     first = next(model.parameters())
     device, dtype = first.device, first.dtype
     capture = device.type == "cuda" and not model.waits
     x_1T, y_1T = (ids_1T.to(device) for ids_1T in stream)
     tokens, full_segments = x_1T.shape[1], x_1T.shape[1] // settings.segment
-    # Later states are written into these tensors, so they need the same dtype: a float64 model has a float64 state.
+    # Later states are copied into these tensors, so they need the same dtype, which is float64 for a float64 model.
     state = {
         name: tensor.to(torch.promote_types(tensor.dtype, dtype)) for name, tensor in model.initial_state(1).items()
     }
@@ -313,5 +312,5 @@ def _adapt(
 
 
 def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of the loss, zero for parameters it does not depend on. `grad` is left unchanged."""
+    """Return the gradients of the loss, zero for parameters without influence. Their `grad` is left unchanged."""
     return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))

@@ -1,8 +1,8 @@
-"""Loss by training frequency, either of the token to predict or of the token before it.
+"""Loss by training frequency, either of the target or of the token before it.
 
-For one model, the bands of frequency are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands
-of Pappas & Henderson 2019, Figure 3. There the difference is given per token, with an interval, and as in their figure:
-the mean over the word types of a band, where every type has the same weight.
+For one model, the frequency bands are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands of
+Pappas & Henderson 2019, Figure 3. Their difference is computed per token, with an interval, and also as in that figure:
+as the mean over the word types of a band, where every type has the same weight.
 
 Shapes: N scored tokens, V types, T types of a band, R resamples.
 """
@@ -24,27 +24,27 @@ from reefknot.lab.text.vocabulary import Vocabulary
 EDGES = (0, 10, 100, 1_000, 10_000)
 """Lower bounds of the bands of training counts. The last band has no upper bound."""
 FIGURE_3 = (0, 1, 50, 100, 250, 500, 1_000, 2_500, 5_000)
-"""Lower bounds of the bands of Pappas & Henderson, with an additional band for types that training has not seen."""
+"""Lower bounds of the bands of Pappas & Henderson, and a band for types that do not occur in the training text."""
 
 Losses = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """Two systems on some of the tokens of a text, by their mean loss per token."""
+    """Comparison of two systems on some of the tokens of a text, by their mean loss per token."""
 
     tokens: int
     nll_a: float
     nll_b: float
     difference: float
-    """Difference B - A, so B is better below zero."""
+    """Difference B - A, so B is better if it is below zero."""
     interval: tuple[float, float] | None
     """Interval of the difference, computed as for the whole text; None if the tokens lie in too few units of text."""
 
 
 @dataclass(frozen=True)
 class BandComparison(TokenComparison):
-    """Two systems on one band of training counts, from `low` to `high` inclusive; None is no upper bound."""
+    """Comparison of two systems on one band of training counts, from `low` to `high` inclusive; None for no bound."""
 
     low: int
     high: int | None
@@ -52,21 +52,21 @@ class BandComparison(TokenComparison):
 
 @dataclass(frozen=True)
 class TypeComparison(BandComparison):
-    """Two systems on the targets of one band of training counts, also by word type."""
+    """Comparison of two systems on the targets of one band of training counts, also by word type."""
 
     types: int
     """Number of types of the band that occur in the text."""
     relative: float | None
     """Mean over the types of 100 (B - A) / B, in percent, where A and B are the summed losses of a type. Unlike
-    `difference`, it is not dominated by frequent types. The divisor is B as in the program of Pappas & Henderson, whose
-    B is DRILL. None if the loss of B is zero on every type."""
+    `difference`, the mean is not dominated by frequent types. The divisor is B, as in the program of Pappas &
+    Henderson, where B is DRILL. None if the loss of B is zero on every type."""
     relative_interval: tuple[float, float] | None
-    """95 % interval of that mean, with types resampled; None if there are fewer than two types."""
+    """95 % interval of `relative`, by resampling types; None if there are fewer than two types."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two systems on the same tokens of a text: an array of losses for each run, and the units that are resampled."""
+    """Losses of two systems on the same tokens, one array for each run, and the units of text that are resampled."""
 
     a: list[Losses]
     b: list[Losses]
@@ -114,7 +114,7 @@ def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Fre
 def compare_by_target(
     pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[TypeComparison]:
-    """Compare two systems by how often the target was seen in training.
+    """Compare two systems by the training count of the target.
 
     A type on which the loss of B is zero has no relative difference and is left out of the mean over types.
     """
@@ -146,13 +146,13 @@ def compare_by_target(
 
 
 def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
-    """Return a bootstrap interval of the mean of some values. The same values give the same interval."""
+    """Return a bootstrap interval of the mean of values. The seed is fixed, so the result is reproducible."""
     if len(values_T) < 2:
         return None
-    from reefknot.lab.evaluation.comparison import draw
+    from reefknot.lab.evaluation.comparison import resample_counts
 
-    draws = draw(len(values_T), resamples, np.random.default_rng(0))
-    means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in draws])
+    counts = resample_counts(len(values_T), resamples, np.random.default_rng(0))
+    means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in counts])
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
@@ -160,7 +160,7 @@ def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[f
 def compare_by_previous(
     pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[BandComparison]:
-    """Compare two systems by how often the token before the target was seen in training."""
+    """Compare two systems by the training count of the token before the target."""
     _, previous_N = _sides(pair.tokens, split, vocabulary)
     seen_N = np.asarray(vocabulary.counts)[previous_N]
     return [
@@ -170,14 +170,14 @@ def compare_by_previous(
 
 
 def compare_on_symbols(pair: Pair, split: Split, vocabulary: Vocabulary) -> dict[str, TokenComparison]:
-    """Compare two systems on the targets <unk> and <eos>, which are so frequent that they dominate their bands."""
+    """Compare two systems on the targets <unk> and <eos>, which are frequent enough to dominate their bands."""
     targets_N, _ = _sides(pair.tokens, split, vocabulary)
     symbols = [symbol for symbol in (vocabulary.unk, vocabulary.eos) if symbol is not None and symbol in targets_N]
     return {vocabulary.words[symbol]: pair.on(targets_N == symbol) for symbol in symbols}
 
 
 def _sides(scored: int, split: Split, vocabulary: Vocabulary) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the scored tokens and the tokens before them. <eos> comes before the first token, if that is scored."""
+    """Return the scored tokens and the tokens before them. <eos> precedes the first token, if it is scored."""
     ids = np.asarray(split.ids, dtype=np.int64)
     if scored < len(ids):
         return ids[1:], ids[:-1]

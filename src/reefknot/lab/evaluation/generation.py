@@ -1,9 +1,10 @@
 """Generate text with a language model, token by token, with temperature, top-k and top-p (nucleus) sampling.
 
-Each token is read once. A recurrent state has a fixed size. The KV cache of a transformer grows with every token, and
-is of no use beyond the lengths of training. When it has grown to a window, it is dropped and the last half window of
-the text is read again, at positions that start from 0. Earlier text is forgotten, and no token is predicted from less
-than half a window of context unless the text is shorter.
+Each token is read once. A recurrent state has a fixed size. The KV cache of a transformer grows with every token, but
+the model has learned only positions up to the length of its training samples. So the cache is limited to a window, a
+maximum number of tokens. When the window is full, the cache is dropped, and the last half window of the text is read
+again, at positions that start from 0. Earlier text is forgotten. Every token is predicted from at least half a window
+of context, unless the text is shorter.
 
 Shapes: N rows (1 for a single text), D hidden dimension, K candidates.
 """
@@ -27,7 +28,7 @@ COLDEST, HOTTEST = 1e-6, 1e6
 
 
 def prompt_ids(words: list[str], vocabulary: Vocabulary) -> list[int]:
-    """Return the ids of a prompt that starts a line: <eos>, if the vocabulary has it, and the words. Never empty."""
+    """Return the ids of a prompt that starts a line: <eos>, if the vocabulary has it, then the words. Never empty."""
     ids = vocabulary.encode_inputs(words)
     return [vocabulary.eos, *ids] if vocabulary.eos is not None else ids or [0]
 
@@ -47,17 +48,19 @@ def generate(
 ) -> Iterator[int]:
     """Yield `length` ids that follow the prompt.
 
-    A model in training mode is back in training mode whenever an id is yielded. A model in evaluation mode must not
-    change until the last id is yielded, because class vectors that a network computes are computed only once.
+    A model in training mode is back in training mode whenever an id is yielded. The weights of a model in evaluation
+    mode must not change until the last id is yielded, because its class vectors are computed only once.
 
-    Arguments:
-        prompt: at least one id; start with <eos> for the start of a line.
-        length: number of ids to generate.
-        temperature: divisor of the log-probabilities; 0 always takes the most probable word.
-        top_k: sample from the k most probable words only.
-        top_p: sample from the fewest words whose probabilities add up to p. It can be combined with `top_k`.
-        never: ids that are never generated, such as <unk>.
-        window: maximum number of tokens in the KV cache of an encoder that does not carry its state. Other encoders
+    Args:
+        model: The language model.
+        prompt: At least one id. <eos> at the beginning means the start of a line.
+        length: Number of ids to generate.
+        temperature: Divisor of the log-probabilities. With 0, the most probable word is always chosen.
+        top_k: Sample from the k most probable words only.
+        top_p: Sample from the fewest words whose probabilities add up to p. It can be combined with `top_k`.
+        never: Ids that are never generated, such as <unk>.
+        seed: Seed of the random numbers.
+        window: Maximum number of tokens in the KV cache of an encoder that does not carry its state. Other encoders
             ignore it.
     """
     check_choice(temperature, top_k, top_p)
@@ -73,16 +76,16 @@ def generate(
                 h_1D = reader.read(unread)
                 token = int(model.output.sample(h_1D, generator)) if plain else None
                 if token is None or token in never:
-                    # Rejecting a draw and then drawing among the allowed words samples from the exact distribution.
+                    # Sampling again from the allowed words after a rejection gives exactly their distribution.
                     logp_1K, ids_1K = candidates(model, h_1D, wanted, never)
-                    p_1K = chances(logp_1K, temperature, top_p)
+                    p_1K = sampling_weights(logp_1K, temperature, top_p)
                     token = int(ids_1K[0, torch.multinomial(p_1K[0], 1, generator=generator)])
             yield token
             unread = [token]
 
 
 class _Reader:
-    """A model with the state after the tokens it has read."""
+    """A model and its state after the tokens that it has read."""
 
     def __init__(self, model: LanguageModel, window: int | None) -> None:
         if window is not None and window < 1:
@@ -91,17 +94,17 @@ class _Reader:
         self._model = model
         self._window = None if model.encoder.carries else window
         self._state = model.memory(1)
-        self._held = 0
+        self._cached = 0
         # The last half window, which is read again when the KV cache is dropped. Empty if there is no window.
         self._last: deque[int] = deque(maxlen=max(1, self._window // 2) if self._window else 0)
 
     def read(self, ids: list[int]) -> Tensor:
-        """Read some ids and return the hidden state after them, h_1D."""
+        """Read ids and return the hidden state after the last id, h_1D."""
         self._last.extend(ids)
-        self._held += len(ids)
-        if self._window and self._held > self._window:
+        self._cached += len(ids)
+        if self._window and self._cached > self._window:
             ids = list(self._last)
-            self._state, self._held = self._model.memory(1), len(ids)
+            self._state, self._cached = self._model.memory(1), len(ids)
         encoded: Encoded = self._model(torch.tensor([ids], device=self.device), self._state)
         self._state = encoded.state
         return encoded.output[:, -1]
@@ -120,7 +123,7 @@ def check_choice(temperature: float, top_k: int | None, top_p: float | None) -> 
 def candidates(model: LanguageModel, h_ND: Tensor, k: int | None, never: Collection[int]) -> tuple[Tensor, Tensor]:
     """Return the k most probable ids of each row that are not in `never`, (logp_NK, ids_NK), best first.
 
-    k = None returns all of them. An output end that can find the best classes without scoring all of them does so.
+    k = None returns all ids. An adaptive output end may find the best ids without scoring all of them.
     """
     size = model.output.vocab_size
     never = {token for token in never if 0 <= token < size}
@@ -130,20 +133,20 @@ def candidates(model: LanguageModel, h_ND: Tensor, k: int | None, never: Collect
     k = allowed if k is None else min(k, allowed)
     logp_NK, ids_NK = model.output.topk(h_ND, k + len(never))
     if never:
-        # One comparison per id, because a list of ids would have to be copied to the device, and the host would wait.
+        # One comparison per id, because the host would wait while it copies a list of ids to the device.
         banned_NK = torch.stack([ids_NK == token for token in never]).any(0)
         allowed_NK = banned_NK.sort(dim=-1, stable=True).indices[:, :k]
         logp_NK, ids_NK = logp_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
     return logp_NK, ids_NK
 
 
-def chances(logp_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
-    """Return the weights p_NK for sampling among candidates, best first. They need not add up to one."""
+def sampling_weights(logp_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
+    """Return the weights p_NK for sampling among candidates, best first. They may not add up to one."""
     if temperature < COLDEST:
         return torch.zeros_like(logp_NK).index_fill(1, logp_NK.new_zeros(1, dtype=torch.long), 1.0)
     p_NK = torch.softmax(logp_NK.float() / temperature, dim=-1)
     if top_p is not None:
-        # A word is kept if the words before it do not add up to p, so the best word is always kept.
+        # A word remains if the better words add up to less than p, so the best word always remains.
         before_NK = p_NK.cumsum(-1) - p_NK
         p_NK = torch.where(before_NK < top_p, p_NK, 0.0)
     return p_NK

@@ -1,6 +1,6 @@
-"""Grid search for settings on a validation text, which continues beyond the grid where the best value is at its edge.
+"""Grid search for settings on a validation text. It continues beyond the grid if the best value is at an edge.
 
-Also the helpers that long evaluations share: the beginning of a text, and progress reports.
+This module also has helpers that long evaluations share: the beginning of a text, and progress reports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 
 EXTENSIONS = 4
-"""Maximum number of values that a search tries beyond the end of an axis."""
+"""Maximum number of values that a search tries beyond one end of an axis."""
 
 Point = dict[str, float]
 """A point of the grid: one value for each setting that is searched."""
@@ -26,7 +26,7 @@ Progress = Callable[[str, float], None]
 """Callback for progress. It is called with a description of the work and the fraction that is done."""
 
 
-def unheard(what: str, done: float) -> None:
+def ignore_progress(what: str, done: float) -> None:
     """Ignore progress reports."""
 
 
@@ -48,13 +48,13 @@ class Grid:
 
     @property
     def axes(self) -> dict[str, list[float]]:
-        """Every value of each setting that was tried, though not in every combination."""
+        """The values that were tried for each setting, not necessarily in every combination."""
         names = self.points[0][0]
         return {name: sorted({point[name] for point, _ in self.points}) for name in names}
 
     @property
     def edges(self) -> list[str]:
-        """Settings whose best value is the smallest or the largest tried, so that a better one may lie beyond it."""
+        """Settings whose best value is the smallest or the largest value tried, so a better one may lie beyond it."""
         return [
             name
             for name, values in self.axes.items()
@@ -62,16 +62,16 @@ class Grid:
         ]
 
     def summary(self) -> Search:
-        """Return what is saved with an evaluation. A loss that is not finite becomes None."""
+        """Return the search as it is saved with an evaluation. A loss that is not finite becomes None."""
         tried = [{**point, "nll": nll if math.isfinite(nll) else None} for point, nll in self.points]
         return Search(
             text=self.text, best=self.best, edges=tuple(self.edges), note=self.note or None, points=tuple(tried)
         )
 
     def table(self) -> str:
-        """Return a table of perplexities, with the last setting from left to right and the others from top to bottom.
+        """Return a table of perplexities. The last setting varies from left to right, the others from top to bottom.
 
-        `*` marks the best point. `-` marks points that were not tried, because beyond the grid only one setting varies.
+        `*` marks the best point. `-` marks points that were not tried: beyond the grid, only one setting varies.
         """
         *downward, across = self.axes
         best = tuple(self.best.values())
@@ -88,7 +88,7 @@ class Grid:
         lines = [f"perplexity of {self.text} (* the best)", *(line.rstrip() for line in lines)]
         if self.edges:
             edges = ", ".join(f"{name} {_formatted(self.best[name])}" for name in self.edges)
-            lines.append(f"the best values tried ({edges}) lie at the edge of the grid; there may be better beyond it")
+            lines.append(f"the best values ({edges}) are at the edge of the grid; there may be better values beyond it")
         return "\n".join([*lines, self.note] if self.note else lines)
 
 
@@ -96,25 +96,26 @@ def search(
     axes: Mapping[str, Sequence[float]],
     measure: Callable[[Point, Progress], float],
     split: Split,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
     between: Mapping[str, tuple[float, float]] | None = None,
 ) -> Grid:
     """Measure the mean loss at every combination of values, then extend the axes whose best value is at an end.
 
-    Axes are extended one after the other, while the loss improves, with the other settings held at their best values.
-    Each axis is extended once. A point whose loss is not finite counts as bad; it is not an error.
+    Axes are extended one after the other, each once, while the loss improves. The other settings keep their best
+    values. A loss that is not finite is not an error; it counts as infinite.
 
-    Arguments:
-        axes: the values to try for each setting.
-        measure: returns the mean loss at a point.
-        split: the validation text.
-        between: for each setting, the exclusive bounds that extensions stay within.
+    Args:
+        axes: The values to try for each setting.
+        measure: Function that returns the mean loss at a point.
+        split: The validation text.
+        progress: Callback for progress.
+        between: For each setting, the exclusive bounds of extensions.
     """
     combinations = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     count = len(combinations)
     free = [name for name, values in axes.items() if len(values) > 1]
     points: list[tuple[Point, float]] = []
-    # Extensions count until it is clear that they are not needed, so that the reported fraction never decreases.
+    # Count all possible extensions until they turn out not to be needed, so that the fraction never decreases.
     total = count + EXTENSIONS * len(free)
 
     def report(_: str, done: float) -> None:
@@ -128,10 +129,10 @@ def search(
     for point in combinations:
         attempt(point)
     if all(nll == math.inf for _, nll in points):
-        raise NonFiniteError(f"none of {count} settings gives the {split.name} text a loss that is a number")
+        raise NonFiniteError(f"the loss on the {split.name} text is NaN or infinite at all {count} points of the grid")
     for number, name in enumerate(free, start=1):
         best = _best(points)
-        for value in further(axes[name], best[name], (between or {}).get(name)):
+        for value in extend_axis(axes[name], best[name], (between or {}).get(name)):
             attempt({**best, name: value})
             if _best(points)[name] != value:
                 break
@@ -140,11 +141,11 @@ def search(
     return Grid(f"the {split.name} text, {split.tokens:,} tokens", tuple(points))
 
 
-def further(values: Sequence[float], end: float, between: tuple[float, float] | None = None) -> list[float]:
-    """Return values that continue an axis beyond `end`, if that is the smallest or the largest of several values.
+def extend_axis(values: Sequence[float], end: float, between: tuple[float, float] | None = None) -> list[float]:
+    """Return values beyond `end`, if `end` is the smallest or the largest of several values, or else nothing.
 
-    The values continue with the ratio of the last two if all are positive, otherwise with their difference. Integers
-    stay integers. Other values are rounded to the printed digits, so that a printed value can be passed back in.
+    If all values are positive, the ratio of the last two values continues, otherwise their difference. Integers stay
+    integers. Other values are rounded to the printed digits, so that a printed value can be passed as an option.
     """
     ordered = sorted(set(values))
     if len(ordered) < 2 or end not in (ordered[0], ordered[-1]):
@@ -165,7 +166,7 @@ def further(values: Sequence[float], end: float, between: tuple[float, float] | 
 
 
 def _best(points: Sequence[tuple[Point, float]]) -> Point:
-    """Return the best point, the first of equals, so that a search does not continue where nothing changes."""
+    """Return the best point. Among equal losses it is the first, so that a search stops when nothing changes."""
     return min(points, key=lambda tried: tried[1])[0]
 
 
@@ -176,7 +177,7 @@ def _formatted(value: float) -> str:
 def beginning(split: Split, tokens: int | None, vocabulary: Vocabulary) -> Split:
     """Return the first `tokens` tokens of a text, or the whole text if it is not longer.
 
-    The numbers of words, lines and bytes are not counted but estimated in proportion.
+    The numbers of words, lines and bytes are estimated in proportion, not counted.
     """
     if tokens is None or tokens >= split.tokens:
         return split

@@ -1,8 +1,9 @@
 """Monte-Carlo dropout (Gal & Ghahramani 2016): average the probabilities of many passes with dropout.
 
-Each pass reads the text once, as training does: masks are drawn for every window, and the state is carried from window
-to window or every window is computed independently. The average is over the probability of each token, not over its
-logarithm. For a model without dropout all passes are the same, so only one is made.
+Each pass reads the text once, in windows as in training. A window is the part of the text that shares dropout masks.
+Either the state is carried from window to window, or every window is computed independently. The average is over the
+probability of each token, not over its logarithm. For a model without dropout, all passes are the same, so only one
+pass is made.
 
 Shapes: T tokens of the text.
 """
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.evaluation.grid import Progress, unheard
+from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import (
     Score,
     autocast,
@@ -36,7 +37,7 @@ from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
 
-_ROUNDING = 1e-3  # largest difference between losses in training and evaluation mode that is put down to rounding
+_ROUNDING = 1e-3  # a larger difference between losses in training and evaluation mode is not due to rounding
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,20 @@ def monte_carlo_score(
     window: int | Windows,
     seed: int = 0,
     precision: str = "float32",
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> MonteCarloScore:
     """Score a text by the mean probability over several passes with dropout.
 
-    Arguments:
-        passes: number of passes over the text.
-        window: number of tokens of the stream that share their masks, which in training is `steps`. Alternatively,
-            windows that are computed independently, each with masks of its own.
-        seed: seed of the masks. The state of the global random generators is restored afterwards.
+    Args:
+        model: The language model.
+        split: The text.
+        vocabulary: The vocabulary of the text.
+        passes: Number of passes over the text.
+        window: Number of tokens of a single stream that share dropout masks; in training, it is `steps`. Alternatively,
+            evaluation windows that are computed independently, each with its own masks.
+        seed: Seed of the masks. The state of the global random generators is restored afterwards.
+        precision: `float32`, or `bfloat16` or `float16` for autocast.
+        progress: Callback for progress.
     """
     steps, windows = (window, None) if isinstance(window, int) else (None, window)
     if passes < 1 or (steps is not None and steps < 1):
@@ -89,7 +95,7 @@ def monte_carlo_score(
     with _dropping(model, seed), autocast(device, precision):
         for number in range(passes):
             logp_T = _pass(model, x_1T, y_1T, cut)
-            # Reading the mean from the device keeps the host from running a whole text ahead of it.
+            # Reading the mean waits for the device, so that the host is never more than one pass ahead.
             perplexities.append(perplexity(-float(logp_T.mean())))
             if number == 0 and np.allclose(logp_T.cpu().numpy(), -plain.nll, rtol=_ROUNDING, atol=_ROUNDING):
                 return _in_mode(plain, plain.nll, perplexities, steps, seed, drops=False)
@@ -102,7 +108,7 @@ def monte_carlo_score(
 
 
 def _pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, cut: int | Spans) -> Tensor:
-    """Return the log-probabilities logp_T of one pass, over one stream in windows of `cut` tokens or over `Spans`."""
+    """Return the log-probabilities logp_T of one pass, over a stream in windows of `cut` tokens or over `Spans`."""
     if isinstance(cut, Spans):
         return window_log_probs(model, x_1T[0], y_1T[0], cut).double()
     return torch.cat(list(log_probs(model, x_1T, y_1T, cut)), dim=1)[0].double()
@@ -117,7 +123,7 @@ def _in_mode(
     *,
     drops: bool = True,
 ) -> MonteCarloScore:
-    """Return the Monte-Carlo score of the text that `plain` is the plain score of."""
+    """Return the plain score with the losses and the mode of Monte-Carlo dropout."""
     mode = MonteCarlo(
         kind="mc",
         passes=len(perplexities),

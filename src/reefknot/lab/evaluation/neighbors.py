@@ -1,7 +1,7 @@
-"""Nearest neighbours of words, by the cosine of vectors from a table or from the classifier.
+"""Nearest neighbours of words, by the cosine of the vectors of a table or classifier.
 
-Shapes: W query words, V words of the vocabulary, S words of the vocabulary and words that are only spelled, K
-neighbours, D dimension.
+Shapes: W query words, V words of the vocabulary, S = V + number of words in `Vocabulary.spelled`, K neighbours, D
+dimension.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from reefknot.vectors.word_vectors import WordVectors
 def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> NearestWords:
     """Return, for each word, the k other words of the vocabulary with the largest cosine, best first.
 
-    An input end may have further vectors after those of the vocabulary, for the words of `Vocabulary.spelled`. These
-    words have neighbours but are never neighbours themselves.
+    An input end may have additional vectors, for the words of `Vocabulary.spelled`. These words have neighbours but are
+    never neighbours of other words.
     """
     ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=vectors_SD.device)
     near = nearest_ids(F.normalize(vectors_SD.float(), dim=-1), ids_W, len(vocabulary), k)
@@ -30,7 +30,7 @@ def nearest(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int
 
 
 def nearest_words(vectors: WordVectors, words: list[str], k: int) -> NearestWords:
-    """Return, for each word, the k other words with the largest cosine among some word vectors, best first."""
+    """Return, for each word, the k other words with the largest cosine in a table of word vectors, best first."""
     ids_W = torch.tensor([vectors.id_of(word) for word in words], dtype=torch.long)
     return _named(words, vectors.words, *nearest_ids(torch.from_numpy(vectors.unit_VD), ids_W, len(vectors), k))
 
@@ -47,9 +47,9 @@ def _named(words: list[str], known: tuple[str, ...], values_WK: Tensor, near_WK:
 
 
 def nearest_ids(unit_SD: Tensor, ids_W: Tensor, classes: int, k: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines and ids of the k nearest of the first `classes` vectors.
+    """Return the cosines and ids of the k nearest neighbours among the first `classes` vectors.
 
-    The word itself has a cosine of minus infinity, so it comes last.
+    The cosine of a word with itself is set to minus infinity, so the word itself comes last.
     """
     unit_VD = unit_SD[:classes]
     is_self_WV = ids_W[:, None] == torch.arange(len(unit_VD), device=unit_SD.device)
@@ -63,7 +63,7 @@ EXAMPLES = 8
 
 
 def examples(vocabulary: Vocabulary, count: int = EXAMPLES) -> list[str]:
-    """Select example words: of letters only, frequent enough to be learned, and spread over the frequency ranks."""
+    """Select example words that consist of letters, are frequent enough, and are spread over the frequency ranks."""
     usable = [
         word
         for word, seen in zip(vocabulary.words, vocabulary.counts, strict=True)

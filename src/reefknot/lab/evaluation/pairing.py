@@ -1,7 +1,7 @@
-"""Can the losses of two runs be paired, token by token or word by word?
+"""Decide whether the losses of two runs can be paired, token by token or word by word.
 
-`runs/comparability.py` decides this from the scores in their results. Results of format 1 do not record the unknown
-words, the text and the vocabulary. These are then read from the texts.
+`runs/comparability.py` decides this from the scores in the results. Results of format 1 do not describe the text, its
+unknown words and the vocabulary. For these results, the texts are opened.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from reefknot.lab.text.dataset import Dataset
 
 
 class Pairing(NamedTuple):
-    """How the scores of two runs differ, and whether they are of the same tokens."""
+    """How the scores of two runs differ, and whether both runs scored the same tokens."""
 
     difference: Difference | None
     same_tokens: bool
 
 
 def pair(first: RunFolder, other: RunFolder, split: str, open_texts: Callable[[RunFolder], Dataset]) -> Pairing:
-    """Compare what two finished runs were scored on.
+    """Compare the texts that two finished runs were scored on.
 
     Args:
-        open_texts: opens the texts of a run. It is called only if a result does not describe its text completely.
+        first: The first run.
+        other: The other run.
+        split: Name of the split.
+        open_texts: Function that opens the texts of a run. It is called only if a result does not describe its text.
     """
     score_a, score_b = (_score(run, split) for run in (first, other))
     if first.config.get("corpus") == other.config.get("corpus"):
@@ -41,7 +44,7 @@ def _score(run: RunFolder, split: str) -> TextScore:
     result = run.result
     score = result.score(split) if result else None
     if score is None:
-        raise DataError(f"{run.path} has no score of the {split} text; compare finished runs of language models")
+        raise DataError(f"{run.path} has no score for the {split} text; compare finished runs of language models")
     return score
 
 

@@ -1,4 +1,4 @@
-"""Perplexity of translations under teacher forcing. Every target token is scored once, and each pair on its own.
+"""Perplexity of translations under teacher forcing. Every target token is scored once, and pairs are independent.
 
 Shapes: N pairs, B pairs computed at once, S source tokens, T target tokens, U = S + T, M target tokens without padding.
 """
@@ -25,14 +25,16 @@ from reefknot.nn.models.translator import Translator
 def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, precision: str = "float32") -> Score:
     """Score the target side of a parallel text.
 
-    Arguments:
-        vocabulary: the vocabulary of the target side.
+    Args:
+        model: The translator.
+        split: The parallel text.
+        vocabulary: The vocabulary of the target side.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
     """
     if not split.pairs:
         raise DataError(f"the {split.name} text has no pairs, so there is nothing to score")
     if vocabulary.eos is None:
-        raise DataError("the words of the target have no <eos>, which begins and ends every target sentence")
+        raise DataError("the vocabulary of the target side has no <eos>, which begins and ends every target sentence")
     device = next(model.parameters()).device
     nll = np.empty(split.tokens, dtype=np.float32)
     with evaluating(model), autocast(device, precision):

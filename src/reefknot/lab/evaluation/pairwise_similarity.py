@@ -1,12 +1,13 @@
-"""Do two tables agree which words are similar? Rank correlation of all pairwise cosines (Press & Wolf 2017, Table 4).
+"""Rank correlation of all pairwise cosines of two tables (Press & Wolf 2017, Table 4): do they agree on similar words?
 
-V words have V (V - 1) / 2 pairs, 50 million for 10,000 words. So many pairs are ranked without sorting, in memory that
-does not grow with their number. A first pass over blocks of cosines finds the smallest and the largest. A second pass
+V words have V (V - 1) / 2 pairs, 50 million for 10,000 words. They are ranked without sorting, in memory that does not
+grow with their number. A first pass over blocks of cosines finds the smallest and the largest cosine. A second pass
 counts the cosines in a million equal steps between them, which gives the mean rank of each step. A third pass sums the
 products of ranks. Cosines within a step count as equal, which changes the result in the seventh decimal or later. A
 million pairs or fewer are sorted.
 
-For larger vocabularies, pairs are sampled with replacement, in parts whose spread gives the interval.
+For larger vocabularies, pairs are sampled with replacement. The sample is divided into parts, and the spread over the
+parts gives the interval.
 
 Shapes: V shared words, R rows of a block and A rows after it, D dimension, N pairs (of a block, or sampled), S steps.
 """
@@ -25,12 +26,12 @@ from reefknot.lab.evaluation.similarity import DECIMALS, pair_cosines
 from reefknot.lab.evaluation.spearman import FEWEST_PAIRS, spearman
 from reefknot.vectors.word_vectors import WordVectors
 
-EXACT_BELOW = 20_000
-SAMPLES = 1_000_000
-PARTS = 40  # of a sample; their spread gives the interval
-FEW = 1_000_000  # pairs whose cosines are sorted as they are
+EXACT_BELOW = 20_000  # number of shared words up to which all pairs are used
+SAMPLES = 1_000_000  # number of sampled pairs
+PARTS = 40  # number of parts of a sample
+FEW = 1_000_000  # number of pairs up to which cosines are sorted
 STEPS = 1 << 20
-_BLOCK = 1 << 21  # cosines held at once
+_BLOCK = 1 << 21  # number of cosines in memory at once
 
 Floats = NDArray[np.float64]
 
@@ -39,8 +40,8 @@ Floats = NDArray[np.float64]
 class PairwiseCorrelation:
     """Spearman's rho of the pairwise cosines of two tables, over all pairs of shared words or over a sample of pairs.
 
-    A sampled correlation has a 95 % interval; an exact one needs none. rho is None if it is undefined, which it is for
-    fewer than 3 pairs or if all cosines of a table are equal.
+    A sampled correlation has a 95 % interval; an exact correlation needs none. rho is None if it is undefined: for
+    fewer than 3 pairs, or if all cosines of a table are equal.
     """
 
     rho: float | None
@@ -121,7 +122,7 @@ class _Cosines:
             yield block_N.astype(np.int64)
 
     def centred_ranks(self, pairs: int) -> tuple[Floats, float]:
-        """Return the mean rank of each step less the overall mean, and the sum of their squares over all pairs."""
+        """Return the mean rank of each step minus the overall mean, and the sum of its square over all pairs."""
         counts_S = np.zeros(STEPS, dtype=np.int64)
         for steps_N in self.steps():
             counts_S += np.bincount(steps_N, minlength=STEPS)
@@ -130,10 +131,10 @@ class _Cosines:
 
 
 def _unit(vectors_VD: NDArray[np.float32]) -> Floats:
-    """Return rows of length one; a zero row stays zero.
+    """Return the rows scaled to length one; a zero row stays zero.
 
-    They are float64, because the cosines of `WordVectors.unit_VD` are rounded in the seventh decimal, which would swap
-    neighbouring ranks and make equal cosines differ.
+    The result is float64, because the cosines of the float32 vectors `WordVectors.unit_VD` have rounding errors in the
+    seventh decimal, which would swap neighbouring ranks and make equal cosines differ.
     """
     rows_VD = vectors_VD.astype(np.float64)
     lengths_V1 = np.linalg.norm(rows_VD, axis=1, keepdims=True)
@@ -142,7 +143,7 @@ def _unit(vectors_VD: NDArray[np.float32]) -> Floats:
 
 
 def _blocks(unit_VD: Floats) -> Iterator[Floats]:
-    """Yield the cosines of every row with all later rows, some rows at a time."""
+    """Yield the cosines of every row with all later rows, for some rows at a time."""
     start, words = 0, len(unit_VD)
     while start < words - 1:
         rows = min(max(1, _BLOCK // (words - start)), words - start)

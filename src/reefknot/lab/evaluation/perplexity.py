@@ -1,8 +1,8 @@
 """Perplexity of a text. Every token is scored exactly once, however the text is split into windows and streams.
 
 A model that carries its state reads the text from start to end, in one or several streams. A model that carries no
-state reads it in windows, each computed independently of the others (`windows.py`). A model that carries its state can
-be scored in windows too.
+state reads the text in evaluation windows, which are computed independently of each other (`windows.py`). A model that
+carries its state can be scored in evaluation windows, too.
 
 A score records how it was measured, so that two perplexities are compared only where that makes sense.
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from reefknot.lab.text.pair_dataset import PairSplit
 
 ROWS_AT_ONCE = 8192
-"""Rows that the output end scores at once, over all streams. It bounds the memory and does not change the result."""
+"""Number of rows that the output end scores at once. It bounds the memory and does not change the result."""
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Score:
-    """Losses of the tokens of a text, in the order of the text, and how they were measured."""
+    """Losses of the tokens of a text, in the order of the text, and how the losses were measured."""
 
     nll: NDArray[np.float32]
     """Negative log-likelihood of each scored token, in nats."""
@@ -55,9 +55,9 @@ class Score:
     streams: int = field(default=1, kw_only=True)
     """Number of contiguous parts of the text that were read in parallel."""
     windows: Windows | None = field(default=None, kw_only=True)
-    """Windows that were computed independently of each other; None if the state was carried along each stream."""
+    """Evaluation windows, which are independent of each other; None if the state was carried along each stream."""
     pairs: int | None = field(default=None, kw_only=True)
-    """Number of sentence pairs, each scored independently, if the text is a parallel one."""
+    """Number of sentence pairs, each scored independently; None if the text is not parallel."""
     mode: Mode | None = field(default=None, kw_only=True)
     """Mode of evaluation, such as dynamic evaluation or a cache; None for plain evaluation."""
 
@@ -68,7 +68,7 @@ class Score:
 
     @property
     def definition(self) -> str:
-        """How the perplexity is defined, in words."""
+        """Definition of the perplexity, in words."""
         return self.summary().definition
 
     def summary(self) -> TextScore:
@@ -104,11 +104,14 @@ def score(
 ) -> Score:
     """Score every token of a text.
 
-    Arguments:
-        streams: number of contiguous parts that are scored in parallel, each from an empty state. More streams are
+    Args:
+        model: The language model.
+        split: The text.
+        vocabulary: The vocabulary of the text.
+        streams: Number of contiguous parts that are scored in parallel, each from an empty state. More streams are
             faster and give the model less context.
-        window: tokens of a stream that are computed at once. It changes time and memory only.
-        windows: windows that are computed independently of each other, instead of streams that carry a state.
+        window: Number of tokens of a stream that are computed at once. It changes time and memory only.
+        windows: Evaluation windows that are computed independently, instead of streams that carry a state.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
     """
     x_1T, y_1T = one_stream(split, vocabulary)
@@ -116,7 +119,7 @@ def score(
     if windows is not None:
         if streams > 1:
             raise SettingsError(
-                f"streams = {streams}: windows are computed independently, so streams have no effect; use streams = 1"
+                f"streams = {streams}: evaluation windows are independent, so streams have no effect; use streams = 1"
             )
         nll = window_losses(model, x_1T[0], y_1T[0], windows.cut(y_1T[0], vocabulary.eos), precision=precision)
     else:
@@ -178,10 +181,9 @@ def losses(
 
 
 def log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> Iterator[Tensor]:
-    """Yield the log-probabilities logp_BT of the targets, one window after the other.
+    """Yield the log-probabilities logp_BT of the targets, for `window` tokens of every stream at a time.
 
-    Streams start from an empty state, which is carried from window to window. The model stays in training or
-    evaluation mode, whichever it is in.
+    Streams start from an empty state, which is carried along. The model stays in its mode, training or evaluation.
     """
     check_carries(model)
     device = next(model.parameters()).device
@@ -196,16 +198,16 @@ def log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> 
 def window_losses(
     model: LanguageModel, x_T: Tensor, y_T: Tensor, spans: Spans, *, precision: str = "float32"
 ) -> NDArray[np.float32]:
-    """Return the losses nll_T of the targets of independent windows, in the order of the text, without dropout."""
+    """Return the losses nll_T of the targets of evaluation windows, in the order of the text, without dropout."""
     with evaluating(model), autocast(next(model.parameters()).device, precision):
         nll_T: NDArray[np.float32] = -window_log_probs(model, x_T, y_T, spans).float().cpu().numpy()
     return nll_T
 
 
 def window_log_probs(model: LanguageModel, x_T: Tensor, y_T: Tensor, spans: Spans) -> Tensor:
-    """Return the log-probabilities logp_T of the targets of independent windows, on the device of the model.
+    """Return the log-probabilities logp_T of the targets of evaluation windows, on the device of the model.
 
-    The model stays in training or evaluation mode, whichever it is in.
+    The model stays in its mode, training or evaluation.
     """
     y_T = y_T.to(next(model.parameters()).device)
     log_probs, positions = [], []
@@ -226,7 +228,7 @@ def scored_rows(model: LanguageModel, h_ND: Tensor, y_N: Tensor) -> Tensor:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the autocast context for a precision; it does nothing for `float32`.
 
-    Enter it again after weights have changed, because autocast keeps its half-precision copies until it exits.
+    Leave and enter it again after weights have changed, because autocast caches half-precision copies until it exits.
     """
     return torch.autocast(device.type, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
 
@@ -234,7 +236,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDArray[np.float64]:
     """Return the loss of every word and line end of a text, which is the sum of the losses of its sub-words.
 
-    If the first token was not scored, the loss of the first word is that of its remaining sub-words, if it has any.
+    If the first token was not scored, the loss of the first word includes only its other sub-words.
     """
     targets = np.asarray(split.ids[split.tokens - len(nll) :])
     losses: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), _starts_of_words(targets, vocabulary))
@@ -248,7 +250,7 @@ def _starts_of_words(ids: NDArray[Any], vocabulary: Vocabulary) -> NDArray[np.in
 
 
 def ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """Return, for each token of the vocabulary, whether it is the last of its word."""
+    """Return, for each token of the vocabulary, whether it is the last token of a word."""
     if vocabulary.bpe is None:
         return np.ones(len(vocabulary), dtype=np.bool_)
     return np.fromiter(map(vocabulary.ends_word, vocabulary.words), dtype=np.bool_, count=len(vocabulary))

@@ -1,8 +1,8 @@
 """Predictions of the next word (Inan et al. 2017, section 6.4 and Table 4).
 
-After a phrase: the most probable words, and the probabilities of a few frequent words that are safe guesses. Over a
-text: the mean probability of these frequent words, and of the neighbours of the target, which the augmented loss is
-meant to favour.
+`predict` returns the most probable words after a phrase, and the probabilities of a few frequent words that are safe
+guesses. `tendency` returns the mean probability over a text of these frequent words, and of the neighbours of the
+target, which the augmented loss is meant to favour.
 
 Shapes: N contexts, D hidden dimension, V classes, W watched words, K neighbours of a word.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.contexts import contexts, inside
+from reefknot.lab.evaluation.contexts import contexts, inputs_and_targets
 from reefknot.lab.evaluation.generation import prompt_ids
 from reefknot.lab.evaluation.neighbors import nearest_ids
 from reefknot.lab.evaluation.windows import Windows
@@ -27,9 +27,9 @@ from reefknot.nn.constants import UNKNOWN
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 WATCHED = (UNKNOWN, "a", "an", "the")
-"""The words whose probabilities Inan et al. report, which are safe guesses because they are so frequent."""
+"""The words whose probabilities Inan et al. report. They are safe guesses, because they are very frequent."""
 SCORES_AT_ONCE = 2**24
-"""Scores of an output end that are held at once. It bounds the memory and does not change the result."""
+"""Number of scores in memory at once. It bounds the memory and does not change the result."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[
 def tendency(
     model: LanguageModel, split: Split, vocabulary: Vocabulary, k: int = 10, windows: Windows | None = None
 ) -> Tendency:
-    """Return mean probabilities over all contexts of a text, which is read as one stream or in windows.
+    """Return mean probabilities over all contexts of a text, which is read as one stream or in evaluation windows.
 
-    The first token is only context, never a target.
+    The first token of the text is not a target.
     """
     classes = model.output.vocab_size
     if not 1 <= k < classes:
@@ -96,7 +96,7 @@ def tendency(
     device = next(model.parameters()).device
     ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
     rows = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
-    x_T, y_T = inside(split)
+    x_T, y_T = inputs_and_targets(split)
     spans = windows.cut(y_T, vocabulary.eos) if windows else None
     y_T = y_T.to(device)
     target = torch.zeros((), dtype=torch.float64, device=device)
@@ -104,7 +104,8 @@ def tendency(
     with evaluating(model):
         near_VK = _neighbors(model.input.vectors(), classes, k)
         for chunk in contexts(model, x_T, spans):
-            for h_ND, position_N in zip(torch.split(chunk.output, rows), torch.split(chunk.place, rows), strict=True):
+            pairs = zip(torch.split(chunk.output, rows), torch.split(chunk.position, rows), strict=True)
+            for h_ND, position_N in pairs:
                 p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[position_N]
                 target += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
                 near += p_NV.gather(1, near_VK[y_N]).sum(dtype=torch.float64)

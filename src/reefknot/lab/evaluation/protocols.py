@@ -1,13 +1,14 @@
 """Perplexity as the programs of papers compute it, for comparison with their results. Ours is in `perplexity.py`.
 
-- `zaremba`: validation in as many streams as training, in whole windows of as many steps; the test text is one stream.
+- `zaremba`: The validation text is read in the streams and full windows of training, the test text as one stream.
   (Zaremba et al. 2014 and TensorFlow's tutorial, which Inan et al. 2017 and Press & Wolf 2017 build on.)
-- `awd`: validation in 10 streams, test in 1; the total is divided by all rows of the streams although the first of them
-  is not a target. (Merity et al. 2018, which Pappas & Henderson 2019 build on. It reads 70 tokens at once, which
-  changes nothing because the state is carried.)
+- `awd`: The validation text is read in 10 streams, the test text as one stream. The total loss is divided by the number
+  of all tokens of the streams, although the first token of a stream is not a target. (Merity et al. 2018, which Pappas
+  & Henderson 2019 build on. Their program reads 70 tokens at once, which changes nothing, because the state is
+  carried.)
 
-Both drop the tokens at the end of the text that do not fill the streams. Both have no input before the first token of a
-stream, so that token is never scored.
+Both protocols drop the tokens at the end of the text that do not fill the streams. In both, there is no input before
+the first token of a stream, so that token is never scored.
 
 Shapes: B streams, T targets per stream, L tokens per stream.
 """
@@ -36,9 +37,10 @@ class Counting:
 
     streams: int
     window: int = 1
-    """Number of targets in a window. Targets of a stream that do not fill a window are dropped."""
+    """Number of targets that the program reads at once. Targets at the end of a stream that do not fill a window are
+    dropped."""
     rows_without_target: int = 0
-    """Rows per stream that count in the divisor but not in the total."""
+    """Number of tokens per stream that count in the divisor but have no loss."""
 
     def targets(self, split: Split) -> int:
         """Return the number of scored targets per stream. Raise an error if there are none."""
@@ -88,7 +90,7 @@ class Counting:
 def protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] | None:
     """Return how the program of a paper scores each held-out text; None for our definition, which scores all tokens.
 
-    `batch` and `steps` are the settings of training.
+    `batch` and `steps` are the training settings.
     """
     if name == "zaremba":
         return {"valid": Counting(batch, window=steps), "test": Counting(1)}
@@ -107,8 +109,8 @@ def score_by_protocol(
     """Score each text as the program of a paper does, and describe how."""
     if not model.encoder.carries:
         raise SettingsError(
-            f"papers' programs that read a text through carry a state and {type(model.encoder).__name__} carries none; "
-            'count by the protocol "definition"'
+            f"the protocol {name} needs an encoder that carries its state, but {type(model.encoder).__name__} carries "
+            'none; use the protocol "definition"'
         )
     figures: dict[str, Counted] = {}
     for split_name, counting in countings.items():

@@ -1,11 +1,11 @@
 """Numerical rank of the matrix of log-probabilities, one row per context (Yang et al. 2018; Pappas & Henderson 2019).
 
-The log-probabilities of a softmax over W h + b have rank D + 2 at most, where D is the dimension of h: one more for the
-bias and one for the normaliser. A mixture of softmaxes has no such bound.
+The log-probabilities of a softmax over W h + b have rank at most D + 2, where D is the dimension of h: the bias and the
+normaliser add one each. A mixture of softmaxes has no such bound.
 
-The matrix is never stored. Blocks of rows are folded into a triangular factor with the same singular values (QR), in
-float64 and from log-probabilities that are computed in float64. Rounding errors are then far below the tolerance of
-numpy's `matrix_rank`. With the Gram matrix, which squares the singular values, they would not be.
+The matrix is never stored. A QR decomposition folds blocks of rows into a triangular factor with the same singular
+values. Log-probabilities and factor are float64, so that rounding errors are far below the tolerance of numpy's
+`matrix_rank`. A Gram matrix would be less exact, because it squares the singular values.
 
 Shapes: N contexts, M = min(N, V), D hidden dimension, V classes.
 """
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsError
-from reefknot.lab.evaluation.contexts import contexts, inside
+from reefknot.lab.evaluation.contexts import contexts, inputs_and_targets
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel, evaluating
@@ -30,9 +30,9 @@ from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
 from reefknot.nn.outputs.softmax import Softmax
 
 AUTHORS = 1.0
-"""The tolerance of Pappas & Henderson: their program passes numpy `tol=True`."""
+"""The tolerance of Pappas & Henderson, whose program passes `tol=True` to numpy."""
 SCORES_AT_ONCE = 2**24
-"""Scores of an output end that are held at once."""
+"""Number of scores in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -45,37 +45,37 @@ class Spectrum:
 
     @property
     def numpy_tolerance(self) -> float:
-        """Default tolerance of numpy: the largest singular value x the longer side x the machine epsilon."""
+        """Default tolerance of numpy: largest singular value x longer side of the matrix x machine epsilon."""
         return float(self.values[0]) * max(self.contexts, self.classes) * float(np.finfo(np.float64).eps)
 
     def rank(self, tolerance: float | None = None) -> int:
-        """Return the number of singular values above a tolerance, by default that of numpy."""
+        """Return the number of singular values above a tolerance, by default numpy's."""
         if tolerance is not None and not 0 <= tolerance < float("inf"):
             raise SettingsError(f"tolerance = {tolerance}: must be a finite number of at least 0")
         return int((self.values > (self.numpy_tolerance if tolerance is None else tolerance)).sum())
 
 
 class TriangularFactor:
-    """A triangular factor R_MV with the singular values of all rows added so far. Its size does not grow with them."""
+    """A triangular factor R_MV that has the singular values of all rows added so far, but a bounded size."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self.rows = 0
         self._blocks: list[Tensor] = []
-        self._held = 0
+        self._stored = 0
 
     def add(self, rows_NV: Tensor) -> None:
         """Add rows of the matrix."""
         self.rows += len(rows_NV)
-        self._held += len(rows_NV)
+        self._stored += len(rows_NV)
         self._blocks.append(rows_NV.double())
-        # Fold as many new rows as the factor has: fewer would cost more arithmetic, more would cost more memory.
-        if self._held >= 2 * self.classes:
+        # Fold as many new rows as the factor has. Fewer rows would take more arithmetic, more rows more memory.
+        if self._stored >= 2 * self.classes:
             self._fold()
 
     def singular_values(self) -> Tensor:
         """Return the singular values, largest first, on the CPU."""
-        if self._held > self.classes:
+        if self._stored > self.classes:
             self._fold()
         rows_MV = torch.cat(self._blocks)
         # By default torch tries Jacobi's method first, which takes minutes instead of seconds.
@@ -86,18 +86,18 @@ class TriangularFactor:
         stacked = torch.cat(self._blocks)
         self._blocks.clear()
         self._blocks = [torch.linalg.qr(stacked, mode="r").R]
-        self._held = len(self._blocks[0])
+        self._stored = len(self._blocks[0])
 
 
 @torch.no_grad()
 def bound(output: OutputEnd) -> int:
-    """Return the largest rank that the log-probabilities of an output end can have for any number of contexts."""
+    """Return the upper bound on the rank of the log-probabilities of an output end, for any number of contexts."""
     one_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
     return min(output.vocab_size, output.vectors().shape[1] + 2) if one_softmax else output.vocab_size
 
 
 def memory(contexts: int, classes: int) -> int:
-    """Return the maximum number of bytes for the factor and its decomposition, which are four float64 matrices."""
+    """Return the maximum number of bytes that the factor and its decomposition need: four float64 matrices."""
     return 4 * 8 * min(contexts, 2 * classes) * classes
 
 
@@ -114,10 +114,12 @@ def spectrum(
 
     The hidden states are computed in the precision of the model.
 
-    Arguments:
-        limit: number of contexts; by default, all tokens but the last.
-        windows: windows to read the text in; by default, it is read as one stream.
-        eos: the token that ends a line, which windows of whole lines need.
+    Args:
+        model: The language model.
+        split: The text.
+        limit: Number of contexts; by default, all tokens but the last.
+        windows: Evaluation windows to read the text in; by default, it is read as one stream.
+        eos: Id of the token that ends a line, which windows of whole lines need.
     """
     available = split.tokens - 1
     if available < 1:
@@ -129,7 +131,7 @@ def spectrum(
     _check_memory(memory(count, classes), next(model.parameters()).device)
     exact = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
-    x_T, y_T = (ids_T[:count] for ids_T in inside(split))
+    x_T, y_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
     spans = windows.cut(y_T, eos) if windows else None
     with evaluating(model), exact.holding():
         for chunk in contexts(model, x_T, spans):

@@ -1,7 +1,7 @@
 """Saved evaluations of a finished run, in RUN/evaluations/NAME.json.
 
-An evaluation scores a run by dynamic evaluation, with a cache, by Monte-Carlo dropout or in other windows (NAME is then
-that of the windows, such as context-2560-stride-512), or a translator with another search (such as
+An evaluation scores a run by dynamic evaluation, with a cache, by Monte-Carlo dropout, in other evaluation windows
+(NAME is then, for example, context-2560-stride-512), or by another search for translations (for example
 beam-10-length-penalty-0.6). The plain scores are in result.json. `runs/result.py` defines the format of the file.
 """
 
@@ -28,7 +28,16 @@ def save(
 ) -> str:
     """Save scores, and keep the saved score of the other split if its settings and source code are the same.
 
-    Returns a message that says where the scores are saved, and whether they replace earlier ones.
+    Args:
+        run: The run.
+        kind: Kind of evaluation, which is also the name of the file.
+        settings: Settings of the evaluation.
+        grid: The search that chose the settings, if there was one.
+        scores: The score of each split.
+        translated: BLEU and chrF of each split, for a translator.
+
+    Returns:
+        A message that says where the scores are saved, and whether they replace earlier scores.
     """
     environment = capture()
     summaries = {split: score.summary() for split, score in scores.items()}
@@ -50,21 +59,21 @@ def save(
         missing = [split for split in SPLITS if old.score(split) and not new.score(split)]
         changed = differences(_origin(old), _origin(new))
         if changed:
-            message = f", in place of another evaluation ({'; '.join(map(str, changed))})"
+            message = f", replacing an evaluation that differs ({'; '.join(map(str, changed))})"
         elif missing:
             new = _joined(old, new, missing[0])
-            message = f", beside the {missing[0]} figure that was there"
+            message = f", together with the {missing[0]} score that was there"
     return f"saved to {run.write_evaluation(new)}{message}"
 
 
 def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
-    """Return what must be equal for the scores of two splits to be in one file."""
+    """Return the values that must be equal so that the scores of two splits can be in one file."""
     return {"settings": evaluation.settings, "source_sha256": evaluation.source_sha256}
 
 
 def _joined(old: SavedEvaluation, new: SavedEvaluation, split: str) -> SavedEvaluation:
-    """Return the new evaluation with the scores of a split that only the old one has."""
-    translated = {name: found for name in SPLITS if (found := new.translated(name) or old.translated(name))}
+    """Return the new evaluation with the scores of a split that only the old evaluation has."""
+    translated = {name: scores for name in SPLITS if (scores := new.translated(name) or old.translated(name))}
     return new.replace(
         **{split: old.score(split)},
         search=new.search or old.search,

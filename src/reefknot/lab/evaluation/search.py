@@ -1,4 +1,4 @@
-"""The share of an adaptive softmax that has to be computed to find the best next words."""
+"""Measure how much of an adaptive softmax has to be computed to find the best next words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from reefknot.lab.evaluation.contexts import contexts, inside
+from reefknot.lab.evaluation.contexts import contexts, inputs_and_targets
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.runs.result import TailsOpened
 from reefknot.lab.text.dataset import Split
@@ -27,14 +27,14 @@ def tails_opened(
     k: int = 10,
     tokens: int = 1000,
 ) -> TailsOpened | None:
-    """Measure which share of the tails is opened to find the k best words after each of the first `tokens` tokens.
+    """Return the share of tails that are opened to find the k best words after each of the first `tokens` tokens.
 
     Returns None for an output end without tails, or for a text of a single token.
     """
     output = model.output
     if output.bands == 1:
         return None
-    x_T, y_T = (each[:tokens] for each in inside(split))
+    x_T, y_T = (ids_T[:tokens] for ids_T in inputs_and_targets(split))
     if not len(x_T):
         return None
     spans = None if windows is None else windows.cut(y_T, vocabulary.eos)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of given sentences. Each sentence is scored independently."""
+"""Log-probabilities of the tokens of sentences. Each sentence is scored independently."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ def score_sentence(model: LanguageModel, words: list[str], vocabulary: Vocabular
 def score_sentences(
     model: LanguageModel, sentences: Sequence[list[str]], vocabulary: Vocabulary
 ) -> list[list[ScoredWord]]:
-    """Score several sentences. Those of similar length are computed together, which changes scores only by rounding."""
+    """Score several sentences. Sentences of similar length are batched, which changes scores only by rounding."""
     if not sentences:
         return []
     tokens = [_tokens(words, vocabulary) for words in sentences]
-    lengths_S = np.array([len(each.targets) for each in tokens], dtype=np.int64)
+    lengths_S = np.array([len(sentence.targets) for sentence in tokens], dtype=np.int64)
     order_S = np.argsort(-lengths_S, kind="stable")
-    room = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
-    found: list[list[ScoredWord]] = [[] for _ in tokens]
+    capacity = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
+    scores: list[list[ScoredWord]] = [[] for _ in tokens]
     with evaluating(model):
-        for first, stop in pack_windows(lengths_S[order_S], room):
-            places = order_S[first:stop].tolist()
-            together = [tokens[place] for place in places]
-            for place, each, logp_T in zip(places, together, _log_probs(model, together), strict=True):
-                scored = zip(each.shown, logp_T, each.targets, strict=False)
-                found[place] = [ScoredWord(word, logp, target == vocabulary.unk) for word, logp, target in scored]
-    return found
+        for first, stop in pack_windows(lengths_S[order_S], capacity):
+            indices = order_S[first:stop].tolist()
+            batch = [tokens[index] for index in indices]
+            for index, sentence, logp_T in zip(indices, batch, _log_probs(model, batch), strict=True):
+                # The log-probabilities also cover the padding, which comes last.
+                scored = zip(sentence.shown, logp_T, sentence.targets, strict=False)
+                scores[index] = [ScoredWord(word, logp, target == vocabulary.unk) for word, logp, target in scored]
+    return scores
 
 
 def _tokens(words: list[str], vocabulary: Vocabulary) -> _Tokens:
@@ -75,14 +76,14 @@ def _tokens(words: list[str], vocabulary: Vocabulary) -> _Tokens:
     return _Tokens(shown[1:], inputs[:-1], ids[1:])
 
 
-def _log_probs(model: LanguageModel, together: Sequence[_Tokens]) -> list[list[float]]:
-    """Return the log-probabilities of the targets of each sentence.
+def _log_probs(model: LanguageModel, batch: Sequence[_Tokens]) -> list[list[float]]:
+    """Return the log-probabilities of the targets of each sentence, padding included.
 
-    Shorter sentences are padded at the right, which does not affect the tokens before the padding.
+    Shorter sentences are padded on the right, which does not affect the tokens before the padding.
     """
-    device, steps = next(model.parameters()).device, max(len(each.targets) for each in together)
-    x_BT = torch.tensor([each.inputs + [0] * (steps - len(each.inputs)) for each in together], device=device)
-    y_BT = torch.tensor([each.targets + [IGNORE] * (steps - len(each.targets)) for each in together], device=device)
+    device, steps = next(model.parameters()).device, max(len(sentence.targets) for sentence in batch)
+    x_BT = torch.tensor([row.inputs + [0] * (steps - len(row.inputs)) for row in batch], device=device)
+    y_BT = torch.tensor([row.targets + [IGNORE] * (steps - len(row.targets)) for row in batch], device=device)
     logp_BT, _ = model.target_log_probs(x_BT, y_BT)
     log_probs: list[list[float]] = logp_BT.tolist()
     return log_probs

@@ -1,8 +1,8 @@
 """Word similarity: do the cosines of word vectors rank pairs of words as people do? (Press & Wolf 2017, section 4.1)
 
 A benchmark is a list of word pairs with human similarity scores. The result is Spearman's correlation of these scores
-with the cosines, over the pairs whose words both have a vector, together with the number of these pairs. A pair that a
-file lists twice counts twice, as in published results.
+with the cosines, over the pairs whose words both have a vector, and the number of these pairs. A pair that a file lists
+twice counts twice, as in published results.
 
 Shapes: N pairs, V words, U distinct words of the pairs, D dimension.
 """
@@ -27,8 +27,8 @@ from reefknot.vectors.word_vectors import WordVectors
 
 FOLDER = "word-similarity"
 DECIMALS = 12
-"""Decimals that cosines are rounded to. Later ones depend on the order of additions."""
-_CHUNK = 1 << 18  # elements of vectors that are processed at once, which fit into the CPU cache
+"""Number of decimals that cosines are rounded to. Later decimals depend on the order of additions."""
+_CHUNK = 1 << 18  # number of vector elements that are processed at once; they fit into the CPU cache
 
 Ids = NDArray[np.int64]
 
@@ -43,17 +43,17 @@ class Benchmark:
 
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
     """Read the published benchmarks from the folder word-similarity of `data`, by default of REEFKNOT_DATA."""
-    named = data or os.environ.get("REEFKNOT_DATA")
+    root = data or os.environ.get("REEFKNOT_DATA")
     first = next(iter(BENCHMARKS.values())).file
-    hint = f"expected {Path(named or 'DIR', FOLDER, first)} and the others. Pass --data DIR or set REEFKNOT_DATA."
-    if not named:
+    hint = f"expected {Path(root or 'DIR', FOLDER, first)} and the other files. Pass --data DIR or set REEFKNOT_DATA."
+    if not root:
         raise CorpusNotFound(f"word-similarity benchmarks not found: {hint}")
-    for folder in (Path(named) / FOLDER, Path(named)):
+    for folder in (Path(root) / FOLDER, Path(root)):
         paths = {name: folder / published.file for name, published in BENCHMARKS.items()}
         files = {name: path for name, path in paths.items() if path.is_file()}
         if files:
             return {name: _published(name, path) for name, path in files.items()}
-    raise CorpusNotFound(f"word-similarity benchmarks not found in {named}: {hint}")
+    raise CorpusNotFound(f"word-similarity benchmarks not found in {root}: {hint}")
 
 
 def _published(name: str, path: Path) -> Benchmark:
@@ -67,7 +67,7 @@ def _published(name: str, path: Path) -> Benchmark:
 
 
 def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
-    """Read a file with a word, a word and a score per line, separated by tabs, commas or spaces.
+    """Read a file with two words and a score per line, separated by tabs, commas or spaces.
 
     Lines that start with # are comments.
     """
@@ -76,7 +76,7 @@ def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
         if line.strip() and not line.startswith("#"):
             pairs.append(_pair(line, f"{path}, line {number}"))
     if not pairs:
-        raise DataError(f"{path}: holds no pairs of words; write a word, a word and a score on each line")
+        raise DataError(f"{path}: holds no pairs of words; write two words and a score on each line")
     return Benchmark(name or path.stem, tuple(pairs))
 
 
@@ -84,14 +84,14 @@ def _pair(line: str, where: str) -> tuple[str, str, float]:
     separator = next((mark for mark in "\t," if mark in line), None)
     fields = [field.strip() for field in line.split(separator)]
     if len(fields) != 3 or not all(fields):
-        raise DataError(f"{where}: {shortened(repr(line))} is not a word, a word and a score")
+        raise DataError(f"{where}: {shortened(repr(line))} is not two words and a score; correct the line")
     one, other, written = fields
     try:
         score = float(written)
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        raise DataError(f"{where}: the score {shortened(repr(written))} is not a finite number; # begins a remark")
+        raise DataError(f"{where}: the score {shortened(repr(written))} is not a finite number; start comments with #")
     return one, other, score
 
 
@@ -114,8 +114,8 @@ def judge(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, 
 
 def pair_cosines(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> NDArray[np.float64]:
     """Return the cosine of each pair of rows, in float64; 0 if a row is zero. Equal pairs have equal cosines."""
-    used_U, places_2N = np.unique(np.stack([one_N, other_N]), return_inverse=True)
-    lengths_2N = np.sqrt(_products(vectors_VD, used_U, used_U))[places_2N.reshape(2, -1)]
+    used_U, index_2N = np.unique(np.stack([one_N, other_N]), return_inverse=True)
+    lengths_2N = np.sqrt(_products(vectors_VD, used_U, used_U))[index_2N.reshape(2, -1)]
     both_N = lengths_2N.prod(axis=0)
     cosines_N = np.zeros(len(one_N))
     np.divide(_products(vectors_VD, one_N, other_N), both_N, out=cosines_N, where=both_N > 0)

@@ -1,7 +1,7 @@
 """Spearman's rank correlation, with mean ranks for ties and a bootstrap interval over pairs.
 
-In a resample, the weight of a pair is the number of times it was drawn. The rank of a value follows from the weights of
-the values below it, so one formula serves the original pairs (all weights are one) and every resample.
+In a resample, the weight of a pair is the number of times that it occurs. The rank of a value follows from the weights
+of the smaller values, so one formula serves the original pairs (all weights are one) and every resample.
 
 Shapes: N pairs of numbers, R resamples, G distinct numbers.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.lab.evaluation.comparison import draw
+from reefknot.lab.evaluation.comparison import resample_counts
 
 FEWEST_PAIRS = 3
 """Minimum number of pairs. Two pairs always have a rank correlation of 1 or -1."""
@@ -41,9 +41,9 @@ def spearman_interval(
     if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # 1 up to rounding
         return None
     x, y = _Ranking.of(x_N), _Ranking.of(y_N)
-    drawn = draw(len(x_N), resamples, np.random.default_rng(seed))
-    rho_R = np.concatenate([_correlations(times_RN, x, y) for times_RN in drawn])
-    rho_R = rho_R[np.isfinite(rho_R)]  # a resample may hold one pair only
+    resampled = resample_counts(len(x_N), resamples, np.random.default_rng(seed))
+    rho_R = np.concatenate([_correlations(times_RN, x, y) for times_RN in resampled])
+    rho_R = rho_R[np.isfinite(rho_R)]  # undefined if a resample repeats a single pair
     if not len(rho_R):
         return None
     low, high = np.quantile(rho_R, [(1 - level) / 2, (1 + level) / 2])
@@ -52,7 +52,7 @@ def spearman_interval(
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The sort order of N numbers, where each distinct value starts in it, and the distinct value of each number."""
+    """The sort order of N numbers, the start of each distinct value in it, and the index of each number's value."""
 
     order: NDArray[np.int64]  # (N,)
     starts: NDArray[np.int64]  # (G,)
@@ -64,7 +64,10 @@ class _Ranking:
         return cls(np.argsort(values_N, kind="stable"), np.cumsum(counts_G) - counts_G, values_N)
 
     def centred(self, times_RN: Floats) -> Floats:
-        """Return the ranks of the numbers, given how often each occurs, less the mean rank. Ties have a mean rank."""
+        """Return the ranks of the numbers minus the mean rank, given the number of times that each occurs.
+
+        Equal numbers get the mean of their ranks.
+        """
         times_RG = np.add.reduceat(times_RN[:, self.order], self.starts, axis=1)
         ranks_RG = np.cumsum(times_RG, axis=1) - (times_RG - 1) / 2
         centred_RN: Floats = ranks_RG[:, self.values] - (times_RN.sum(axis=1, keepdims=True) + 1) / 2

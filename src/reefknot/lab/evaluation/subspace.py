@@ -27,11 +27,11 @@ def subspace_distance(X_VD: Array, Y_VD: Array) -> float:
     """Return the distance between the column spaces of two tables with the same words, computed in float64.
 
     A table with linearly dependent columns spans a space of lower rank. If the ranks differ, the divisor is the larger
-    one: a dimension that the other space lacks has the largest distance, so only equal spaces have distance 0.
+    rank. A dimension that the other space lacks counts as orthogonal, so only equal spaces have distance 0.
     """
     if X_VD.ndim != 2 or Y_VD.ndim != 2 or len(X_VD) != len(Y_VD):
-        shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (X_VD, Y_VD))
-        raise ArgumentError(f"subspace distance: tables of {shapes}: give two with a row for each of the same words")
+        shapes = " and ".join(" x ".join(map(str, table.shape)) for table in (X_VD, Y_VD))
+        raise ArgumentError(f"subspace distance: tables of {shapes}: pass two tables with the same words as rows")
     narrow_VR, wide_VR = sorted((_basis(X_VD), _basis(Y_VD)), key=lambda basis: basis.shape[1])
     # Use the residual, because 1 - cos^2 would round every distance below 1e-8 to 0.
     residual_VR = wide_VR - narrow_VR @ (narrow_VR.T @ wide_VR)
@@ -39,9 +39,9 @@ def subspace_distance(X_VD: Array, Y_VD: Array) -> float:
 
 
 def chance_distance(words: int, dim: int) -> float:
-    """Return the root mean square distance of two random spaces of dimension `dim`.
+    """Return the root mean square distance between two random spaces of dimension `dim`.
 
-    It is below 1, because spaces that fill a large part of the whole space cannot be far apart.
+    It is below 1, because two spaces that together fill much of the whole space cannot be orthogonal.
     """
     return float(np.sqrt(max(1.0 - dim / words, 0.0)))
 
@@ -57,15 +57,13 @@ def _basis(table_VD: Array) -> Array:
     """Return an orthonormal basis of the column space."""
     words, dim = table_VD.shape
     if words < dim:
-        raise ArgumentError(
-            f"subspace distance: {words} words of width {dim} span all there is; more words than numbers are needed"
-        )
+        raise ArgumentError(f"subspace distance: {words} words of dimension {dim} span the whole space; use more words")
     if not np.isfinite(table_VD).all():
-        raise ArgumentError("subspace distance: a table holds NaN or infinity; it spans nothing")
+        raise ArgumentError("subspace distance: a table holds NaN or infinity, so it spans no space")
     left_VD, sizes_D, _ = np.linalg.svd(table_VD.astype(np.float64), full_matrices=False)
-    # Numbers that were rounded to a type, or summed D at a time in it, fill up what they do not span by about so much.
+    # Rounding to the type of the table, and sums of D products in it, add singular values of about this size.
     rank = int((sizes_D > sizes_D[:1] * dim * np.finfo(table_VD.dtype).eps).sum())
     if not rank:
-        raise ArgumentError("subspace distance: a table holds nothing but zeros; it spans nothing")
+        raise ArgumentError("subspace distance: a table holds only zeros, so it spans no space")
     basis: Array = left_VD[:, :rank]
     return basis

@@ -23,7 +23,7 @@ from reefknot.errors import ArgumentError
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
-from reefknot.lab.evaluation.grid import Progress, unheard
+from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.result import Example, Translated
 from reefknot.lab.text.pair_dataset import SIDES, Lines, PairDataset
@@ -32,7 +32,7 @@ from reefknot.nn.models.translator import PAD, Translator
 from reefknot.storage.lines import Line, read_file, read_text
 
 BATCH_TOKENS = 4096
-"""Source tokens, padding included, that are decoded together. It bounds the memory and changes no translation."""
+"""Number of source tokens, padding included, in a batch. It bounds the memory and changes no translation."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Translation:
     """Number of target tokens, including <eos> if the translation is finished."""
 
     @classmethod
-    def of(cls, found: Hypothesis, words: Vocabulary) -> Translation:
+    def from_hypothesis(cls, hypothesis: Hypothesis, words: Vocabulary) -> Translation:
         """Convert a hypothesis to text."""
-        text = " ".join(words.decode(found.ids))
-        return cls(text, found.logp, found.score, found.finished, len(found.ids) + found.finished)
+        text, length = " ".join(words.decode(hypothesis.ids)), len(hypothesis.ids) + hypothesis.finished
+        return cls(text, hypothesis.logp, hypothesis.score, hypothesis.finished, length)
 
 
 Decode = Callable[[Decoder, Tensor], list[list[Hypothesis]]]
 """A function that decodes a batch source_BS and returns the hypotheses of each row, best first."""
 
 
-def searching(words: Sides, search: SearchSettings, n_best: int = 1) -> Decode:
+def beam_decoder(words: Sides, search: SearchSettings, n_best: int = 1) -> Decode:
     """Return a function that decodes by beam search and never generates <unk>."""
     _, target = words.vocabularies
-    eos, never = end_of_line(target), unwritten(target)
+    eos, never = end_of_line(target), excluded_ids(target)
     return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, never, n_best)
 
 
@@ -75,20 +75,26 @@ def translate(
     precision: str = "float32",
     n_best: int = 1,
     say: Callable[[str], None] | None = None,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> list[list[Translation]]:
     """Return the translations of each line, best first. The only translation of an empty line is empty.
 
-    Arguments:
-        n_best: number of translations per line. There may be fewer if the search finds no more.
-        say: called with warnings, such as the number of unknown words.
+    Args:
+        model: The translator.
+        lines: The lines to translate.
+        words: The vocabularies of both sides.
+        search: Settings of the search.
+        precision: `float32`, or `bfloat16` or `float16` for autocast.
+        n_best: Number of translations per line. There are fewer if the search finds no more.
+        say: Function that is called with warnings, such as the number of unknown words.
+        progress: Callback for progress.
     """
     read = list(read_text("".join(f"{line}\n" for line in lines), "the lines to translate"))
     if len(read) != len(lines):
         raise ArgumentError("a line to translate holds a line end; pass each line separately")
-    translator = LineTranslator(model, words, searching(words, search, n_best), precision, say=say)
+    translator = LineTranslator(model, words, beam_decoder(words, search, n_best), precision, say=say)
     translations = translator.translate(read, progress)
-    translator.tell_unknown()
+    translator.report_unknown()
     return translations
 
 
@@ -104,11 +110,11 @@ class LineTranslator:
     longest: int | None = None
     """Number of tokens of the longest training sentence. Longer lines cause a warning."""
     say: Callable[[str], None] | None = None
-    """Called with warnings."""
+    """Function that is called with warnings."""
     unknown: int = field(default=0, init=False)
     """Number of words that were read as <unk>."""
 
-    def translate(self, lines: Sequence[Line], progress: Progress = unheard) -> list[list[Translation]]:
+    def translate(self, lines: Sequence[Line], progress: Progress = ignore_progress) -> list[list[Translation]]:
         """Return the translations of each line, best first."""
         _, target = self.words.vocabularies
         sources = [self._ids(line) for line in lines]
@@ -121,21 +127,21 @@ class LineTranslator:
                 rows = [torch.tensor(sources[index]) for index in batch]
                 source_BS = pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
                 for index, hypotheses in zip(batch, self.decode(decoder, source_BS), strict=True):
-                    translations[index] = [Translation.of(hypothesis, target) for hypothesis in hypotheses]
+                    translations[index] = [Translation.from_hypothesis(hypothesis, target) for hypothesis in hypotheses]
                 done += sum(map(len, rows))
                 progress("translating", done / total)
         return translations
 
-    def tell_unknown(self) -> None:
+    def report_unknown(self) -> None:
         """Report the number of unknown words, if there are any."""
         if self.unknown and self.say:
             words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
             source, _ = self.words.vocabularies
-            reason = "not in the vocabulary," if source.bpe is None else "with characters not in the vocabulary, these"
+            reason = "not in the vocabulary," if source.bpe is None else "with unknown characters, which are"
             self.say(f"{words} of the source {reason} read as <unk>")
 
     def _ids(self, line: Line) -> list[int]:
-        """Return the ids of a line, with <eos>. An empty line has none, because it is not decoded."""
+        """Return the ids of a line, with <eos>, or no ids for an empty line, which is not decoded."""
         source, _ = self.words.vocabularies
         if not line.words:
             return []
@@ -143,8 +149,8 @@ class LineTranslator:
         self.unknown += sum(word not in source for word in line.words)
         if self.longest is not None and len(ids) > self.longest and self.say:
             self.say(
-                f"line {line.number}: {len(ids):,} tokens, where the sentences of training had {self.longest:,} at "
-                "most; its translation may be poor"
+                f"line {line.number}: {len(ids):,} tokens, but the longest training sentence had {self.longest:,}; "
+                "the translation may be poor"
             )
         return [*ids, end_of_line(source)]
 
@@ -165,20 +171,23 @@ def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]
 
 
 def rerank(
-    found: Sequence[Translation], log_probs: Sequence[float], weight: float, search: SearchSettings
+    translations: Sequence[Translation], log_probs: Sequence[float], weight: float, search: SearchSettings
 ) -> list[Translation]:
-    """Sort the translations of a line, finished ones first, by a new score that includes a language model:
+    """Sort the translations of a line, finished translations first, by a score that includes a language model:
 
         (log p + weight x log p of the language model) / length^length_penalty
 
     Both log-probabilities are of the whole sentence, so the length penalty applies to both alike.
 
-    Arguments:
-        log_probs: log-probability of each translation under the language model.
+    Args:
+        translations: The translations of a line.
+        log_probs: Log-probability of each translation under the language model.
+        weight: Weight of the language model.
+        search: Settings of the search, which define the length penalty.
     """
     scored = [
         replace(translation, score=search.score(translation.logp + weight * logp, translation.length))
-        for translation, logp in zip(found, log_probs, strict=True)
+        for translation, logp in zip(translations, log_probs, strict=True)
     ]
     return sorted(scored, key=lambda translation: (not translation.finished, -translation.score))
 
@@ -187,7 +196,7 @@ def rerank(
 class Evaluated:
     """Translations of a text and their scores."""
 
-    figures: Translated
+    scores: Translated
     lines: list[str]
 
 
@@ -200,7 +209,7 @@ def evaluate_translations(
     *,
     precision: str = "float32",
     say: Callable[[str], None] | None = None,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
 ) -> Evaluated:
     """Translate a text and score the translations against the references."""
     metrics = open_metrics(bleu)
@@ -213,17 +222,17 @@ def evaluate_translations(
     options: dict[str, Any] = {"precision": precision, "say": say, "progress": report}
     translations = [best for best, *_ in translate(model, sources, dataset.words, search, **options)]
     lines = [translation.text for translation in translations]
-    figures = metrics.figures(lines, references).replace(
+    scores = metrics.score(lines, references).replace(
         pairs=len(lines),
         unfinished=sum(not translation.finished for translation in translations),
         search=search.model_dump(),
         by_length=metrics.by_length(lines, references, pairs.source.lengths - 1),
     )
-    return Evaluated(figures, lines)
+    return Evaluated(scores, lines)
 
 
 def beginning(dataset: PairDataset, split: str, number: int | None) -> PairDataset:
-    """Return a dataset with the first `number` pairs of a split, or the dataset itself if the split has no more."""
+    """Return a dataset with only the first `number` pairs of a split, or the dataset itself if there are no more."""
     pairs = dataset.splits[split]
     if number is None or number >= pairs.pairs:
         return dataset
@@ -264,7 +273,7 @@ def examples(
     """Translate example pairs, spread evenly over a text, and return them with their attention weights."""
     pairs = dataset.splits[split]
     source, target = dataset.words.vocabularies
-    decode = searching(dataset.words, search)
+    decode = beam_decoder(dataset.words, search)
     sources, references = map(pairs.text, SIDES)
     device = next(model.parameters()).device
     nonempty = np.flatnonzero(pairs.source.lengths > 1)
@@ -294,10 +303,10 @@ def examples(
 def end_of_line(words: Vocabulary) -> int:
     """Return the id of <eos>, which every vocabulary of a translator needs."""
     if words.eos is None:
-        raise ArgumentError("the vocabulary has no <eos>, so no translation could end; train with one that has it")
+        raise ArgumentError("the vocabulary has no <eos>, so no translation could end; train with <eos>")
     return words.eos
 
 
-def unwritten(words: Vocabulary) -> tuple[int, ...]:
+def excluded_ids(words: Vocabulary) -> tuple[int, ...]:
     """Return the ids that are never generated in a translation."""
     return () if words.unk is None else (words.unk,)

@@ -1,13 +1,14 @@
 """The changes that one training step makes to the tables (Press & Wolf 2017, section 3).
 
-A step of plain gradient descent changes only those rows of an input table whose words are in the input. It changes
-every row of an output table: that of word k by the sum of (p_k - 1[k is the target]) h over the tokens. A tied table
-gets both changes. The row of an input word gets little from the output end unless the word is likely to follow itself.
-So p(i_t), the probability that the current word is also the next one, shows how much the two parts interfere.
+A step of plain gradient descent changes only the rows of an input table whose words are in the input. It changes every
+row of an output table: the row of word k by the sum over the tokens of (p_k - 1[k is the target]) h. A tied table gets
+both changes. The change of the row of an input word by the output end is small unless the word is likely to follow
+itself. So p(i_t), the probability that the current word is also the next word, shows how much the two parts interfere.
 
-Changes are those of a step at rate 1 on the mean loss of the tokens of a window, without dropout, which are gradients.
+The change by a step at learning rate 1 is the gradient of the mean loss over the tokens of a training window, without
+dropout.
 
-Shapes: B streams, T steps, N = B x T tokens of a window, W windows, V words, D dimension.
+Shapes: B streams, T steps, N = B x T tokens of a training window, W windows, V words, D dimension.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Changes = dict[str, dict[str, Norms]]
 
 
 class SeparateEnds:
-    """A copy of a model whose ends share no parameters. It computes the same, and each end has its own gradient.
+    """A copy of a model whose ends share no parameters. Its outputs are the same, but each end has its own gradient.
 
     The sum of the gradients of both ends is the gradient of the table that they shared.
     """
@@ -55,7 +56,7 @@ class SeparateEnds:
         }
 
     def changes(self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None) -> tuple[Changes, State]:
-        """Return the change of each row by a step on one window, and the state after the window."""
+        """Return the change of each row by a step on one training window, and the state after the window."""
         self.model.zero_grad()
         losses = self.model.loss(tokens_BT, targets_BT, state)
         losses.mean().backward()  # type: ignore[no-untyped-call]
@@ -90,7 +91,16 @@ def update_rule(
     steps: int = 35,
     windows: int = 10,
 ) -> dict[str, Any]:
-    """Return the mean changes by steps on the first windows of a text, read as in training, as plain JSON."""
+    """Return the mean changes by steps on the first training windows of a text, as plain JSON.
+
+    Args:
+        model: The language model.
+        text: Ids of the text.
+        counts: Training count of each word.
+        streams: Number of streams that the text is read in.
+        steps: Number of tokens per stream and window.
+        windows: Number of windows.
+    """
     separate, counts_V = SeparateEnds(model), np.asarray(counts, dtype=np.int64)
     device = next(model.parameters()).device
     norms: dict[str, dict[str, list[Norms]]] = {}
@@ -108,14 +118,14 @@ def update_rule(
         "windows": len(inputs),
         "tokens": sum(map(len, inputs)),
         "types": len(counts_V),
-        "words_in": float(np.mean([len(np.unique(each)) for each in inputs])),
+        "words_in": float(np.mean([len(np.unique(words_N)) for words_N in inputs])),
         "tables": {name: _summary(sides, counts_V) for name, sides in norms.items()},
         "current": _current(np.concatenate(current), np.concatenate(inputs), np.concatenate(repeats), counts_V),
     }
 
 
 def by_frequency(values_V: Norms, counts: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Return the mean of a value per word for each band of training counts."""
+    """Return the mean of per-word values for each band of training counts."""
     counts_V = np.asarray(counts, dtype=np.int64)
     return [
         {"low": low, "high": high, "types": int(inside_V.sum()), "mean": float(values_V[inside_V].mean())}
@@ -148,7 +158,7 @@ def _summary(sides: dict[str, list[Norms]], counts_V: NDArray[np.int64]) -> dict
 def _current(
     p_N: Norms, words_N: NDArray[np.int64], repeats_N: NDArray[np.bool_], counts_V: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Return how likely words are to follow themselves, compared with a uniform and a unigram model."""
+    """Summarise the probability that a word follows itself, compared with a uniform and a unigram model."""
     unigram_N = counts_V[words_N] / counts_V.sum()
     return {
         "mean": float(p_N.mean()),

@@ -1,10 +1,10 @@
-"""Windows that are computed independently of each other. Every token of a text is scored in exactly one window.
+"""Evaluation windows, which are computed independently of each other. Every token is scored in exactly one window.
 
 A model that carries no state knows only as much of the past as its window holds (Baevski & Auli 2019, Table 5):
 
-- `sliding`: each window scores the next `stride` tokens and reads up to `context` tokens before them;
-- `complete`: blocks of whole lines, the paper's setting without context;
-- `lines`: every line on its own, the paper's setting for Billion Word.
+- `sliding`: Each window scores the next `stride` tokens and reads up to `context` tokens before them.
+- `complete`: Windows are blocks of whole lines, as in the paper's experiments without context.
+- `lines`: Every line is a window, as in the paper's experiments on Billion Word.
 
 The input before the first token of a window is the token that precedes it in the text, which is <eos> at the start of a
 line. Positions are counted from the start of each window.
@@ -35,7 +35,7 @@ NO_LINES = "the text has no line ends to cut it at (vocabulary.end_of_line = fal
 
 
 class Spans(NamedTuple):
-    """Windows over a text, in order. A window reads tokens `start` to `stop` and scores those from `scored` on."""
+    """Windows over a text, in order. A window reads tokens `start` to `stop`, and scores those from `scored` on."""
 
     start: Ints
     scored: Ints
@@ -43,18 +43,18 @@ class Spans(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Windows that are computed together. Shorter windows are padded at the right, and padding is not scored."""
+    """Windows that are computed together. Shorter windows are padded on the right, and padding is not scored."""
 
     x: Tensor
     """Input ids x_BL."""
     rows: Tensor
     """Rows rows_N of the flattened batch that have a scored token."""
-    place: Tensor
-    """Positions place_N of the scored tokens in the text."""
+    position: Tensor
+    """Positions position_N of the scored tokens in the text."""
 
 
 class Windows:
-    """Base class of the ways to split a text into windows."""
+    """Base class for splitting a text into evaluation windows."""
 
     by_lines: ClassVar[bool] = True
     """Whether windows begin at the start of a line."""
@@ -125,7 +125,7 @@ class Complete(Windows):
 
 
 class Lines(Windows):
-    """Every line on its own, with only <eos> before it."""
+    """Windows of one line each, with only <eos> before the line."""
 
     @property
     def name(self) -> str:
@@ -135,8 +135,8 @@ class Lines(Windows):
         return _between([0, *_line_ends(y_T, eos).tolist()])
 
 
-def named(name: str) -> Windows:
-    """Return the windows with a name, which is spelled as in `Windows.name`."""
+def parse_windows(name: str) -> Windows:
+    """Return the windows with a name in the format of `Windows.name`."""
     sizes = window_sizes(name)
     if sizes is None:
         raise SettingsError(f"unknown windows {shortened(name, 60)!r}: use context-C-stride-S, complete-L or lines")
@@ -146,7 +146,7 @@ def named(name: str) -> Windows:
 
 
 def _line_ends(y_T: Tensor, eos: int | None) -> Ints:
-    """Return the position after the last token of each line. The last one is the end of the text."""
+    """Return the position after the last token of each line. The last position is the end of the text."""
     if eos is None:
         raise SettingsError(f"windows by lines: {NO_LINES}")
     ends: Ints = np.flatnonzero(y_T.numpy() == eos) + 1
@@ -154,7 +154,7 @@ def _line_ends(y_T: Tensor, eos: int | None) -> Ints:
 
 
 def _between(edges: list[int]) -> Spans:
-    """Return adjacent windows that score all tokens they read."""
+    """Return adjacent windows between these edges, which score all tokens that they read."""
     edge_W = np.asarray(edges, dtype=np.int64)
     return Spans(edge_W[:-1], edge_W[:-1], edge_W[1:])
 

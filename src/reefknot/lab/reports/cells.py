@@ -92,7 +92,7 @@ def _valid(row: TableRow) -> str:
     if row.state != "unfinished":
         return spread(row.figure(PERPLEXITY, "valid"))
     last = Spread.of(metric.perplexity for result in row.results if (metric := result.last("valid")))
-    per = " per piece" if any(result.cuts_words for result in row.results) else ""
+    per = " per sub-word" if any(result.cuts_words for result in row.results) else ""
     return f"so far {number(last.mean)}{per}" if last else ""
 
 

@@ -49,7 +49,7 @@ def _training(rows: Sequence[TableRow], by: str) -> list[Plot]:
     caption = f"Training perplexity per token by {by}. A mean over {mean} while the weights change, so not comparable"
     caption += " with validation."
     if named != list(rows):
-        caption += " A sampled loss, or one per piece, is not comparable with the others."
+        caption += " A sampled loss, or a loss per sub-word, is not comparable with the others."
     return _drawn("train", by, named, drawn, caption)
 
 
@@ -236,7 +236,7 @@ def _named_by_loss(row: TableRow) -> TableRow:
     if not row.results:
         return row
     remarks = ["sampled loss"] if flatten(row.results[0].settings).get("output.kind") == "sampled" else []
-    remarks += ["per piece"] if row.results[0].cuts_words else []
+    remarks += ["per sub-word"] if row.results[0].cuts_words else []
     return replace(row, name=f"{row.name} ({', '.join(remarks)})") if remarks else row
 
 

@@ -92,7 +92,7 @@ class TextComparison:
             "ratio_interval": list(result.ratio_interval),
             "seen": result.seen,
             "units": result.units,
-            "of": result.of,
+            "of": result.loss_unit,
             "seeds": [result.seeds_a, result.seeds_b],
             "verdict": result.verdict,
         } | ({"bands": self.bands.record()} if self.bands else {})
@@ -169,7 +169,7 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, say:
         TextComparison(
             first,
             system,
-            compare(losses_a, losses, boundaries, of=unit),
+            compare(losses_a, losses, boundaries, loss_unit=unit),
             _by_frequency(Pair(losses_a, losses, boundaries), dataset, split) if dataset else None,
         )
         for system, losses in zip(others, losses_b, strict=True)

@@ -98,7 +98,7 @@ def evaluate_translator(
         texts = beginning(dataset, name, request.limit)
         translated = evaluate_translations(
             model, texts, name, search, experiment.bleu, precision=precision, say=say, progress=progress
-        ).figures
+        ).scores
         score = score_pairs(model, texts.splits[name], texts.vocabulary, precision=precision)
         evaluations.append(PairsEvaluation(name, translated, score, dataset.splits[name].pairs))
     if request.save:

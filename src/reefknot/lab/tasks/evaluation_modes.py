@@ -114,11 +114,11 @@ class ModeChooser:
         If `--context` or `--stride` is missing, its value follows from the run. If all options of windows are missing,
         the windows of the run are used.
         """
-        from reefknot.lab.evaluation.windows import Sliding, named
+        from reefknot.lab.evaluation.windows import Sliding, parse_windows
 
         request, run_windows = self.request, self.trained.experiment.windows
         if request.windows is not None:
-            return named(request.windows)
+            return parse_windows(request.windows)
         if request.context is not None or request.stride is not None:
             # The missing value is chosen so that windows are as long as those that the model was trained on.
             if isinstance(run_windows, Sliding):

@@ -163,7 +163,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
             evaluated = translation.evaluate_translations(
                 model, data, split, search, self.experiment.bleu, precision=precision
             )
-            fields[split] = evaluated.figures
+            fields[split] = evaluated.scores
             run.write_translations(split, evaluated.lines)
         fields["examples"] = tuple(translation.examples(model, data, "test", EXAMPLES, search, precision=precision))
         tied = "three-way" if model.three_way else "decoder" if model.tied else "none"

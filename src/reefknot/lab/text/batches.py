@@ -1,10 +1,10 @@
-"""Batches: how the training text is cut into windows, one per update.
+"""Batches: the training text is cut into training windows, and each update reads one window.
 
-`streams` are for encoders that carry their state from one window to the next. Windows of `blocks`, of `sentences` and
-of `pairs`, a source and a target line each, do not depend on each other. A window depends only on the settings, the
-epoch and its number, so a resumed run replays nothing.
+`streams` are for encoders that carry their state from one window to the next. Windows of `blocks`, `sentences` or
+`pairs` (source and target lines) are independent of each other. A window depends only on the settings, the epoch and
+its index, so a resumed run replays nothing.
 
-Shapes: B rows, T steps of one window.
+Shapes: B rows, T steps of one training window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Batching = Literal["streams", "blocks", "sentences", "pairs"]
 
 
 class BatchSettings(Settings):
-    """How the training text is cut into windows."""
+    """Settings that define how the training text is cut into training windows."""
 
     batching: Annotated[
         Batching,
@@ -65,7 +65,7 @@ class BatchSettings(Settings):
 
 
 class Batches(Protocol):
-    """The windows of one epoch, for one process. They are those of epoch 1 until `begin` is called."""
+    """The training windows of one epoch, for one process. The epoch is 1 until `begin` is called."""
 
     @property
     def batch(self) -> int:
@@ -77,13 +77,13 @@ class Batches(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Number of targets per epoch, over all processes."""
+        """Number of targets in an epoch, over all processes."""
 
     def begin(self, epoch: int) -> None:
         """Switch to the windows of this epoch, counted from 1."""
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this process's `inputs_BT` and `targets_BT`. Rows are padded on the right with targets `IGNORE`.
+        """Return the `inputs_BT` and `targets_BT` of this process. Targets are padded on the right with `IGNORE`.
 
         All processes have the same number of rows and steps. Some rows may have no target at all.
         """
@@ -92,21 +92,21 @@ class Batches(Protocol):
         """Return the number of targets in one window, over all processes."""
 
     def rate_factor(self, index: int) -> float:
-        """Return the factor of the learning rate for one window."""
+        """Return the factor by which the learning rate is multiplied for one window."""
 
     def slice(self, rank: int, world: int) -> Batches:
-        """Return the share of one of `world` processes."""
+        """Return the batches of process `rank` of `world` processes."""
 
 
 def batches_of(
     settings: BatchSettings, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None, eos: int | None = None
 ) -> Batches:
-    """Return the windows of one text. (`PairBatches` cuts parallel text.)
+    """Return the training windows of a text. (`PairBatches` cuts parallel text.)
 
     Args:
         settings: How the text is cut.
-        ids: The text, which is also what is predicted.
-        inputs: What the input end reads, if it is not `ids`.
+        ids: The text as target ids.
+        inputs: The text as input ids, if they differ from `ids`.
         eos: Id of `<eos>`, which precedes the first token of the text.
     """
     batch, steps, seed = settings.batch, settings.steps, settings.seed
@@ -114,7 +114,7 @@ def batches_of(
         return Streams(ids, batch, steps, inputs, random_steps=settings.random_steps, seed=seed)
     if settings.batching == "pairs":
         raise SettingsError(
-            'training.batching = "pairs" is for sources with their translations, and this is one text; '
+            'training.batching = "pairs" is for parallel text, but this corpus is one text; '
             'use "streams", "blocks" or "sentences"'
         )
     from reefknot.lab.text.blocks import Blocks

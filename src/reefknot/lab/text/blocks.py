@@ -1,4 +1,4 @@
-"""Blocks: a text cut into pieces of equal length, across lines and documents (Baevski & Auli 2019, WikiText-103)."""
+"""Blocks of equal length, cut from a text across lines and documents (Baevski & Auli 2019, WikiText-103)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from reefknot.lab.text.samples import Offsets, TextSamples
 
 
 class Blocks(TextSamples):
-    """Shuffled blocks of `steps` targets; a window has `batch` blocks.
+    """Shuffled blocks of `steps` targets. A training window has `batch` blocks.
 
-    Nothing is dropped: the last block of the text may be shorter, and the last window of an epoch may have fewer
+    No token is dropped: the last block of the text may be shorter, and the last window of an epoch may have fewer
     blocks.
     """
 

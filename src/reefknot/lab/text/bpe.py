@@ -1,13 +1,13 @@
-"""Byte-pair encoding: words are split into pieces (sub-words) by merging frequent pairs (Sennrich et al. 2016).
+"""Byte-pair encoding: words are split into sub-words by merging frequent pairs (Sennrich et al. 2016).
 
-Hugging Face's `tokenizers` trains and applies it, and can load its file, `tokenizer.json`. Ids are those of our
-vocabulary, ordered by frequency, not those of the file. The last piece of a word ends in `</w>`, so that pieces can be
-joined to words again. For the same reason `<unk>` is always a whole word: a word with a character that is not in the
-training text becomes `<unk>`, whereas other programs that load the file replace only that character.
+Hugging Face's `tokenizers` learns and applies the merges, and can load their file, `tokenizer.json`. Ids are those of
+our vocabulary, ordered by frequency, not those of the file. The last sub-word of a word ends in `</w>`, so that
+sub-words can be joined to words again. For the same reason, `<unk>` is always a whole word: a word with a character
+that is not in the training text becomes `<unk>`. Other programs that load the file replace only the character.
 
-Merges that were learned on two texts together can be restricted to the pieces of one text (`of_text`). If a word would
-need another piece, the merges of that piece are undone until all pieces are allowed, as in subword-nmt. The file does
-not record the restriction and still has all pieces.
+Merges that were learned on two texts together can be restricted to the sub-words of one text (`of_text`). If a word
+contains a sub-word that is not allowed, the merges of that sub-word are undone until all sub-words are allowed, as in
+subword-nmt. The file does not record the restriction and contains all sub-words.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class BPE:
     file: bytes
     """The contents of tokenizer.json."""
     allowed: frozenset[str] | None = field(default=None, repr=False)
-    """The pieces that may be used; all pieces of the file if None."""
+    """The sub-words that may be used; all sub-words of the file if None."""
 
     @classmethod
     def train(cls, counts: Mapping[str, int], merges: int) -> BPE:
-        """Learn merges from words and their counts. Equal counts give equal bytes.
+        """Learn merges from words and their counts. Equal counts give an identical file.
 
-        Every character is a piece, inside a word and at its end, so every word of known characters can be split.
+        Every character is a sub-word, inside a word and at its end, so every word of known characters can be split.
         """
         library = _library()
         characters = sorted({character for word in counts if word not in WHOLE for character in word})
@@ -56,17 +56,17 @@ class BPE:
         learner = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
         trainer = library.trainers.BpeTrainer(
             vocab_size=len(symbols) + merges,
-            special_tokens=symbols,  # their numbers, given in advance, break ties between pairs
+            special_tokens=symbols,  # ids that are fixed in advance break ties between pairs
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
         occurrences = chain.from_iterable(repeat(word, count) for word, count in words)
         learner.train_from_iterator(chain.from_iterable(map(_limited, occurrences)), trainer)
-        # Two merges may give the same piece, so the size of the vocabulary does not limit the number of merges.
+        # Two merges may give the same sub-word, so the size of the vocabulary does not limit the number of merges.
         learned = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
-        pieces = dict.fromkeys([*symbols, *(left + right for left, right in learned)])
+        subwords = dict.fromkeys([*symbols, *(left + right for left, right in learned)])
         model = library.models.BPE(
-            vocab={piece: index for index, piece in enumerate(pieces)},
+            vocab={subword: index for index, subword in enumerate(subwords)},
             merges=learned,
             unk_token=UNKNOWN,
             end_of_word_suffix=END_OF_WORD,
@@ -78,78 +78,78 @@ class BPE:
         return cls(tokenizer.to_str(pretty=True).encode())
 
     def of_text(self, words: Iterable[str]) -> BPE:
-        """Return the encoding restricted to the pieces and characters of a text with these words."""
+        """Return the encoding restricted to the sub-words and characters of a text with these words."""
         divisible = {word for word in words if word not in WHOLE}
         characters = {character for word in divisible for character in word}
         ends = {character + END_OF_WORD for character in characters}
-        return self.restricted({piece for word in divisible for piece in self.cut(word)} | characters | ends)
+        return self.restricted({subword for word in divisible for subword in self.cut(word)} | characters | ends)
 
     def restricted(self, tokens: Iterable[str]) -> BPE:
-        """Return the encoding restricted to the pieces that are among `tokens`."""
-        allowed = self.pieces.intersection(tokens)
-        return self if allowed == self.pieces else replace(self, allowed=allowed)
+        """Return the encoding restricted to the sub-words that are among `tokens`."""
+        allowed = self.subwords.intersection(tokens)
+        return self if allowed == self.subwords else replace(self, allowed=allowed)
 
     @cached_property
-    def pieces(self) -> frozenset[str]:
-        """Every piece that may be used."""
+    def subwords(self) -> frozenset[str]:
+        """All sub-words that may be used."""
         if self.allowed is not None:
             return self.allowed
         return frozenset(json.loads(self.file)["model"]["vocab"]) - {UNKNOWN}
 
     def cut(self, word: str) -> tuple[str, ...]:
-        """Split a word into pieces. A word with a character that is not a piece is returned whole."""
-        pieces = self._cuts.get(word)
-        if pieces is None:
-            pieces = self._cuts[word] = self._cut(word)
-        return pieces
+        """Split a word into sub-words. A word with an unknown character is returned whole."""
+        subwords = self._cuts.get(word)
+        if subwords is None:
+            subwords = self._cuts[word] = self._cut(word)
+        return subwords
 
     def _cut(self, word: str) -> tuple[str, ...]:
-        if word in WHOLE or not self.pieces.issuperset(word):
+        if word in WHOLE or not self.subwords.issuperset(word):
             return (word,)
         if _holds_reserved(word):
             return (*word[:-1], word[-1] + END_OF_WORD)
-        pieces = [token.value for token in self._tokenizer.model.tokenize(word)]
-        return tuple(pieces if self.pieces.issuperset(pieces) else self._undo(pieces))
+        subwords = [token.value for token in self._tokenizer.model.tokenize(word)]
+        return tuple(subwords if self.subwords.issuperset(subwords) else self._undo(subwords))
 
-    def _undo(self, pieces: list[str]) -> Iterator[str]:
-        """Yield the pieces, with every piece that is not allowed replaced by the two that it was merged from."""
-        stack = pieces[::-1]
+    def _undo(self, subwords: list[str]) -> Iterator[str]:
+        """Yield the sub-words. Replace every sub-word that is not allowed by the two that it was merged from."""
+        stack = subwords[::-1]
         while stack:
-            piece = stack.pop()
-            if piece in self.pieces or piece not in self._merged_from:
-                yield piece
+            subword = stack.pop()
+            if subword in self.subwords or subword not in self._merged_from:
+                yield subword
             else:
-                left, right = self._merged_from[piece]
+                left, right = self._merged_from[subword]
                 stack += right, left
 
     def known_parts(self, word: str) -> list[str]:
-        """Split a word around its unknown characters, each run of which becomes `<unk>`.
+        """Split a word around its unknown characters. Each run of unknown characters becomes `<unk>`.
 
-        In a script without spaces a word is a whole line, which one unknown character must not make unknown.
+        In a script without spaces, a whole line is one word, and one unknown character must not make the line unknown.
         """
-        if word in WHOLE or self.pieces.issuperset(word):
+        if word in WHOLE or self.subwords.issuperset(word):
             return [word]
-        runs = groupby(word, self.pieces.__contains__)
+        runs = groupby(word, self.subwords.__contains__)
         parts = ("".join(run) if known else UNKNOWN for known, run in runs)
         return [UNKNOWN if part in WHOLE else part for part in parts]  # a symbol inside a word is not an end of line
 
     def count(self, counts: Mapping[str, int]) -> Counter[str]:
-        """Return the count of each piece; pieces that occur only inside longer ones have the count 0."""
-        pieces = Counter(dict.fromkeys(self.pieces, 0))
+        """Return the count of each sub-word. Sub-words that occur only inside longer sub-words have the count 0."""
+        subwords = Counter(dict.fromkeys(self.subwords, 0))
         for word, count in counts.items():
-            for piece in self.cut(word):
-                pieces[piece] += count
-        return pieces
+            for subword in self.cut(word):
+                subwords[subword] += count
+        return subwords
 
     def ends_word(self, token: str) -> bool:
-        """Whether a token is the last piece of a word, or a whole word."""
-        return token.endswith(END_OF_WORD) or token not in self.pieces
+        """Return whether a token is the last sub-word of a word, or a whole word."""
+        return token.endswith(END_OF_WORD) or token not in self.subwords
 
     def join(self, tokens: Iterable[str]) -> list[str]:
-        """Join tokens to words. Pieces at the end that lack `</w>` form a word as well."""
+        """Join tokens to words. Sub-words at the end of the text form a word even without `</w>`."""
         words, partial = [], ""
         for token in tokens:
-            if token not in self.pieces:
+            if token not in self.subwords:
                 words += [partial, token] if partial else [token]
                 partial = ""
             elif token.endswith(END_OF_WORD):
@@ -161,12 +161,12 @@ class BPE:
 
     @cached_property
     def _cuts(self) -> dict[str, tuple[str, ...]]:
-        """Pieces of the words split so far: a text repeats its words."""
+        """Sub-words of the words split so far, cached because a text repeats its words."""
         return {}
 
     @cached_property
     def _merged_from(self) -> dict[str, tuple[str, str]]:
-        """The two pieces that each longer piece was merged from, by the merge that was learned first."""
+        """The two sub-words that each longer sub-word was merged from, by the merge that was learned first."""
         merges = json.loads(self.file)["model"]["merges"]
         return {left + right: (left, right) for left, right in reversed(merges)}
 
@@ -177,7 +177,7 @@ class BPE:
 
 
 def readable(token: str) -> str:
-    """Format a token for people: the last piece of a word is shown as it is, other pieces with dots."""
+    """Format a token for people: `</w>` is removed, and a sub-word inside a word ends with dots."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
     return token if token in _RESERVED else f"{token}…"
@@ -191,7 +191,7 @@ def _limited(word: str) -> Iterable[str]:
 
 
 def _holds_reserved(word: str) -> bool:
-    """Whether merges inside a word could produce a reserved symbol; such words are split into characters."""
+    """Return whether merges inside a word could give a reserved symbol. Such words are split into characters."""
     return any(symbol in word for symbol in _RESERVED)
 
 

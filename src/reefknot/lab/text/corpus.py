@@ -63,7 +63,7 @@ class PairsSettings(Settings):
 
 
 class CorpusSettings(Settings):
-    """Which text to read. `part` and `tokens` cut the training text only; valid and test stay whole."""
+    """Settings that define the text. `part` and `tokens` cut only the training text; valid and test stay whole."""
 
     name: Annotated[
         str,
@@ -112,12 +112,12 @@ class CorpusSettings(Settings):
 
     @property
     def cut(self) -> dict[str, Any]:
-        """The settings that identify a text of the same files."""
+        """The settings that distinguish texts from the same files."""
         pairs = {} if self.pairs is None else {"pairs": self.pairs.model_dump(exclude={"source", "target"})}
         return {"part": self.part, "tokens": self.tokens} | pairs
 
     def range_of(self, total: int, where: Path) -> tuple[int, int]:
-        """Return the first line, counted from 0, and the end of the part to train on, out of `total` lines."""
+        """Return the range of lines to train on, out of `total` lines: the first line, counted from 0, and the end."""
         part, parts = map(int, (self.part or "1/1").split("/"))
         first, last = (part - 1) * total // parts, part * total // parts
         if self.part and first == last:
@@ -127,12 +127,12 @@ class CorpusSettings(Settings):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """A corpus found on this machine: a file and its SHA-256 per split, cut as the settings say."""
+    """A corpus on this machine: for each split a file and its SHA-256. The settings say how the text is cut."""
 
     corpus: Corpus
-    """The known corpus that the files belong to, or the folder they are in."""
+    """The known corpus that the files belong to, or the folder that they are in."""
     origin: str
-    """What the text is and how it was identified, for people."""
+    """Description of the text and of how it was identified, for people."""
     files: Mapping[str, Path]
     hashes: dict[str, str]
     settings: CorpusSettings
@@ -142,7 +142,7 @@ class TextFiles:
         return self.corpus.name
 
     def lines(self, split: str) -> Iterator[Line]:
-        """Yield the lines of a split; from the training text only the part that the settings select."""
+        """Yield the lines of a split. Of the training text, yield only the part that the settings select."""
         path = self.files[split]
         if split != "train" or self.settings.part is None:
             return read_file(path)
@@ -151,7 +151,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Parallel text found on this machine: two aligned files per split, and a SHA-256 over both."""
+    """Parallel text on this machine: for each split two aligned files and a SHA-256 over both."""
 
     name: str
     origin: str
@@ -161,7 +161,7 @@ class PairFiles:
     filters: PairsSettings
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """Yield the pairs of a split; from the training text only the part that the settings select."""
+        """Yield the pairs of a split. Of the training text, yield only the part that the settings select."""
         files = self.files[split]
         total = files.lines()
         if not total:
@@ -173,10 +173,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
     """Find the files of a text and check their hashes.
 
     Args:
-        settings: Which text, and which part of it.
+        settings: The corpus, and the part of it that is used.
         data: Folder of the downloaded corpora; REEFKNOT_DATA if None.
         cache: Folder for texts that have to be prepared first.
-        say: Receives lines about the progress.
+        say: Function that is called with lines of progress.
     """
     if settings.pairs is not None:
         raise SettingsError(f"the corpus {settings.name} is parallel text; leave corpus.pairs out to read one text")
@@ -192,7 +192,7 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
 
 
 def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, say: Say = silent) -> PairFiles:
-    """Find the files of a parallel text, as `find_corpus` does for a text."""
+    """Find the files of a parallel text and check their hashes, as `find_corpus` does for a text."""
     if settings.pairs is None:
         raise SettingsError(f"the corpus {settings.name} is one text; set corpus.pairs.source and corpus.pairs.target")
     languages = (settings.pairs.source, settings.pairs.target)
@@ -214,7 +214,7 @@ def _open_folder(name: str, languages: tuple[str, ...] = ()) -> Corpus:
 def _recognise(corpus: Corpus, hashes: Mapping[str, str]) -> PublishedCorpus | None:
     """Return the published corpus whose files have these hashes, if there is one.
 
-    The files of all corpora are imported only if those of `corpus` do not identify it.
+    The modules of all known corpora are imported only if the hashes are not those of `corpus`.
     """
     if isinstance(corpus, PublishedCorpus) and corpus.matches(hashes):
         return corpus

@@ -27,7 +27,7 @@ class Dataset:
     vocabulary: Vocabulary
     splits: dict[str, Split]
     hashes: dict[str, str]
-    """SHA-256 of the text of each split, before it is cut."""
+    """SHA-256 of the file of each split, before the text is cut."""
     fingerprint: str
     """SHA-256 over the hashes of the texts, the cut, the vocabulary and its settings."""
     corpus_settings: CorpusSettings
@@ -35,7 +35,7 @@ class Dataset:
 
     @property
     def words(self) -> Sides:
-        """What a model of this text is built for: one vocabulary for what goes in and what comes out."""
+        """The vocabularies of the inputs and of the targets of a model, which are the same for one text."""
         return Sides(self.vocabulary, self.vocabulary)
 
     @property
@@ -80,15 +80,15 @@ def open_dataset(
     say: Say = silent,
     words: Vocabulary | None = None,
 ) -> Dataset:
-    """Find a corpus and open it as ids; it is encoded first unless the cache has it.
+    """Find a corpus and open it as ids. It is encoded first, unless it is in the cache.
 
     Args:
-        corpus: Which text, and which part of it.
-        vocabulary: How the vocabulary is built from the training text.
+        corpus: Settings of the corpus.
+        vocabulary: Settings of the vocabulary, which is built from the training text.
         data: Folder of the downloaded corpora; REEFKNOT_DATA if None.
         cache: Cache folder; REEFKNOT_CACHE or ~/.cache/reefknot if None.
-        say: Receives lines about the progress.
-        words: The vocabulary of another program's model, used instead of building one.
+        say: Function that is called with lines of progress.
+        words: A vocabulary to use instead of building one, such as that of another program's model.
     """
     folder = cache_folder(cache)
     files = find_corpus(corpus, data=data, cache=folder, say=say)

@@ -1,8 +1,8 @@
-"""Detokenisation by the rules of Moses: words and punctuation marks become ordinary text again.
+"""Detokenisation by the rules of Moses, which turn tokens into ordinary text again.
 
-A model trained on tokenised text produces tokens: a comma is separated from its word, a quotation mark may be `&quot;`.
-The rules come from the optional package sacremoses. They depend on the language; an unknown language gets the English
-rules.
+A model trained on tokenised text produces tokens: a comma is separated from its word, and a quotation mark may be
+`&quot;`. The rules come from the optional package sacremoses. They depend on the language; the English rules are used
+for unknown languages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encoding a text: a corpus is written to a folder of ids, which is memory-mapped afterwards.
+"""Encode a corpus: write its splits as ids to a folder, from which they are memory-mapped afterwards.
 
 vocabulary.json    the vocabulary (and tokenizer.json if words are split)
 SPLIT.ids          little-endian 32-bit ids
@@ -62,9 +62,9 @@ class Split:
     unknown: int
     """Number of ids that are `<unk>`."""
     spelled: NDArray[np.int32] | None = None
-    """The same text, where the words in `Vocabulary.spelled` have their own ids."""
+    """The same text as input ids, in which the words of `Vocabulary.spelled` have their own ids."""
     sha256: str | None = None
-    """SHA-256 of the text before any cut."""
+    """SHA-256 of the file, before the text is cut."""
 
     @property
     def inputs(self) -> NDArray[np.int32]:
@@ -78,7 +78,7 @@ class Split:
 
 
 class _Part(NamedTuple):
-    """The tokens of a line, or of the beginning of a line if the text is cut there."""
+    """The tokens of a line, or of the beginning of a line if the text is cut in the line."""
 
     number: int
     tokens: list[str]
@@ -89,7 +89,7 @@ class _Part(NamedTuple):
 def write_encoded(
     folder: Path, corpus: TextFiles, settings: VocabularySettings, say: Say, words: Vocabulary | None = None
 ) -> None:
-    """Encode every split into `folder`, with the vocabulary `words` or else one built from the training text."""
+    """Encode every split into `folder`, with the vocabulary `words` or a vocabulary of the training text."""
     counts: Counter[str] = Counter()
     if words is None:
         for part in _read(corpus, "train", settings, "counted", say):
@@ -109,7 +109,7 @@ def write_encoded(
 
 
 def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
-    """Open what `write_encoded` wrote; raise a DataError if it is damaged. Ids are memory-mapped."""
+    """Open a folder that `write_encoded` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
     try:
         record = _Record.model_validate_json((folder / "counts.json").read_bytes())
     except (OSError, ValidationError) as error:
@@ -137,7 +137,7 @@ def _inputs_file(folder: Path, split: str) -> Path:
 
 
 def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
-    """Memory-map `number` values of one type; raise a DataError if the file does not have their size."""
+    """Memory-map a file of `number` values of one type. Raise a DataError if the file has another size."""
     size = number * kind.itemsize
     if not path.is_file() or path.stat().st_size != size:
         raise DataError(f"{path} does not have the {size:,} bytes that were written")
@@ -222,7 +222,7 @@ def _parts(lines: Iterator[Line], settings: VocabularySettings, limit: int | Non
 
 
 def _check_published(corpus: TextFiles, splits: dict[str, _Counts], counts: Counter[str]) -> None:
-    """Compare the numbers of tokens and types with the published ones, to check how we read the text."""
+    """Compare the numbers of tokens and types with the published numbers, to check that the text is read correctly."""
     known = corpus.corpus
     cut = corpus.settings.part or corpus.settings.tokens
     for split, published in known.tokens.items():

@@ -1,4 +1,4 @@
-"""Folders of the user's own text: one file per split, or two aligned files or a TSV per split for parallel text."""
+"""Folders of a user's texts: one file per split or, for parallel text, two aligned files or a TSV file per split."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TextFolder(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class PairFolder(Corpus):
-    """A folder that holds parallel text: for each split two aligned files, or a TSV, possibly packed by gzip."""
+    """A folder that holds parallel text: for each split two aligned files or a TSV file, possibly gzipped."""
 
     folder: Path
     description: str = "a folder of parallel text"
@@ -63,8 +63,7 @@ class PairFolder(Corpus):
         }
 
     def _files(self, split: str, names: list[str]) -> list[Path]:
-        """Return the two files of a split, source first, or its TSV."""
-
+        """Return the two files of a split, source first, or its TSV file."""
         from reefknot.lab.text.pairs import GZIP
 
         def matches(ending: str) -> list[str]:
@@ -88,7 +87,7 @@ class PairFolder(Corpus):
 
 
 def open_folder(name: str, languages: tuple[str, ...] = ()) -> TextFolder | PairFolder:
-    """Return the folder that `name` is the path of as a corpus; with languages, as parallel text."""
+    """Return the folder at the path `name` as a corpus or, with languages, as a corpus of parallel text."""
     try:
         folder = Path(name).expanduser().resolve()
         is_folder = folder.is_dir()

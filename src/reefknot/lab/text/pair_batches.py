@@ -1,12 +1,12 @@
 """Batches of source lines with their translations, of similar length on both sides (Vaswani et al. 2017).
 
-A window has the form of a window of one text: `x_BU` holds the source and, to its right, the input before each target;
-`y_BT` holds the targets. So the first S = U - T columns are the source. <eos> precedes the first token of a target line
-and ends the line. Widths are rounded up to a multiple of 8, which gives few shapes and aligned matrix products. All
-pairs are sorted by width, with pairs of equal width in random order; they are cut into batches, and the batches are
-shuffled.
+A training window has the same form as a window of one text: `x_BU` holds the source and, to its right, the input before
+each target; `y_BT` holds the targets. So the first S = U - T columns are the source. <eos> precedes the first token of
+a target line and ends the line. Widths are rounded up to a multiple of 8, which gives few shapes and aligned matrix
+products. All pairs are sorted by width, with pairs of equal width in random order. The sorted pairs are cut into
+batches, and the batches are shuffled.
 
-Shapes: B rows of one window, S steps of its sources, T of its targets, U = S + T.
+Shapes: B rows of one window, S steps of its sources, T steps of its targets, U = S + T.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ MULTIPLE = 8
 
 
 class PairBatches(Samples):
-    """Pairs in windows of at most `batch` x `steps` tokens on the wider side, padding included.
+    """Pairs in training windows of at most `batch` x `steps` tokens on the wider side, padding included.
 
     Lines of both sides end with <eos>; `eos` is its id on the target side. Sources are padded with `IGNORE`, which is
-    not a word, the inputs of the target side with 0. If the pairs of a window cannot be divided equally among the
-    processes, rows without targets are added.
+    not the id of a word, and the inputs of the target side with 0. If the pairs of a window cannot be divided equally
+    among the processes, rows without targets are added.
     """
 
     def __init__(self, source: Lines, target: Lines, batch: int, steps: int, *, eos: int, seed: int = 0) -> None:
         if len(source) != len(target):
             raise DataError(
                 f"{len(source):,} source lines and {len(target):,} target lines do not form pairs; "
-                "give as many of one as of the other"
+                "pass the same number of both"
             )
         if not len(target):
             raise DataError("there are no pairs to train on; use a larger corpus, or looser filters in corpus.pairs")

@@ -38,7 +38,7 @@ class PairDataset:
     words: Sides
     splits: dict[str, PairSplit]
     hashes: dict[str, str]
-    """SHA-256 over both texts of each split, before they are cut."""
+    """SHA-256 over both files of each split, before the texts are cut."""
     fingerprint: str
     """SHA-256 over the hashes of the texts, the cut and the filters, the vocabularies and their settings."""
     corpus_settings: CorpusSettings
@@ -82,7 +82,7 @@ class PairDataset:
         yield f"left out of training: pairs with {' or '.join(['an empty side', *limits])} ({dropped})"
         scope = {
             "joint": "both sides together",
-            "joint_bpe": "merges of both sides together, pieces of each side separately",
+            "joint_bpe": "merges of both sides together, sub-words of each side separately",
             "separate": "each side separately",
         }[words.sides]
         yield f"vocabulary: {words.describe()}, {scope}; most frequent first"
@@ -98,7 +98,7 @@ def open_pairs(
     cache: Path | None = None,
     say: Say = silent,
 ) -> PairDataset:
-    """Find parallel text and open it as ids, as `open_dataset` does for a text."""
+    """Find a parallel text and open it as ids, as `open_dataset` does for a text."""
     if not vocabulary.end_of_line:
         raise SettingsError("vocabulary.end_of_line = false: a translation must end with <eos>; remove the setting")
     if vocabulary.keep_spellings:
@@ -119,7 +119,7 @@ def open_pairs(
 
 
 def _warn_of_missing_spaces(train: PairSplit, say: Say) -> None:
-    """Warn if lines have no spaces: each line is then one word, which hardly any other line has."""
+    """Warn if lines have no spaces, because every line is then one word, which hardly occurs in any other line."""
     for side, lines in zip(SIDES, (train.source, train.target), strict=True):
         if len(lines.ids) < 2.5 * train.pairs:  # one and a half words, and <eos>
             say(f"train: hardly any line of the {side} has spaces, so every line is one word; set vocabulary.bpe")

@@ -1,4 +1,4 @@
-"""Encoding parallel text: aligned files are written to a folder of ids, which is memory-mapped afterwards.
+"""Encode parallel text: write aligned files as ids to a folder, from which they are memory-mapped afterwards.
 
 vocabulary.json          the vocabulary of the target
 source/vocabulary.json   the vocabulary of the source, if it is not the same
@@ -126,7 +126,7 @@ class PairSplit:
         return len(self.target.ids)
 
     def text(self, side: Side) -> list[str]:
-        """Return the lines of one side as they are in the files, for the pairs that were not left out."""
+        """Return the lines of one side as they are in the file, for the pairs that were not left out."""
         if self.files.sha256(lambda path: file_hash(path, cache_folder())) != self.sha256:
             raise DataError(
                 f"{self.files.source} or {self.files.target} has changed since the pairs were encoded; run this again"
@@ -150,7 +150,7 @@ def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, s
 
 
 def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSplit]]:
-    """Open what `write_pairs` wrote; raise a DataError if it is damaged. Ids are memory-mapped."""
+    """Open a folder that `write_pairs` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
     path = folder / "counts.json"
     try:
         record = _Record.model_validate_json(path.read_bytes())
@@ -163,7 +163,7 @@ def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSp
 
 
 def _count(corpus: PairFiles, say: Say) -> tuple[Counter[str], Counter[str]]:
-    """Count the words of both sides of the training text. Pairs that are left out later are included."""
+    """Count the words of both sides of the training text, including pairs that are left out later."""
     source, target = Counter[str](), Counter[str]()
     for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", say):
         source.update(pair.source)

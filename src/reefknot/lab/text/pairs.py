@@ -1,8 +1,9 @@
 """Parallel text: pairs of lines that are translations of each other, in two aligned files or in the columns of a TSV.
 
 Line i of one file is the translation of line i of the other. Files with different numbers of lines are rejected,
-because every pair after the first missing line would be wrong. In a TSV the first column is the source, the second the
-target. Files may be packed by gzip. Packed files and TSVs are first written to the cache as aligned files.
+because every pair after the first missing line would be wrong. In a TSV file, the first column is the source and the
+second column is the target. Files may be gzipped. Gzipped files and TSV files are first written to the cache as aligned
+files.
 `storage/lines.py` defines what a line is.
 """
 
@@ -21,11 +22,11 @@ from reefknot.lab.text.published import SPLITS
 from reefknot.storage.lines import count_lines, read_file, read_plain
 
 GZIP = "(?:[.]gz)?"
-"""Pattern of the ending of a file name that may be packed."""
+"""Pattern of the optional ending of a gzipped file."""
 
 
 class Pair(NamedTuple):
-    """Two aligned lines: their number from 1, their words, and the size of the target in bytes with its line end."""
+    """Two aligned lines: their number, counted from 1, their words, and the bytes of the target with its line end."""
 
     number: int
     source: list[str]
@@ -40,7 +41,7 @@ class Aligned(NamedTuple):
     target: Path
 
     def lines(self) -> int:
-        """Return the number of pairs; raise a DataError unless both files have that many lines."""
+        """Return the number of pairs. Raise a DataError if the files have different numbers of lines."""
         source, target = map(count_lines, self)
         if source != target:
             raise DataError(
@@ -70,7 +71,7 @@ def published_pairs(
     folders: tuple[str, ...] = (),
     sha256: Mapping[str, str] | None = None,
 ) -> PreparedCorpus:
-    """Define a corpus of two files per split, called `stem.language`, each as it is or packed by gzip."""
+    """Define a corpus with two files per split, called `stem.language`, gzipped or not."""
     names = [f"{stems[split]}.{language}" for split in SPLITS for language in languages]
 
     def files(folder: Path) -> list[Path]:
@@ -91,7 +92,7 @@ def published_pairs(
 
 
 def read_aligned(languages: tuple[str, ...]) -> Callable[[list[Path]], Lines]:
-    """Return a function that reads the files of all splits in order, for each split two files or a TSV."""
+    """Return a function that reads the files of all splits in order: two files or a TSV file per split."""
 
     def lines(files: list[Path]) -> Lines:
         remaining = iter(files)

@@ -1,9 +1,9 @@
-"""Corpora that are published in another form and are converted to texts, which are kept in the cache.
+"""Corpora that are published in another form and have to be converted to texts, which are stored in the cache.
 
-The texts of one corpus are a folder in the cache:
+The texts of a corpus are in a folder of the cache:
 
-    corpora/NAME-HASH/train.txt, valid.txt, test.txt          or, for parallel text,
-    corpora/NAME-HASH/train.en.txt, train.de.txt, valid.en.txt and so on
+    corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split, or for parallel text
+    corpora/NAME-HASH/train.en.txt, train.de.txt, ...         one text per split and language
     corpora/NAME-HASH/sizes.json                              size of each text, to detect a damaged folder
 
 HASH depends on the path, size and modification time of the files that the texts are made from.
@@ -29,7 +29,7 @@ from reefknot.storage.cache import cached
 from reefknot.storage.progress import Say, reported
 
 Lines = Iterator[tuple[str, str]]
-"""Lines to write, each after the name of its text: `split`, or `split.language` for parallel text."""
+"""Pairs of the name of a text and a line to write to it. The name is `split`, or `split.language` for parallel text."""
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -49,13 +49,13 @@ class PreparedCorpus(DownloadedCorpus):
     """A published corpus that is converted to texts before it is read."""
 
     expected: str
-    """The files as an error message names them, after the name of their folder."""
+    """Description of the files for an error message, in which it follows the name of their folder."""
     files: Callable[[Path], list[Path]]
-    """Returns the files of the corpus that are in a folder: all that are needed, or none."""
+    """Function that returns the files of the corpus in a folder: all files, or none if one is missing."""
     lines: Callable[[list[Path]], Lines]
-    """Reads the files and yields the lines of the texts."""
+    """Function that reads the files and yields the lines of the texts."""
     version: int = 1
-    """Increase this number with every change to the texts that the same files give."""
+    """Version of the conversion. Increase it whenever the same files give different texts."""
 
     def files_in(self, folder: Path) -> list[Path]:
         return self.files(folder)
@@ -78,7 +78,7 @@ def prepare(
     languages: tuple[str, ...] = (),
     version: int = 1,
 ) -> dict[str, Path]:
-    """Return the texts that `lines` makes of `files`, and write them to the cache unless it has them."""
+    """Return the texts that `lines` makes from `files`. Write them to the cache first, if they are not there."""
     # The same files in another folder are converted again, and give the same texts.
     listing = json.dumps([version, *languages, *(_facts(path) for path in files)])
 
@@ -91,7 +91,7 @@ def prepare(
 
 
 def write_texts(cache: Path, entry: str, lines: Callable[[], Lines], texts: Iterable[str] = SPLITS) -> dict[str, Path]:
-    """Return the texts of an entry of the cache by name, and write `lines` to it unless the cache has it."""
+    """Return the texts of a cache entry by name. Write `lines` to the entry first, if it does not exist."""
     names = list(texts)
     folder = cached(cache / "corpora" / entry, lambda new: _write(new, lines(), names), _read)
     return {name: folder / f"{name}.txt" for name in names}
@@ -106,7 +106,7 @@ def _facts(path: Path) -> tuple[str, int, int]:
 
 
 def _readable(lines: Lines, files: list[Path]) -> Lines:
-    """Yield the lines; raise a DataError if a file is damaged or does not have the expected format."""
+    """Yield the lines. Raise a DataError if a file is damaged or does not have the expected format."""
     try:
         yield from lines
     except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
@@ -123,7 +123,7 @@ def _write(folder: Path, lines: Iterable[tuple[str, str]], texts: Iterable[str])
 
 
 def _read(folder: Path) -> Path | None:
-    """Return the folder if its texts have the sizes that were written, else None."""
+    """Return the folder if its texts have the recorded sizes, or else None."""
     try:
         sizes = json.loads((folder / "sizes.json").read_bytes())
         complete = all((folder / name).stat().st_size == size for name, size in sizes.items())

@@ -1,12 +1,12 @@
-"""Corpora that have a name: what is known about one before it is read, and how its files are found.
+"""Base classes of corpora: what is known about a corpus before it is read, and how its files are found.
 
-A `Corpus` has a name, a description and a method `open`, which returns its text files. Most corpora in `corpora/` are
-files that the user downloads into a data folder:
+A `Corpus` has a name, a description and a method `open`, which returns its text files. Most corpora in `corpora/`
+consist of files that the user downloads into a data folder:
 
-* `PublishedCorpus` (here) is read as it is published, as a train, a valid and a test text;
-* `PreparedCorpus` (`prepared.py`) is published in another form and converted to such texts first.
+* A `PublishedCorpus` (here) is published as a train, a valid and a test text, which are read unchanged.
+* A `PreparedCorpus` (`prepared.py`) is published in another form and converted to such texts first.
 
-`TextFolder` and `PairFolder` (`folders.py`) are the user's own texts.
+A `TextFolder` or a `PairFolder` (`folders.py`) holds texts of the user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus(ABC):
-    """A text, or a parallel text, under one name. Creating one reads nothing."""
+    """A text, or a parallel text, with a name. Creating the object does not read any file."""
 
     name: str
     description: str
@@ -41,13 +41,13 @@ class Corpus(ABC):
     """Number of tokens in each split, one `<eos>` per line included, if it is published."""
 
     is_folder: ClassVar[bool] = False
-    """Whether this is a user's folder, whose files may turn out to be those of a known corpus."""
+    """Whether this is a user's folder, whose files may be recognised as those of a known corpus."""
 
     @abstractmethod
     def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
         """Return the files of the splits: `train`, `valid` and `test`, or `train.en`, `train.de` and so on.
 
-        A file that has to be written first goes to `cache`, and `say` receives the progress.
+        Files that have to be converted are written to `cache`, and `say` is called with lines of progress.
         """
 
     @property
@@ -58,29 +58,29 @@ class Corpus(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadedCorpus(Corpus):
-    """A corpus whose files the user downloads into a folder of the data folder, or into the data folder itself."""
+    """A corpus whose files the user downloads into a subfolder of the data folder, or into the data folder itself."""
 
     how_to_get: str
-    """A sentence that says where the files come from, for the error message when they are missing."""
+    """Sentence for the error message if files are missing, which says where to get them."""
     folders: tuple[str, ...] = ()
-    """Folders of the data folder where the files may be; the corpus name if empty."""
+    """Subfolders of the data folder in which the files may be; the corpus name if empty."""
     sha256: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the published files by file name."""
 
     @abstractmethod
     def files_in(self, folder: Path) -> list[Path]:
-        """Return the files of the corpus that are in a folder: all that are needed, or none."""
+        """Return the files of the corpus in a folder: all files, or none if one is missing."""
 
     @abstractmethod
     def expected_files(self) -> str:
-        """Describe the files for an error message, in which this follows the name of their folder."""
+        """Describe the files for an error message, in which the description follows the name of their folder."""
 
     @property
     def needs_data(self) -> bool:
         return True
 
     def find(self, data: Path | None, cache: Path) -> list[Path]:
-        """Find the files in `data`, or in REEFKNOT_DATA, and compare their hashes with the published ones."""
+        """Find the files in `data`, or in REEFKNOT_DATA, and compare their hashes with the published hashes."""
         paths = self._search(data)
         for path in paths:
             published = self.sha256.get(path.name)
@@ -108,7 +108,7 @@ class DownloadedCorpus(Corpus):
         return f"expected {folder}/{self.expected_files()}. {self.how_to_get} Pass --data DIR or set REEFKNOT_DATA."
 
     def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
-        """Raise a DataError if some files are there: losing a file is an error, not having a corpus may not be one."""
+        """Raise a DataError if only some of the files exist. If no file exists, the corpus is just not found."""
 
     def _alternative(self) -> str:
         return ""
@@ -116,7 +116,7 @@ class DownloadedCorpus(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCorpus(DownloadedCorpus):
-    """A corpus that is published as a train, a valid and a test text, and read as it is.
+    """A corpus that is published as a train, a valid and a test text, which are read unchanged.
 
     A file without a SHA-256 is identified by the published `tokens` and `types`, which are compared when it is encoded.
     """
@@ -135,7 +135,7 @@ class PublishedCorpus(DownloadedCorpus):
         return dict(zip(self.files, self.find(data, cache), strict=True))
 
     def matches(self, hashes: Mapping[str, str]) -> bool:
-        """Whether files with these hashes, by split, are those of this corpus."""
+        """Return whether files with these hashes, by split, are the files of this corpus."""
         return all(hashes[split] == self.sha256.get(name) for split, name in self.files.items())
 
     def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
@@ -149,6 +149,6 @@ class PublishedCorpus(DownloadedCorpus):
 
 
 def all_of(folder: Path, *names: str) -> list[Path]:
-    """Return the files with these names in a folder, or none unless all are there."""
+    """Return the files with these names in a folder, or an empty list if one is missing."""
     paths = [folder / name for name in names]
     return paths if all(path.is_file() for path in paths) else []

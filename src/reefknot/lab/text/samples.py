@@ -1,10 +1,10 @@
-"""Samples: pieces of a text that do not depend on each other, grouped into different batches in every epoch.
+"""Samples: independent parts of a text, which are grouped into different training windows in every epoch.
 
 A sample is a range of targets. `Blocks`, `Sentences` and `PairBatches` define where samples end, which samples form a
-window and what is read before a target; this module does everything else. Only the bounds of samples are kept in
-memory: ids stay on disk until a window is read.
+window and which input precedes a target; this module does everything else. Only the bounds of samples are in memory;
+ids stay on disk until a window is read.
 
-Random choices depend on the seed and the number of the epoch only, not on the number of processes.
+Random choices depend only on the seed and the epoch, not on the number of processes.
 
 Shapes: S samples, W windows of an epoch, B rows of one window, T targets of its longest row.
 """
@@ -27,9 +27,9 @@ Offsets = NDArray[np.int64]
 
 
 class Samples(ABC):
-    """Windows whose rows are samples, padded on the right; each token is a target exactly once per epoch.
+    """Training windows whose rows are samples, padded on the right. Each token is a target exactly once per epoch.
 
-    Windows are those of epoch 1 until `begin` is called.
+    The epoch is 1 until `begin` is called.
     """
 
     def __init__(self, batch: int, steps: int, *, seed: int) -> None:
@@ -45,19 +45,19 @@ class Samples(ABC):
 
     @abstractmethod
     def _cut(self) -> Offsets:
-        """Return S + 1 offsets into the targets: where each sample begins, and where the last one ends."""
+        """Return S + 1 offsets into the targets: where each sample begins, and where the last sample ends."""
 
     @abstractmethod
     def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
-        """Return the order of the samples in an epoch, order_S, and the range of that order for each window, W x 2."""
+        """Return the order of the samples in an epoch, order_S, and the range in this order of each window, (W, 2)."""
 
     @abstractmethod
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of this process's rows; the targets of short rows are padded with `IGNORE`."""
+        """Return the inputs and targets of this process's rows. Targets of short rows are padded with `IGNORE`."""
 
     def begin(self, epoch: int) -> None:
         """Switch to the windows of this epoch, counted from 1."""
-        if epoch != self.epoch:  # drawing an order of tens of millions of lines takes seconds
+        if epoch != self.epoch:  # shuffling tens of millions of lines takes seconds
             self.epoch = epoch
             self._order, self._ranges = self._draw(np.random.default_rng((self.seed, epoch)))
 
@@ -73,7 +73,7 @@ class Samples(ABC):
 
     @property
     def tokens(self) -> int:
-        """Number of targets per epoch, over all processes."""
+        """Number of targets in an epoch, over all processes."""
         return int(self._bounds[-1] - self._bounds[0])
 
     def count(self, index: int) -> int:
@@ -99,11 +99,11 @@ class Samples(ABC):
         return np.append(local, samples[:missing]), np.pad(lengths, (0, missing))
 
     def rate_factor(self, index: int) -> float:
-        """Return the factor of the learning rate for one window, which is always 1."""
+        """Return 1: the learning rate does not depend on the window."""
         return 1.0
 
     def slice(self, rank: int, world: int) -> Self:
-        """Return the share of one of `world` processes: every `world`-th row of each window."""
+        """Return the samples of process `rank` of `world` processes: every `world`-th row of each window."""
         if self._total < world:
             raise SettingsError(f"batch = {self._total} is too small for {world} processes; some would have no row")
         part = copy(self)
@@ -112,11 +112,11 @@ class Samples(ABC):
 
 
 class TextSamples(Samples):
-    """Samples that together are one text.
+    """Samples that together form one text.
 
     The input before each target is its predecessor in the text, also for the first target of a sample. <eos> precedes
-    the text; without `eos` the first token of the text is not a target. `inputs` is the same text with the ids that
-    the input end reads, if they differ: spelled words have ids that are not targets.
+    the text; without `eos`, the first token of the text is not a target. `inputs` is the same text as input ids, if
+    they differ from the target ids: spelled words have their own input ids.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class TextSamples(Samples):
 
 
 def row_offsets(starts_B: Offsets, lengths_B: Offsets, steps: int, padding: int) -> tuple[Offsets, NDArray[np.bool_]]:
-    """Return the offset in the text of each token of some rows, and whether the token belongs to its row.
+    """Return the offset in the text of each token of a batch of rows, and whether the token is not padding.
 
     Args:
-        starts_B: Where each row begins in the text.
+        starts_B: Offset in the text at which each row begins.
         lengths_B: Number of tokens in each row.
         steps: Width of the result, T.
         padding: The offset of tokens after the end of a row.
@@ -164,9 +164,9 @@ def row_offsets(starts_B: Offsets, lengths_B: Offsets, steps: int, padding: int)
 
 
 def pack_windows(lengths_S: NDArray[np.integer], capacity: int) -> Offsets:
-    """Group samples, sorted by falling length, into windows of at most `capacity` tokens, padding included.
+    """Group samples, sorted by decreasing length, into windows of at most `capacity` tokens, padding included.
 
-    Returns the first sample and the end of each window: W x 2.
+    Returns the first sample and the end of each window, (W, 2).
     """
     firsts, first = [], 0
     while first < len(lengths_S):

@@ -1,7 +1,7 @@
 """Batches of independent sentences of similar length (Baevski & Auli 2019, Billion Word).
 
 A line of the text is a sentence. To avoid padding, all lines are sorted by length, with lines of equal length in random
-order; the sorted lines are cut into batches, and the batches are shuffled.
+order. The sorted lines are cut into batches, and the batches are shuffled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHUNK = 1 << 24
 
 
 class Sentences(TextSamples):
-    """Lines in windows of at most `batch` x `steps` tokens, padding included.
+    """Lines in training windows of at most `batch` x `steps` tokens, padding included.
 
     A line longer than `steps` is cut into samples of `steps` targets and a shorter last one. If the lines of a window
     cannot be divided equally among the processes, rows of padding are added.
@@ -32,12 +32,12 @@ class Sentences(TextSamples):
         end = len(self._targets)
         # A text that ends with <eos> has an empty last line, which gives no sample.
         edges = np.concatenate([[self._first], line_ends(self._targets, self._eos), [end]])
-        samples = -(-np.diff(edges) // self.steps)  # of each line
+        samples = -(-np.diff(edges) // self.steps)  # number of samples of each line
         nth = np.arange(samples.sum()) - np.repeat(np.cumsum(samples) - samples, samples)
         return np.append(np.repeat(edges[:-1], samples) + nth * self.steps, end)
 
     def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
-        # Sorting by the missing tokens puts the longest lines first, and numpy sorts small integers by radix sort.
+        # Sort by the number of missing tokens, so that the longest lines come first. Small integers are sorted fast.
         missing = (self.steps - np.diff(self._bounds)).astype(np.min_scalar_type(self.steps))
         order = random.permutation(len(missing))
         order = order[np.argsort(missing[order], kind="stable")]

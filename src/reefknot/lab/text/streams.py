@@ -1,8 +1,9 @@
-"""Parallel streams for truncated backpropagation. Windows are read by index, so a resumed run replays nothing.
+"""Parallel streams for truncated backpropagation.
 
-Windows have one length, or random lengths that differ between epochs (Merity et al. 2018, AWD-LSTM), so that the
-gradient is not cut at the same words in every epoch. Random lengths depend on the seed and the epoch only: there is
-nothing to save, and several processes agree without communicating.
+A training window has the next `steps` tokens of every stream. Windows are read by index, so a resumed run replays
+nothing. All windows have the same length, or they have random lengths that differ between epochs (Merity et al. 2018,
+AWD-LSTM), so that the gradient is not cut at the same words in every epoch. Random lengths depend only on the seed and
+the epoch: there is nothing to save, and several processes agree without communicating.
 
 Shapes: B streams (the batch), T steps of one window.
 """
@@ -21,7 +22,7 @@ from reefknot.lab.config.settings import Count, NonNegative, Settings
 
 
 class RandomSteps(Settings):
-    """Window lengths are drawn around `steps`, or sometimes around half of it; the rate scales with them."""
+    """Settings of random window lengths, around `steps` or sometimes half of it. The rate scales with the length."""
 
     probability: Annotated[
         float,
@@ -43,14 +44,14 @@ class RandomSteps(Settings):
         return self
 
     def draw(self, steps: int, random: np.random.Generator) -> int:
-        """Draw the length of one window."""
+        """Return a random length for one training window."""
         centre = steps if random.random() < self.probability else steps / 2
         length = max(self.least, int(random.normal(centre, self.deviation)))
         return length if self.most is None else min(length, self.most)
 
 
 def check_sizes(batch: int, steps: int) -> None:
-    """Reject windows without tokens."""
+    """Raise an error if windows would have no tokens."""
     if batch < 1 or steps < 1:
         raise SettingsError(f"batch = {batch}, steps = {steps}: both must be at least 1")
 
@@ -60,10 +61,10 @@ class Streams:
 
     The last tokens of the text, fewer than `batch`, are not used. Each token of a stream except the first is a target
     exactly once per epoch. The last window of an epoch may be shorter. Window i + 1 continues where window i ends, so
-    that the state can be carried over. `inputs` is the same text with the ids that the input end reads, if they
-    differ: spelled words have ids that are not targets.
+    that the state can be carried over. `inputs` is the same text as input ids, if they differ from the target ids:
+    spelled words have their own input ids.
 
-    Windows are those of epoch 1 until `begin` is called; with `random_steps` they differ between epochs.
+    The epoch is 1 until `begin` is called. With `random_steps`, windows differ between epochs.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Streams:
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     def _draw_lengths(self) -> NDArray[np.int64]:
-        """Return the length of each window; the text may end before the last one does."""
+        """Return the length of each window. The last length may extend beyond the end of the text."""
         if self.random_steps is None:
             return np.full(-(-self._length // self.steps), self.steps)
         random = np.random.default_rng((self.seed, self.epoch))
@@ -118,7 +119,7 @@ class Streams:
 
     @property
     def tokens(self) -> int:
-        """Number of targets per epoch, over all processes."""
+        """Number of targets in an epoch, over all processes."""
         return self._world * self.batch * self._length
 
     @property
@@ -127,7 +128,7 @@ class Streams:
         return int(self._targets.shape[1]) - 1
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `inputs_BT` and `targets_BT` of one window: the same text, one token apart."""
+        """Return `inputs_BT` and `targets_BT` of one window. The targets are the text one token later."""
         start, stop = self._bounds(index)
         inputs_BT, targets_BT = self._inputs[:, start:stop], self._targets[:, start + 1 : stop + 1]
         return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
@@ -147,14 +148,15 @@ class Streams:
     def rate_factor(self, index: int) -> float:
         """Return the factor of the learning rate for one window: its random length divided by `steps`.
 
-        The random length counts even if the text ends before it. The factor is 1 if all windows have one length.
+        The last window counts with its random length, even if the text ends earlier. Without random lengths, the
+        factor is 1.
         """
         return float(self._lengths[index] / self.steps)
 
     def slice(self, rank: int, world: int) -> Streams:
-        """Return the share of one of `world` processes: an equal, contiguous part of the streams."""
+        """Return the streams of process `rank` of `world` processes, which all have the same number of streams."""
         if self.batch % world:
-            raise SettingsError(f"batch = {self.batch} does not divide among {world} processes")
+            raise SettingsError(f"batch = {self.batch} is not a multiple of {world}, the number of processes")
         share = self.batch // world
         rows = slice(rank * share, (rank + 1) * share)
         part = Streams(

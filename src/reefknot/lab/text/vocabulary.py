@@ -1,4 +1,4 @@
-"""The vocabulary: words, or pieces of words, in the order of their frequency in the training text."""
+"""The vocabulary: words or sub-words, in the order of their frequency in the training text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UnknownPolicy = Literal["replace", "refuse"]
 
 
 class BPESettings(Settings):
-    """Split words into pieces that are learned from the training text."""
+    """Settings of byte-pair encoding, which splits words into sub-words learned from the training text."""
 
     merges: Annotated[
         Count,
@@ -39,7 +39,7 @@ class BPESettings(Settings):
 
 
 class VocabularySettings(Settings):
-    """Which words of the training text are in the vocabulary, and how other words are treated."""
+    """Settings that define which words are in the vocabulary, and how other words are treated."""
 
     min_count: Annotated[
         Count,
@@ -86,7 +86,7 @@ class VocabularySettings(Settings):
     @model_validator(mode="after")
     def _check_together(self) -> VocabularySettings:
         if self.bpe and (self.min_count > 1 or self.max_size is not None):
-            raise ValueError("bpe splits all words into pieces, so min_count and max_size have no meaning; remove them")
+            raise ValueError("bpe splits all words into sub-words, so min_count and max_size do nothing; remove them")
         if self.keep_spellings and (self.bpe or self.unknown == "refuse"):
             raise ValueError(
                 'keep_spellings is for words outside the vocabulary, which bpe and unknown = "refuse" do not have;'
@@ -98,7 +98,7 @@ class VocabularySettings(Settings):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that identify an encoded text. A setting that was added later is included only if it is used."""
+        """The settings that identify an encoded text. Newer settings are included only if they are not the default."""
         always = ("min_count", "max_size", "unknown", "end_of_line")
         defaults = VocabularySettings().model_dump()
         return {key: value for key, value in self.model_dump().items() if key in always or value != defaults[key]}
@@ -107,7 +107,7 @@ class VocabularySettings(Settings):
         """Describe the tokens for people."""
         tokens = "the words"
         if self.bpe is not None:
-            tokens = f"pieces of the words, of byte-pair encoding with {self.bpe.merges:,} merges, and the characters"
+            tokens = f"sub-words by byte-pair encoding with {self.bpe.merges:,} merges, and the characters,"
         limits = [f"{tokens} of the training text"]
         limits += [f"seen at least {self.min_count:,} times"] if self.min_count > 1 else []
         limits += [f"at most {self.max_size:,} types"] if self.max_size else []
@@ -123,22 +123,22 @@ def fairseq_size(types: int) -> int:
 class Vocabulary:
     """Tokens and their counts in the training text, most frequent first; ties are in lexicographic order.
 
-    The id of a token is its index. A token is a word, or, with `bpe`, a piece of a word.
+    The id of a token is its index. A token is a word or, with `bpe`, a sub-word.
     """
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
     spelled: tuple[str, ...] = ()
-    """Words outside the vocabulary whose spelling an input end reads; their ids follow those of the tokens."""
+    """Words outside the vocabulary whose spelling an input end reads. Their ids follow the ids of the tokens."""
     bpe: BPE | None = field(default=None, repr=False)
     ordered: bool = True
-    """Whether ids are in order of frequency; the dictionary of another program may begin with its own symbols."""
+    """Whether ids are in the order of frequency. The dictionary of another program may begin with its own symbols."""
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], settings: VocabularySettings, bpe: BPE | None = None) -> Vocabulary:
         """Build the vocabulary from the counts of words and `<eos>` in a training text.
 
-        The count of `<unk>` includes all words that it replaces. If the settings ask for pieces and `bpe` is not given,
+        The count of `<unk>` includes all words that it replaces. If the settings ask for sub-words and `bpe` is None,
         they are learned here.
         """
         if bpe is None and settings.bpe:
@@ -147,7 +147,7 @@ class Vocabulary:
             bpe = BPE.train(counts, settings.bpe.merges)
         min_count = settings.min_count
         if bpe:
-            counts, min_count = bpe.count(counts), 0  # a piece that does not occur in training may be needed later
+            counts, min_count = bpe.count(counts), 0  # a sub-word that does not occur in training may be needed later
         symbols = {END_OF_LINE: settings.end_of_line, UNKNOWN: settings.unknown == "replace"}
         chosen = {symbol: counts.get(symbol, 0) for symbol, needed in symbols.items() if needed}
         capacity = None if settings.max_size is None else settings.max_size - len(chosen)
@@ -167,11 +167,11 @@ class Vocabulary:
         return all(token in self._ids for token in self.cut(word))
 
     def reads(self, word: str) -> bool:
-        """Whether an input end can distinguish the word from `<unk>`, by its tokens or by its spelling."""
+        """Return whether an input end can distinguish the word from `<unk>`, by its tokens or by its spelling."""
         return all(token in self._input_ids for token in self.cut(word))
 
     def spelling(self, words: Iterable[str]) -> Vocabulary:
-        """Return this vocabulary with the words that it does not read yet added to `spelled`."""
+        """Return a vocabulary in which words that cannot be read are added to `spelled`."""
         new = dict.fromkeys(word for word in words if not self.reads(word))
         return replace(self, spelled=(*self.spelled, *new))
 
@@ -203,7 +203,7 @@ class Vocabulary:
         return self._look_up(tokens, self._ids, unknown)
 
     def known_parts(self, words: Sequence[str]) -> Sequence[str]:
-        """Split words around their unknown characters, so that only these become `<unk>` and not the whole word."""
+        """Split words around their unknown characters, so that these become `<unk>` and not the whole word."""
         if self.bpe is None or self.unk is None:
             return words
         return [part for word in words for part in self.bpe.known_parts(word)]
@@ -233,30 +233,31 @@ class Vocabulary:
         return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Return the words of ids; pieces are joined."""
+        """Return the words of ids. Sub-words are joined to words."""
         tokens = [self.words[index] for index in ids]
         return self.bpe.join(tokens) if self.bpe else tokens
 
     def ends_word(self, token: str) -> bool:
-        """Whether the token after this one begins a word."""
+        """Return whether a token is the last token of a word."""
         return self.bpe is None or self.bpe.ends_word(token)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the file."""
+        """SHA-256 of the file that `save` writes."""
         return hashlib.sha256(self._file()).hexdigest()
 
     @cached_property
     def tokens_sha256(self) -> str:
-        """SHA-256 of the tokens in the order of their ids, and of how words are cut into them.
+        """SHA-256 of the tokens in the order of their ids, and of the byte-pair encoding.
 
-        With equal hashes a text has equal ids. Counts and spellings of unknown words do not matter.
+        If the hashes of two vocabularies are equal, they give a text the same ids. Counts and spellings of unknown
+        words are not included.
         """
         tokenizer = hashlib.sha256(self.bpe.file).hexdigest() if self.bpe else None
         return hashlib.sha256(json.dumps([self.words, tokenizer]).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary as JSON in ASCII, which preserves every word, control characters included.
+        """Write the vocabulary as JSON in ASCII, which preserves every character, including control characters.
 
         The byte-pair encoding, if there is one, is written to tokenizer.json in the same folder.
         """
@@ -276,7 +277,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Read what `save` wrote; raise a DataError if the file is damaged."""
+        """Read a file that `save` wrote. Raise a DataError if it is damaged."""
         data = durable.read_bytes(path)
         stored = durable.decode_object(data, path)
         problem = _problem(stored)
@@ -285,7 +286,7 @@ class Vocabulary:
         bpe = _load_bpe(path, stored["tokenizer"]).restricted(stored["words"]) if "tokenizer" in stored else None
         words, counts, spelled = (tuple(stored.get(key, ())) for key in ("words", "counts", "spelled"))
         vocabulary = cls(words, counts, spelled, bpe, stored.get("ordered", True))
-        vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # saves computing it, which takes long
+        vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # because computing it takes long
         return vocabulary
 
 
@@ -299,8 +300,8 @@ class Sides(NamedTuple):
     def from_counts(cls, source: Mapping[str, int], target: Mapping[str, int], settings: VocabularySettings) -> Sides:
         """Build the vocabularies from the counts of words and `<eos>` in two texts; one object if they are joint.
 
-        With `joint_bpe` (Press & Wolf 2017) the merges are learned on both texts, but a side has only the pieces and
-        characters of its own text: other pieces are split further, and other characters are unknown.
+        With `joint_bpe` (Press & Wolf 2017), the merges are learned on both texts, but each side has only the sub-words
+        and characters of its own text. Other sub-words are split further, and other characters are unknown.
         """
         if settings.sides == "separate":
             return cls(*(Vocabulary.from_counts(counts, settings) for counts in (source, target)))
@@ -321,7 +322,7 @@ class Sides(NamedTuple):
 
     @property
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """The vocabularies, source first. It is a programming error to ask for them if only sizes are known."""
+        """The vocabularies, source first. Raises a TypeError if only their sizes are known."""
         if isinstance(self.source, int) or isinstance(self.target, int):
             raise TypeError("only the sizes of these vocabularies are known")
         return self.source, self.target
@@ -342,7 +343,7 @@ def _load_bpe(path: Path, sha256: str) -> BPE:
 
 
 def _add_fairseq_symbols(counts: dict[str, int]) -> None:
-    """Add the symbols that fairseq's dictionary has besides the types of a text, with the count 0."""
+    """Add the symbols that fairseq's dictionary has in addition to the types of a text, with the count 0."""
     counts.update({word: 0 for word in (START, PADDING) if word not in counts})
     fillers = (name for number in count() if (name := f"<filler{number}>") not in counts)
     counts.update(dict.fromkeys([next(fillers) for _ in range(-len(counts) % 8)], 0))
@@ -354,7 +355,7 @@ def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
 
 
 def _problem(stored: dict[str, Any]) -> str | None:
-    """Return why the content of a file is not a vocabulary, or None. The checks are fast for millions of words."""
+    """Return why the content of a file is not a vocabulary, or None if it is. Fast for millions of words."""
     if stored.keys() - {"spelled", "tokenizer", "ordered"} != {"format", "words", "counts"} or stored["format"] != 1:
         return "it must hold format 1, words and counts"
     words, counts = stored["words"], stored["counts"]
@@ -382,7 +383,7 @@ def _problem(stored: dict[str, Any]) -> str | None:
 
 
 def _is_unicode(words: list[str]) -> bool:
-    """Whether all words can be encoded. JSON may contain single surrogates, which cannot be written to a file."""
+    """Return whether all words can be encoded. JSON may contain lone surrogates, which cannot be written to a file."""
     try:
         "".join(words).encode()
     except UnicodeEncodeError:
@@ -391,7 +392,7 @@ def _is_unicode(words: list[str]) -> bool:
 
 
 def whole_word(token: str, vocabulary: Vocabulary) -> str | None:
-    """Return the word that consists of this token alone, or None for a piece that does not end a word."""
+    """Return the word that consists of this token alone, or None for a sub-word that does not end a word."""
     if vocabulary.bpe is None:
         return token
     return token.removesuffix(END_OF_WORD) if vocabulary.ends_word(token) else None

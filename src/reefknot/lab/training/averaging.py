@@ -1,11 +1,11 @@
-"""Averaging of the weights, and early stopping: both can start from the non-monotone rule of NT-ASGD.
+"""Weight averaging and early stopping. Both can follow the non-monotone rule of NT-ASGD.
 
 Averaged stochastic gradient descent (Polyak and Juditsky 1992) returns the mean of all iterates instead of the last
 one. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD no longer improves the validation loss (NT-ASGD),
-and ends its finetuning by the same rule. The rule implemented here is that of the authors' code; the condition printed
-in the paper is a mistake, as the authors have confirmed.
+and ends its finetuning by the same rule. This module follows the authors' code, because the condition printed in the
+paper is a mistake, as the authors have confirmed.
 
-The mean covers every iterate since averaging started. `torch.optim.ASGD` with `t0 = 0` leaves out the first one,
+The mean covers every iterate since averaging started. `torch.optim.ASGD` with `t0 = 0` leaves out the first iterate,
 because it computes the weight of a step in the step before.
 """
 
@@ -35,18 +35,18 @@ def is_out_of_patience(earlier: Sequence[float], current: float, interval: int) 
 
 
 class AveragingSettings(Settings):
-    """Validate and save the mean of the iterates, while training continues from the last iterate."""
+    """Settings of weight averaging. The mean of the iterates is validated and saved; training continues without it."""
 
     start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_values("training.averaging.start"))]
     interval: Annotated[Count, Field(description="Number of recent validations that the nonmonotone rule ignores.")] = 5
 
     def starts(self, earlier: Sequence[float], current: float) -> bool:
-        """Return whether a run that does not average yet starts to do so after this validation loss."""
+        """Return whether averaging starts after this validation loss."""
         return is_nonmonotone(earlier, current, self.interval)
 
 
 class StoppingSettings(Settings):
-    """Stop training early. With averaging, only the validation losses of the averages count."""
+    """Settings of early stopping. With averaging, only the validation losses of the averaged weights count."""
 
     rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_values("training.stop.rule"))]
     interval: Annotated[Count, Field(description="Number of validations that the rule waits for an improvement.")] = 5
@@ -54,17 +54,17 @@ class StoppingSettings(Settings):
     def reason_to_stop(self, earlier: Sequence[float], current: float) -> str | None:
         """Return why training stops after this validation loss, or None if it continues."""
         if self.rule == "nonmonotone" and is_nonmonotone(earlier, current, self.interval):
-            return f"the non-monotone rule: the best of more than {self.interval} validations ago was better"
+            return f"the non-monotone rule: a loss of more than {self.interval} validations ago was better"
         if self.rule == "patience" and is_out_of_patience(earlier, current, self.interval):
-            return f"patience: no new best in {self.interval} validations"
+            return f"patience: no new best loss in {self.interval} validations"
         return None
 
 
 class Averages:
     """The running mean of named parameters, updated once per optimiser step.
 
-    Before the first update, the means are the values of the parameters. `update` never waits for the device and can be
-    captured in a CUDA graph.
+    Before the first update, the means are the initial values of the parameters. `update` never waits for the device
+    and can be captured in a CUDA graph.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -76,12 +76,12 @@ class Averages:
 
     @classmethod
     def at_start(cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None) -> Averages | None:
-        """Return the averages before the first step, or None if the settings do not average from the start."""
+        """Return the averages at the first step, or None if averaging does not start at once."""
         return cls(parameters) if settings is not None and settings.start == "at_once" else None
 
     @torch.no_grad()
     def update(self, applied: Tensor) -> None:
-        """Include the current parameters in the means. `applied` is 1, or 0 if the optimiser skipped its step."""
+        """Add the current parameters to the means. `applied` is a tensor: 1, or 0 if the optimiser skipped its step."""
         means = list(self.means.values())
         self.count += applied
         steps = torch._foreach_sub(list(self._parameters.values()), means)
@@ -90,7 +90,7 @@ class Averages:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Give the parameters the values of the means, and restore them on exit. The tensors stay the same objects."""
+        """Copy the means into the parameters, and restore the parameters on exit. The tensors stay the same objects."""
         iterate = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self._copy_to_parameters(self.means)
         try:

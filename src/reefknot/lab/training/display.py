@@ -28,7 +28,7 @@ class Display(Protocol):
         """Print a line that stays."""
 
     def update(self, line: str) -> None:
-        """Show the current state. A terminal replaces the previous state; elsewhere a line is printed now and then."""
+        """Show a line of progress. A terminal replaces the previous line; otherwise, a line is printed now and then."""
 
     def close(self) -> None:
         """Release the terminal."""
@@ -45,7 +45,7 @@ class Silent:
 
 
 class Lines:
-    """A display of plain lines, with at most one update in `seconds` seconds."""
+    """A display that prints plain lines, and at most one line of progress every `seconds` seconds."""
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
@@ -99,14 +99,20 @@ class Logged:
 
 
 def open_display() -> Display:
-    """Return a live line if the standard output is a terminal, or else plain lines."""
+    """Return a display for the standard output: a live line on a terminal, plain lines otherwise."""
     return LiveLine(Console()) if sys.stdout.isatty() else Lines()
 
 
 def progress_line(name: str, facts: Iterable[str], done: float, seconds_left: float) -> str:
     """Format a line of progress.
 
-    The share that is done and the time left come first, because a narrow terminal cuts off the end.
+    The bar and the time left come first, because a narrow terminal cuts off the end of the line.
+
+    Args:
+        name: Name of the run.
+        facts: Short texts that end the line, such as the perplexity.
+        done: Fraction of the work that is done.
+        seconds_left: Estimated time left.
     """
     filled = round(10 * done)
     bar = "━" * filled + "╌" * (10 - filled)

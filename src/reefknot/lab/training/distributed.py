@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node=2 -m reefknot train RECIPE
 
-Every process trains on a share of the rows of each window. Losses are sums over tokens, so gradients are summed and not
-averaged, and the result does not depend on the number of processes. Each process holds the whole model, or one shard of
-it with `training.shard`.
+Every process trains on some of the rows of each training window. Losses are sums over tokens, so gradients are summed
+and not averaged, and the result does not depend on the number of processes. Each process holds the whole model, or one
+shard of it with `training.shard`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import Plan
 
 TIMEOUT = timedelta(hours=12)
-"""How long processes wait for one another. It is long because the others wait while the first process scores a text. If
-a process dies, torchrun ends the others immediately."""
+"""How long processes wait for one another. It is long, because the other processes wait while the first one scores a
+text. If a process dies, torchrun ends the others immediately."""
 
 
 class Window(nn.Module):
-    """A module whose forward pass computes the loss of one window, because DDP and FSDP wrap forward passes."""
+    """A module whose forward pass computes the loss of a training window, because DDP and FSDP wrap forward passes."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(
-        self, x_BT: Tensor, y_BT: Tensor, state: State | None, plan: Plan, places_M: Tensor | None
+        self, x_BT: Tensor, y_BT: Tensor, state: State | None, plan: Plan, positions_M: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
-        losses = self.model.loss(x_BT, y_BT, state, plan, places_M)
+        losses = self.model.loss(x_BT, y_BT, state, plan, positions_M)
         parts = {name: part.sum.detach() for name, part in losses.parts.items()}
         return losses.sum(), parts, losses.state, losses.penalties
 
@@ -54,7 +54,7 @@ class Window(nn.Module):
 
 
 class Parallel:
-    """A model as this process trains it: alone, or as one of several replicas."""
+    """A model in training, in a single process or as one of several replicas."""
 
     def __init__(self, model: LanguageModel, world: World) -> None:
         self.model = model
@@ -67,7 +67,7 @@ class Parallel:
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """The parameters to optimise. Frozen tables are left out, because weight decay would change them too."""
+        """The parameters to optimise. Frozen tables are left out, because weight decay would change them."""
         return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
     def _wrap(self, window: nn.Module) -> nn.Module:
@@ -80,7 +80,7 @@ class Parallel:
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients accumulate locally, to be exchanged by a later backward pass.
 
-        Gradients of a sharded model are exchanged every time, because no process has the memory for all of them.
+        A sharded model exchanges gradients in every backward pass, because no process has the memory for all of them.
         """
         if isinstance(self.window, DistributedDataParallel):
             context: AbstractContextManager[None] = self.window.no_sync()
@@ -88,15 +88,15 @@ class Parallel:
         return nullcontext()
 
     def clip(self, limit: float | None) -> Tensor:
-        """Clip the norm of the whole gradient to `limit`, if there is one, and return the norm before clipping."""
+        """Clip the norm of the whole gradient to `limit`, unless it is None. Return the norm before clipping."""
         return nn.utils.clip_grad_norm_(self.parameters.values(), limit or math.inf)
 
     def scaler(self, enabled: bool) -> GradScaler:
-        """Return a gradient scaler that detects the same overflows in every process. It does nothing if not enabled."""
+        """Return a gradient scaler that detects the same overflows in every process. It does nothing unless enabled."""
         return GradScaler(self.world.device.type, enabled=enabled)
 
     def score(self, validate: Callable[[], float]) -> float:
-        """Return the result of `validate`, which uses the model, in every process."""
+        """Call `validate`, which uses the model, and return its result in every process."""
         return self.world.broadcast(validate() if self.world.first else math.nan)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
@@ -119,7 +119,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class World:
-    """The group of processes, seen from this one. A single process is a world of size 1 and does not communicate."""
+    """The processes that train together, and the rank of this process. A world of size 1 never communicates."""
 
     rank: int = 0
     size: int = 1
@@ -131,10 +131,10 @@ class World:
         return self.rank == 0
 
     def parallel(self, model: LanguageModel, shard: bool = False) -> Parallel:
-        """Wrap a model for training. `shard` shards its parameters in place, so create optimisers afterwards."""
+        """Wrap a model for training. `shard` replaces its parameters by shards, so create optimisers afterwards."""
         if not shard or self.size == 1:
             return Parallel(model, self)
-        from reefknot.lab.training.sharding import Sharded  # imports half a second of modules that few runs need
+        from reefknot.lab.training.sharding import Sharded  # takes half a second, and few runs need it
 
         return Sharded(model, self)
 
@@ -148,7 +148,7 @@ class World:
         return summed
 
     def all(self, flag: Tensor) -> Tensor:
-        """Return a tensor that tells whether the flag is set in every process, without waiting for the device."""
+        """Return a tensor that is true if the flag is set in every process. Does not wait for the device."""
         if self.size == 1:
             return flag
         number = flag.to(torch.int32)
@@ -209,13 +209,13 @@ def join_world(device: str) -> Iterator[World]:
     if local.type == "cuda":
         torch.cuda.set_device(local)
     for module in ("torch.distributed.nn", "torch.distributed.fsdp.sharded_grad_scaler"):
-        # If torch imported them later, the default arguments of their functions would hold the process group forever.
+        # Imported later, the default arguments of their functions would keep the process group alive forever.
         import_module(module)
     dist.init_process_group("nccl" if local.type == "cuda" else "gloo", timeout=TIMEOUT)
     world = World(rank, size, local)
     try:
         yield world
-        world.wait()  # torchrun kills unfinished processes when another one fails, even during its shutdown
+        world.wait()  # torchrun kills unfinished processes if another process fails, even while it shuts down
     finally:
         # Wrapped models hold the process group in reference cycles. If its threads still run when the interpreter
         # exits, they abort the process.

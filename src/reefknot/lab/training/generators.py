@@ -1,4 +1,4 @@
-"""Random number generators of Python, NumPy and torch: seeded together, saved and restored bit for bit."""
+"""Seed the random number generators of Python, NumPy and torch together, and save and restore them bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
     """Set how reproducible computations are, as `training.determinism` describes.
 
-    `exact` gives equal bits on the same device and the same versions. No level gives equal bits on different devices.
+    `exact` gives bit-identical results on the same device with the same versions. No level does on different devices.
     """
     if level == "exact":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -51,7 +51,7 @@ def capture(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the generators. If the kind of device has changed, the generator of the GPU is left as it is."""
+    """Restore the generators. The generator of a GPU is left unchanged if the state was captured on a CPU."""
     torch.set_rng_state(states["torch"])
     position, has_gauss = states["numpy_position"].tolist()
     numpy_gauss, python_gauss = states["gauss"].tolist()

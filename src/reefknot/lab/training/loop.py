@@ -1,6 +1,7 @@
-"""The training loop: updates on the windows of a text, metrics, validations and checkpoints.
+"""The training loop: updates, metrics, validations and checkpoints.
 
-Everything that determines the next step is in `TrainState`; all else is rebuilt from the recipe.
+A window is the part of the training text that one update reads. Everything that determines the next step is in
+`TrainState`; everything else is rebuilt from the recipe.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Trainer:
         world: World | None = None,
         display: Display | None = None,
         name: str = "",
-        pieces: bool = False,
+        subwords: bool = False,
         trackers: Sequence[Callable[[Metric], None]] = (),
     ) -> None:
         """Create a trainer.
@@ -63,7 +64,7 @@ class Trainer:
             world: The processes that train together. By default, this process trains alone.
             display: Where progress is shown. By default, nowhere.
             name: Name of the run, which starts every line on the display.
-            pieces: Whether tokens are sub-words. Displayed perplexities are then marked as such.
+            subwords: Whether tokens are sub-words. Perplexities are then displayed as perplexities per sub-word.
             trackers: Functions that are called with every line of metrics.
         """
         if settings.batching == "streams" and batches.batch % settings.accumulate:
@@ -77,7 +78,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run.path, settings.keep)
         self.display = display or Silent()
         self.name = name
-        self._per = " per piece" if pieces else ""
+        self._per = " per sub-word" if subwords else ""
         self.trackers = trackers
         self.batches = batches
         self.timetable = Timetable(settings, batches)
@@ -87,7 +88,7 @@ class Trainer:
         self.schedule = SCHEDULES.build(settings.schedule, {})
         parallel = self.world.parallel(self.model, settings.shard)
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
-        # From the settings, because the optimiser's rate on a GPU is rounded to float32.
+        # Read it from the settings, because on a GPU the optimiser rounds its rate to float32.
         self.first_rate = float(settings.optimiser.model_dump()["learning_rate"])
         averages = Averages.at_start(parallel.parameters, settings.averaging)
         self.state = TrainState(
@@ -100,7 +101,7 @@ class Trainer:
         )
 
     def _initial_state(self) -> State:
-        """Return the hidden state for the first window of an epoch; empty if windows do not carry state."""
+        """Return the hidden state before the first window of an epoch; empty if the state is not carried over."""
         return self.model.initial_state(self.batches.batch) if carries(self.model, self.settings) else {}
 
     # -- the run ---------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class Trainer:
         self.update = Update(self.model, self.state, self.world, self.settings)
         dtype = AUTOCAST_DTYPES[self.settings.precision]
         if self.world.first:
-            self.run.log(f"losses of the output end: {resolve(current(), self.world.device, dtype)}")
+            self.run.log(f"kernels of the output end: {resolve(current(), self.world.device, dtype)}")
         self.throughput = Throughput(self.model, self.world, dtype)
         progress = self.state.progress
         self.batches.begin(progress.epoch)
@@ -149,7 +150,7 @@ class Trainer:
             self.run.metrics.cut(self.state.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
-        """Make one update, then log, validate, save and stop as needed."""
+        """Make one update. Then log, validate, save or stop, if it is time to."""
         progress = self.state.progress
         stop_requested, due = self._step(stop)
         if due.log:
@@ -168,12 +169,12 @@ class Trainer:
             raise Stopped(f"stopped at step {progress.step:,} and saved; the same command resumes")
 
     def _score_initial_weights(self) -> None:
-        """Validate and save the weights of another row that training starts from.
+        """Validate and save the weights that training starts from, which another row has trained.
 
-        They count as the best so far, so that this stage never ends with worse weights.
+        They count as the best so far, so that the run never ends with worse weights.
         """
         nll, _ = self._score(epoch=0)
-        self.display.print(f"{self.name}  begins at valid perplexity {shown(perplexity(nll))}{self._per}")
+        self.display.print(f"{self.name}  starts at valid perplexity {shown(perplexity(nll))}{self._per}")
         self._save()
         if self.world.first:
             self.checkpoints.mark_best(self.state.progress.step)
@@ -193,7 +194,7 @@ class Trainer:
         return nll, best
 
     def _validate(self, due: Due) -> bool:
-        """Validate, then apply the averaging and stopping rules. Returns whether the loss is the best so far."""
+        """Validate, then apply the averaging and stopping rules. Return whether the loss is the best so far."""
         progress = self.state.progress
         nll, best = self._score(self.timetable.epochs_done(progress))
         self.display.print(
@@ -203,13 +204,13 @@ class Trainer:
         if nll > math.log(classes := self.model.output.vocab_size):
             self.display.print(
                 f"{self.name}  warning: worse than {classes:,}, the perplexity of a uniform distribution over "
-                f"all {'pieces' if self._per else 'words'}; a smaller learning rate may help"
+                f"all {'sub-words' if self._per else 'words'}; a smaller learning rate may help"
             )
         self._average_or_stop(nll, due)
         return best
 
     def _average_or_stop(self, nll: float, due: Due) -> None:
-        """Start averaging, or stop, if this validation loss and the earlier ones call for it."""
+        """Start averaging, or stop training, if the rules say so after this validation loss."""
         progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
         earlier, progress.validated = progress.validated, [*progress.validated, nll]
         if due.end:
@@ -219,8 +220,8 @@ class Trainer:
                 self.state.averages = Averages(self.state.parallel.parameters)
                 self.update.reset_capture()
                 progress.averaged_from = progress.epoch + due.epoch_ends
-                self.display.print(f"{self.name}  averaging begins after {self.timetable.position(progress)}")
-                # Losses of averages are not compared with losses of single iterates.
+                self.display.print(f"{self.name}  averaging starts after {self.timetable.position(progress)}")
+                # The rules do not compare losses of averages with losses of single iterates.
                 progress.validated = []
         elif stop is not None and (reason := stop.reason_to_stop(earlier, nll)):
             progress.stopped = f"stopped after {self.timetable.position(progress)} by {reason}"
@@ -233,7 +234,7 @@ class Trainer:
     # -- one update ------------------------------------------------------------------------------------------------
 
     def _step(self, stop: StopRequest) -> tuple[bool, Due]:
-        """Make one update. Returns whether any process has received a signal, and what is due."""
+        """Make one update. Return whether any process has received a signal, and what is due after the update."""
         started = time.monotonic()
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
@@ -250,9 +251,9 @@ class Trainer:
         return stop_requested, due
 
     def _read_report(self) -> None:
-        """Wait for the device and read the results of the last updates.
+        """Wait for the device and read the results of the updates since the last call.
 
-        All processes see the same results, so they make the same decisions.
+        All processes read the same totals, so they make the same decisions.
         """
         progress = self.state.progress
         self.report = self.update.tally.report()
@@ -281,7 +282,7 @@ class Trainer:
         )
 
     def _stop_nonfinite(self, problem: str, details: dict[str, Any]) -> NoReturn:
-        """Record what is needed to reproduce the problem and raise an error. The last checkpoint is finite."""
+        """Write the details that reproduce the problem to a file, and raise an error. The last checkpoint is finite."""
         record = {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
         if self.world.first:
             write_json(self.run.path / "nonfinite.json", details | record)
@@ -290,16 +291,16 @@ class Trainer:
             "Try a smaller training.optimiser.learning_rate or a training.clip in another --out"
         )
 
-    # -- metrics and checkpoints------------------------------------------------------------------------------------
+    # -- metrics and checkpoints -----------------------------------------------------------------------------------
 
     def _save(self, pause: bool = False) -> None:
-        """Save a checkpoint. `pause` marks one that only a stop request needs."""
+        """Save a checkpoint. `pause` marks a checkpoint that is saved only because of a stop request."""
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
         model, tensors, values = self.state.capture(self.world)
         finite = all(bool(weight.isfinite().all()) for weight in model.values())
-        # All processes must agree, although only the first one has all weights.
+        # All processes must stop together, although only the first one has all weights.
         if self.world.sum([float(not finite)])[0]:
             # A finite gradient can still lead to an infinite weight, for example through weight decay.
             step = progress.step
@@ -314,7 +315,7 @@ class Trainer:
         """Write a line of metrics and update the display."""
         progress = self.state.progress
         if not progress.logged_tokens:
-            return  # all updates since the last line were skipped; the next line counts them
+            return  # all updates since the last line were skipped; the next line includes them
         parts = {name: total / progress.logged_tokens for name, total in progress.logged.items()}
         nll = parts.pop("nll")
         speed = self.throughput.speed(self._clock.speed(progress), *self._window)

@@ -1,10 +1,9 @@
-"""Optimisers: those of torch, with the settings of the papers.
+"""Optimisers of torch with the settings of the papers, and Adadelta.
 
-No step waits for a GPU. On a GPU, a step with `found_inf` set changes nothing; torch's fused kernels read `found_inf`
-in the same way.
+No step waits for a GPU. On a GPU, a step changes nothing if `found_inf` is set, as in torch's fused kernels.
 
-Nesterov momentum is torch's. fairseq keeps the learning rate inside its velocity and rescales the velocity whenever the
-rate changes, which gives the same steps (Baevski & Auli 2019 use it with momentum 0.99).
+Nesterov momentum is torch's. fairseq, which Baevski & Auli (2019) use with momentum 0.99, includes the learning rate in
+its velocity and rescales the velocity whenever the rate changes. The steps are the same.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class SGD(torch.optim.SGD):
     Args:
         parameters: The parameters to update.
         learning_rate: Learning rate, which the schedule multiplies.
-        momentum: Momentum. It is 0 in the recurrent papers and 0.99 in Baevski & Auli.
-        nesterov: Use Nesterov's momentum.
-        weight_decay: Weight decay that is added to the gradient, as weight_decay * p.
+        momentum: Momentum. Papers on recurrent models use 0; Baevski & Auli use 0.99.
+        nesterov: Use Nesterov momentum.
+        weight_decay: L2 penalty: weight_decay * p is added to the gradient of each parameter p.
         decoupled_decay: Share of each parameter that is subtracted after its update, independently of the learning
             rate. Gal uses 1e-7.
     """
@@ -44,7 +43,7 @@ class SGD(torch.optim.SGD):
         check_rates("sgd", momentum=momentum, decoupled_decay=decoupled_decay)
         _check_signs("sgd", learning_rate, weight_decay=weight_decay)
         if nesterov and not momentum:
-            raise SettingsError("sgd: nesterov = true needs a momentum, but momentum = 0; set one")
+            raise SettingsError("sgd: nesterov = true needs momentum, but momentum = 0; set sgd's momentum above 0")
         params = list(parameters)
         super().__init__(
             params,
@@ -128,21 +127,21 @@ class Adam(torch.optim.Adam):
 
 
 class Adadelta(torch.optim.Optimizer):
-    """Adadelta (Zeiler 2012): the length of a step follows from earlier steps, independently of the gradient's scale.
+    """Adadelta (Zeiler 2012): the size of a step depends on earlier steps, not on the scale of the gradient.
 
         v += (1 - rho) (g^2 - v)
         d = sqrt(u + epsilon) / sqrt(v + epsilon) g
         u += (1 - rho) (d^2 - u)
         p -= rate d
 
-    Torch's implementation has no fused kernel, so on a GPU it cannot skip an update whose gradient is not finite. This
-    one skips an update by setting 1 - rho and g to zero.
+    Torch's Adadelta has no fused kernel, so on a GPU it cannot skip an update whose gradient is not finite. This class
+    skips such an update by setting 1 - rho and g to zero.
 
     Args:
         parameters: The parameters to update.
         learning_rate: Learning rate, which the schedule multiplies.
         rho: Decay rate of the running mean squares of gradients and steps.
-        epsilon: Added to both mean squares. It determines the length of the first steps.
+        epsilon: Added to both mean squares. It determines the size of the first steps.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Adadelta(torch.optim.Optimizer):
         _check_signs("adadelta", learning_rate)
         if not epsilon > 0:
             raise SettingsError(
-                f"adadelta: epsilon = {epsilon}: must be above 0, because it determines the length of the first step"
+                f"adadelta: epsilon = {epsilon}: must be above 0, because it determines the size of the first step"
             )
         params = list(parameters)
         super().__init__(params, {"lr": _rate(params, learning_rate), "rho": rho, "eps": epsilon})
@@ -207,18 +206,18 @@ def _update_mean_squares(means: list[Tensor], values: list[Tensor], weight: floa
 
 
 def _rate(parameters: list[nn.Parameter], rate: float) -> float | Tensor:
-    """Return the rate, on a GPU as a tensor, because a captured CUDA graph reads the rate from device memory."""
+    """Return the rate as a float, or on a GPU as a tensor, because a CUDA graph reads the rate from device memory."""
     return torch.tensor(rate, device=parameters[0].device) if parameters[0].is_cuda else rate
 
 
 def _fused(parameters: list[nn.Parameter]) -> dict[str, Any]:
-    """Return the options with which torch runs Adam on a GPU in one kernel, with its step counts on the device."""
+    """Return the options that make torch's Adam use one fused kernel on a GPU, with its step counts on the device."""
     on_gpu = parameters[0].is_cuda
     return {"fused": on_gpu or None, "capturable": on_gpu}
 
 
 def _check_signs(kind: str, learning_rate: float, **values: float) -> None:
-    """Check values in calls from Python. Recipes are already checked against the annotations."""
+    """Raise an error if a rate is not positive or another value is negative. Recipes have been checked already."""
     if not learning_rate > 0:
         raise SettingsError(f"{kind}: learning_rate = {learning_rate}: must be above 0")
     for name, value in values.items():

@@ -1,9 +1,9 @@
-"""Learning-rate schedules: the factor of the first learning rate, as a function of the epoch and of the updates so far.
+"""Learning-rate schedules. A schedule returns a factor, by which the initial learning rate is multiplied.
 
-Schedules have no state, so there is nothing to save or resume.
+The factor depends on the epoch and the number of updates only. Schedules have no state to save or resume.
 
 The papers on recurrent models change the rate once per epoch. Baevski & Auli (2019) change it in every update: after a
-linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017), each longer and lower than the one before.
+linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017). Each cycle is longer and lower than the last.
 The inverse square root is the schedule of Vaswani et al. (2017).
 """
 
@@ -22,7 +22,7 @@ PositiveShare = Annotated[float, Gt(0.0), Le(1.0)]
 
 
 class Constant:
-    """The same rate throughout."""
+    """A constant learning rate."""
 
     def factor(self, epoch: int, step: int) -> float:
         """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
@@ -30,11 +30,11 @@ class Constant:
 
 
 class Decay:
-    """The first rate for some epochs, then multiplied by a factor before every epoch.
+    """A rate that is constant for some epochs, and is then multiplied by a factor before every epoch.
 
     Args:
-        hold: Number of epochs at the first rate.
-        factor: The factor. With 0.5, the rate is halved before each later epoch.
+        hold: Number of epochs at the initial rate.
+        factor: Factor per epoch after that. With 0.5, the rate is halved before each later epoch.
     """
 
     def __init__(self, hold: Epochs, factor: Positive) -> None:
@@ -49,14 +49,14 @@ class Decay:
 class Cosine:
     """A linear warm-up, then cycles in which the rate decreases like a cosine from its peak to its minimum.
 
-    Cycles follow each other for as long as training lasts. Training ends at the minimum only if it ends with a cycle.
+    Cycles repeat until training ends. The last rate is the minimum only if training ends together with a cycle.
 
     Args:
         period: Number of updates of the first cycle, after the warm-up.
         warmup: Number of updates until the full rate is reached.
         warmup_from: Rate at the first update of the warm-up, as a share of the full rate.
-        growth: Length of a cycle relative to the cycle before it. With 2, each is twice as long.
-        shrink: Peak and minimum of a cycle relative to those of the cycle before it.
+        growth: Length of a cycle relative to the previous cycle. With 2, every cycle is twice as long as the last.
+        shrink: Peak and minimum of a cycle relative to the previous cycle.
         least: Minimum of the first cycle, as a share of the full rate.
     """
 
@@ -87,10 +87,10 @@ class Cosine:
         return float(self.shrink**cycle * (self.least + (1.0 - self.least) * height))
 
     def _position(self, step: int) -> tuple[int, float]:
-        """Return the cycle of a step, counted from 0 after the warm-up, and the share of the cycle that has passed."""
+        """Return the index of the cycle of a step after the warm-up, and the fraction of the cycle that has passed."""
         if self.growth == 1.0:
             return step // self.period, step % self.period / self.period
-        # Count cycles in whole updates: a logarithm can round the first update of a cycle into the cycle before.
+        # A loop, because a logarithm may round the first update of a cycle into the previous cycle.
         cycle, offset, length = 0, step, self.period
         while offset >= length:
             cycle, offset = cycle + 1, offset - length
@@ -115,6 +115,6 @@ class InverseSqrt:
 
 
 def _check(name: str, value: float, constraint: str, violated: bool) -> None:
-    """Check a value in a call from Python. Recipes are already checked against the annotations."""
+    """Raise an error if `violated`. Values in recipes have been checked already."""
     if violated:
         raise SettingsError(f"schedule: {name} = {value}: {constraint}")

@@ -26,7 +26,7 @@ class StartSettings(Settings):
 
 
 class TrainingSettings(BatchSettings):
-    """How a text is read, for how long training lasts, and how gradients become updates."""
+    """Settings of training: batches, length, optimiser, precision, logging and checkpoints."""
 
     epochs: Annotated[
         Count | None, Field(description="Number of passes over the training text. Set either `epochs` or `updates`.")
@@ -99,10 +99,10 @@ class TrainingSettings(BatchSettings):
     @model_validator(mode="after")
     def _check_length(self) -> TrainingSettings:
         if self.epochs is None and self.updates is None:
-            raise ValueError("set epochs or updates; one of them must end training")
+            raise ValueError("neither epochs nor updates is set; set one of them, so that training ends")
         if self.epochs is not None and self.updates is not None:
             raise ValueError(
-                f"epochs = {self.epochs} and updates = {self.updates}: only one of them may end training; "
+                f"epochs = {self.epochs} and updates = {self.updates}: only one of them may be set; "
                 "remove the other with training.updates=default or training.epochs=default"
             )
         return self

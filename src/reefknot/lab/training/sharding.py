@@ -4,11 +4,12 @@ The implementation is FSDP2 of torch, which follows ZeRO (Rajbhandari et al. 202
 
 Each parameter is split along its first dimension, as `torch.chunk` does, and so are its gradient and the state of the
 optimiser. torch gathers the parameters of one block of the encoder at a time, while the block computes. It gathers all
-other parameters (the two ends, or an encoder without blocks) for a whole window, forward and backward. So kernels
-always see plain, whole tensors.
+other parameters (the two ends, or an encoder without blocks) for the forward and backward pass of a whole training
+window. So kernels always see plain, full tensors.
 
-torch represents a shard as a DTensor. Optimisers, averages and clipping use plain tensors on the same memory instead:
-their work is element-wise, torch's fused SGD does not support DTensors, and only the norm needs a sum over processes.
+torch represents a shard as a DTensor. Optimisers, averages and clipping use plain tensors on the same memory, because
+torch's fused SGD does not support DTensors. All of them work element by element, except that the norm of the gradient
+is summed over the processes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Sharded(Parallel):
     def __init__(self, model: LanguageModel, world: World) -> None:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         super().__init__(model, world)
-        # torch may change the layout of the shards when the model is first used. Tensors taken before would be copies.
+        # torch may change the layout of the shards in the first forward pass. Tensors taken earlier would be copies.
         self.score(lambda: 0.0)
         self.parameters = {name: _local_parameter(parameter) for name, parameter in model.named_parameters()}
 
@@ -72,8 +73,8 @@ class Sharded(Parallel):
     def score(self, validate: Callable[[], float]) -> float:
         """Return the result of `validate` in every process.
 
-        All processes compute it, because each needs the shards of the others. This takes no longer than waiting for the
-        first process, and needs no more memory than training does.
+        All processes compute it, because every process needs the shards of the others. This takes no longer than
+        waiting for the first process, and needs no more memory than training.
         """
         assert isinstance(self.window, FSDPModule)
         result = self.window.run(validate)
@@ -81,7 +82,7 @@ class Sharded(Parallel):
         return self.world.broadcast(result)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Gather the shards of one tensor on the host of the first process. The other processes get None."""
+        """Gather the shards of a tensor in the main memory of the first process. The other processes get None."""
         if tensor.shape != self.parameters[name].shape:
             return tensor.detach()
         shape = self._shapes[name]
@@ -100,12 +101,12 @@ class Sharded(Parallel):
         return full[rows * self.world.rank : rows * (self.world.rank + 1)].clone()
 
     def _rows(self, shape: torch.Size) -> int:
-        """Return the rows of a shard of a parameter. The last shards may have fewer rows, or none."""
+        """Return the number of rows in a shard of a parameter. The last shards may have fewer rows, or none."""
         return math.ceil(shape[0] / self.world.size)
 
 
 def _local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a plain parameter on the memory of a shard. It accumulates the gradients of all micro-batches."""
+    """Return a plain parameter that shares the memory of a shard and accumulates its gradients over micro-batches."""
     assert isinstance(parameter, DTensor)
     with torch.no_grad():
         local = nn.Parameter(parameter.to_local(), requires_grad=parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""Handling of signals: the first one requests an orderly stop, the second one ends the process at once."""
+"""Signal handling: the first signal requests an orderly stop, the second signal ends the process at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def restore(previous: dict[signal.Signals, Any]) -> None:
 
 
 class StopRequest:
-    """True once a signal has arrived, so that the loop can finish its step, save and exit.
+    """A flag that becomes true when a signal arrives, so that the training loop can finish its step, save and exit.
 
     A second signal is not caught and ends the process.
     """
@@ -52,7 +52,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
-        # The default action of a second signal ends even a process that waits for others inside a library.
+        # The default action also ends a process that is blocked inside a library, waiting for other processes.
         for watched in self._previous:
             signal.signal(watched, signal.SIG_DFL)
 

@@ -1,8 +1,9 @@
 """Training of skip-gram models: epochs over a text, metrics, checkpoints and resuming.
 
-A step trains on a stretch of the text, which ends where the next line of metrics is due. All random numbers are
-functions of the position in the text (`kernels/skip_gram_draws`), so the state of training is its position and the two
-tables. With one worker on a CPU, a resumed run is bit-identical. There is no validation; the last weights are used.
+A step trains on a stretch of the text, which ends where the next line of metrics is due. All random numbers, such as
+the size of the skip-gram window around a word, are functions of the position in the text (`kernels/skip_gram_draws`).
+So the state of training consists of the position and the two tables. With one worker on a CPU, a resumed run is
+bit-identical. There is no validation; the last weights are used.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.storage.files import write_json
 
 LOSS_SAMPLE = 2_000
-"""Number of words at the beginning of the text on which the logged loss is computed, always with the same negatives."""
+"""Number of words at the beginning of the text whose loss is logged. Their negative samples are always the same."""
 Metric = dict[str, Any]
 
 
@@ -56,13 +57,13 @@ class SkipGramTraining(Settings):
     def _check_rates(self) -> SkipGramTraining:
         if self.lowest_rate > self.learning_rate:
             raise ValueError(
-                f"lowest_rate = {self.lowest_rate} is above learning_rate = {self.learning_rate}; lower it"
+                f"lowest_rate = {self.lowest_rate} is above learning_rate = {self.learning_rate}; use a smaller one"
             )
         return self
 
-    def rates(self, places: int, epoch: int) -> Rates:
-        """Return the learning rates in an epoch over a text of `places` words."""
-        return Rates(self.learning_rate, self.lowest_rate, places * self.epochs, places * (epoch - 1))
+    def rates(self, words: int, epoch: int) -> Rates:
+        """Return the learning rates in an epoch, counted from 1, over a text of `words` words."""
+        return Rates(self.learning_rate, self.lowest_rate, words * self.epochs, words * (epoch - 1))
 
 
 class SkipGramTrainer:
@@ -81,7 +82,19 @@ class SkipGramTrainer:
         name: str = "",
         trackers: Sequence[Callable[[Metric], None]] = (),
     ) -> None:
-        """Create a trainer for the training text `ids` and its random numbers `draws`."""
+        """Create a trainer.
+
+        Args:
+            model: The model to train. It is moved to `device`.
+            ids: The training text.
+            draws: The random numbers of training: subsampling, skip-gram windows and negative samples.
+            training: The training settings.
+            run: The run folder.
+            display: Where progress is shown. By default, nowhere.
+            device: Device to train on.
+            name: Name of the run, which starts every line on the display.
+            trackers: Functions that are called with every line of metrics.
+        """
         _check(model, ids, draws)
         self.device = torch.device(device)
         self.model = model.to(self.device)
@@ -124,13 +137,13 @@ class SkipGramTrainer:
             load_weights(self.model, checkpoint.model)
             self.progress = Progress(**checkpoint.values["progress"])
             if self.checkpoints.path_of(self.progress.step).exists():
-                # The last session may have been killed after it saved this checkpoint and before it marked it.
+                # The last session may have been killed between saving this checkpoint and marking it as the best.
                 self.checkpoints.mark_best(self.progress.step)
             self.display.print(f"{self.name}  resumed at epoch {self.progress.epoch}, word {self.progress.window:,}")
         self.run.metrics.cut(self.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
-        """Train on one stretch, then log, save and stop as needed."""
+        """Train on one stretch of the text. Then log, and save or stop, if it is time to."""
         progress, training = self.progress, self.training
         saves = progress.tokens // training.save_every
         self._train_stretch()
@@ -156,13 +169,13 @@ class SkipGramTrainer:
         progress.step += 1
         progress.window = stop
         progress.tokens += stop - start
-        # The sum is finite only if all weights are. It waits for the device.
+        # The sum is finite only if all weights are. Reading it waits for the device.
         if not all(bool(table.detach().sum().isfinite()) for table in tables):
             self._stop_nonfinite(start)
         progress.seconds += time.monotonic() - started
 
     def _stop_nonfinite(self, start: int) -> None:
-        """Record the position and raise an error. The last checkpoint is finite."""
+        """Write the position to a file and raise an error. The last checkpoint is finite."""
         progress = self.progress
         record = {"step": progress.step, "window": start, "epoch": progress.epoch, "seed": self.training.seed}
         path = self.run.path / "nonfinite.json"
@@ -179,14 +192,14 @@ class SkipGramTrainer:
 
     @property
     def _done(self) -> float:
-        """Share of training that is done."""
+        """Fraction of training that is done."""
         return self.progress.tokens / (len(self.ids) * self.training.epochs)
 
-    # -- metrics and checkpoints------------------------------------------------------------------------------------
+    # -- metrics and checkpoints -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def loss(self) -> float:
-        """Return the mean loss per pair at the beginning of the text. The pairs and negatives are always the same."""
+        """Return the mean loss per pair at the beginning of the text, always for the same pairs and negatives."""
         key = self.draws.key(epoch=0)
         pairs = pairs_of(self.draws, key, kept_words(self.draws, key, self.ids, 0, min(LOSS_SAMPLE, len(self.ids))))
         return float(self.model.loss(*pairs[:3])) / max(1, len(pairs.centres))
@@ -205,7 +218,7 @@ class SkipGramTrainer:
         self.display.update(progress_line(self.name, facts, self._done, self._clock.seconds_left(self._done)))
 
     def _save(self, pause: bool) -> None:
-        """Save a checkpoint. `pause` marks one that only a stop request needs."""
+        """Save a checkpoint. `pause` marks a checkpoint that is saved only because of a stop request."""
         progress = self.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.device))
@@ -222,9 +235,9 @@ def _check(model: SkipGram, ids: NDArray[np.int32], draws: Draws) -> None:
     words = model.input.vocab_size
     if len(draws.keep) != words:
         raise SettingsError(
-            f"skip-gram: draws are for a vocabulary of {len(draws.keep):,} words, but the model has {words:,}"
+            f"skip-gram: the draws are for a vocabulary of {len(draws.keep):,} words, but the model has {words:,}"
         )
     if not len(ids):
-        raise DataError("skip-gram: the training text is empty; use a longer one")
+        raise DataError("skip-gram: the training text is empty; use a longer text")
     if ids.min() < 0 or ids.max() >= words:
         raise DataError(f"skip-gram: the text has ids outside the vocabulary, 0 to {words - 1:,}; encode it again")

@@ -1,8 +1,7 @@
-"""Training state as a value: everything that determines what the next step does, and nothing else.
+"""The state of training: everything that determines the next step, and nothing else.
 
-`capture` and `restore` are complete by construction: a new field of `Progress` or a new buffer of the model is saved
-without further code. A saved state does not depend on the number of processes, nor on whether the model was sharded, so
-a run can be resumed with any other number of processes.
+`capture` and `restore` need no change for a new field of `Progress` or a new buffer of the model. A saved state depends
+neither on the number of processes nor on sharding, so a run can be resumed with a different number of processes.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from reefknot.nn.encoders.contract import State, select_streams
 
 @dataclass
 class Progress:
-    """The progress of training as plain numbers, as they are saved in state.json."""
+    """The progress of training as plain values, which are saved in state.json."""
 
     step: int = 0
     """Number of updates so far."""
     epoch: int = 1
     """The current epoch. After training it is one more than the last epoch."""
     window: int = 0
-    """Index of the next window in this epoch."""
+    """Index of the next training window in this epoch. In skip-gram training, the position of the next word."""
     tokens: int = 0
-    """Targets read so far, including those of updates that float16 skipped."""
+    """Number of targets read so far, including the targets of updates that float16 skipped."""
     logged: dict[str, float] = field(default_factory=dict)
     """Sums of the parts of the loss since the last line of metrics, so that a resumed run writes the same next line."""
     logged_tokens: int = 0
@@ -43,7 +42,7 @@ class Progress:
     best_step: int = 0
     best_epoch: float = 0
     validated: list[float] = field(default_factory=list)
-    """Validation losses for the averaging and stopping rules: all of them, or those since averaging started."""
+    """Validation losses for the averaging and stopping rules. The list starts again when averaging starts."""
     averaged_from: int = 0
     """The first epoch whose iterates are averaged, or 0 if there is none."""
     stopped: str = ""
@@ -51,11 +50,11 @@ class Progress:
     skipped: int = 0
     """Number of updates that were skipped because float16 overflowed."""
     skipped_in_a_row: int = 0
-    """Number of skipped updates since the last one that was applied."""
+    """Number of skipped updates since the last applied update."""
     seconds: float = 0.0
     """Time spent training, over all sessions."""
     peak_memory_bytes: int = 0
-    """Peak memory of any session."""
+    """Largest peak memory of any session."""
 
 
 @dataclass
@@ -76,8 +75,8 @@ class TrainState:
     def capture(self, world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
         """Return the weights, the other tensors and the plain values of the state.
 
-        All processes must call this together. The result is complete in the first process only. The weights are the
-        ones to use: with averaging they are the averages, and the iterate is among the other tensors.
+        All processes must call this together. The result is complete in the first process only. The weights are those
+        to evaluate: with averaging, they are the averages, and the other tensors include the last iterate.
         """
         tensors = {f"hidden.{name}": tensor for name, tensor in world.gather_streams(self.hidden).items()}
         for name, tensor in generators.capture(world.device).items():
@@ -92,7 +91,7 @@ class TrainState:
         saved = self.optimiser.state_dict()
         names = self._optimised_names()
         numbers: dict[str, Any] = {}
-        # All processes must gather in the same order, but after a resume the order of the entries can differ.
+        # All processes must gather in the same order. After a resume, the order of the entries may differ.
         for index, entries in sorted(saved["state"].items()):
             for name, value in sorted(entries.items()):
                 if not isinstance(value, Tensor):
@@ -110,7 +109,15 @@ class TrainState:
     def restore(
         self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World, seed: int
     ) -> None:
-        """Restore a saved state, whatever number of processes saved it."""
+        """Restore a saved state, which any number of processes may have saved.
+
+        Args:
+            model: The saved weights.
+            tensors: The other saved tensors.
+            values: The saved plain values.
+            world: The processes that train together now.
+            seed: Seed of the run, for generators that cannot be restored.
+        """
         model, tensors = upgrade_weight_names(model), upgrade_weight_names(tensors)
         self._load(model)
         groups = _group(tensors)
@@ -133,7 +140,8 @@ class TrainState:
         if values["processes"] == world.size:
             generators.restore(_group(groups["generator"])[str(world.rank)], world.device)
         else:
-            # The streams are distributed differently now, so reseed the generators, with a different seed at each step.
+            # The saved states belong to another number of processes. The new seed depends on the step, so that the run
+            # does not repeat its random numbers.
             generators.seed_everything(seed + self.progress.step, world.rank)
 
     def _gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -162,7 +170,7 @@ class TrainState:
             local = self.parallel.local_shard(names[int(index)], value) if isinstance(value, Tensor) else value
             state.setdefault(int(index), {})[name] = local
         before = [dict(group) for group in self.optimiser.param_groups]
-        # The device may differ from that of the checkpoint, so keep the options that choose kernels for this device.
+        # The checkpoint may come from another device, so keep the options that choose kernels for this device.
         options = [{key: old[key] for key in ("fused", "foreach", "capturable") if key in old} for old in before]
         groups = [group | option for group, option in zip(values["groups"], options, strict=True)]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
@@ -172,7 +180,7 @@ class TrainState:
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter group for JSON. The learning rate may be a tensor on the device."""
+    """Return a parameter group with its tensors, such as the learning rate, converted to numbers for JSON."""
     return {key: value.item() if isinstance(value, Tensor) else value for key, value in group.items()}
 
 

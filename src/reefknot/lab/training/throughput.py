@@ -1,8 +1,9 @@
 """Speed of training: tokens and floating-point operations per second, memory, and the share of the matrix rate.
 
-The matrix rate is the rate at which the device multiplies large matrices. It is measured at the start of a run, in the
-precision of the run. The operations that a training step needs at least (`nn/part.py`), divided by the time it takes,
-are compared with it. The rate of a CPU is not measured, because other programs use the CPU at the same time.
+The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It is
+measured at the start of a run, in the precision of the run. The share compares it with the minimum number of operations
+that a training step needs (`nn/part.py`), divided by the time of the step. The rate of a CPU is not measured, because
+other programs use the CPU at the same time.
 
 Shapes: B streams, T steps.
 """
@@ -55,14 +56,14 @@ class Throughput:
     """Computes the speed of training from the tokens per second."""
 
     def __init__(self, model: LanguageModel, world: World, dtype: torch.dtype) -> None:
-        """Measure the matrix rate, but only in the first process, which reports it, and only on a GPU."""
+        """Measure the matrix rate, if this is the first process, which reports the speed, and the device is a GPU."""
         self.model, self.world = model, world
         measured = world.first and world.device.type == "cuda"
         self.rate = world.size * matrix_rate(world.device, dtype) if measured else None
         """Operations per second that the devices of all processes reach in large matrix products."""
 
     def speed(self, tokens_per_second: float, x_BT: Tensor, y_BT: Tensor) -> Speed:
-        """Return the speed of training, taking the operations per target from the given window."""
+        """Return the speed of training. The operations per target are counted on the given training window."""
         targets = max(int((y_BT != IGNORE).sum()), 1)
         flops = tokens_per_second * self.model.flops(x_BT, y_BT) / targets
         share = None if self.rate is None else flops / self.rate
@@ -93,7 +94,7 @@ def matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds: float =
 
 
 def _product_seconds(left: Tensor, right: Tensor, times: int) -> float:
-    """Return the mean time of a product in a series of `times` products."""
+    """Return the mean time of one matrix product over `times` products."""
     if left.is_cuda:
         torch.cuda.synchronize(left.device)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""When training logs, validates, saves and ends, as a function of the settings and of the progress so far."""
+"""Decide when training logs, validates, saves and ends, from the settings and the progress so far."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from reefknot.lab.training.state import Progress
 
 @dataclass(frozen=True)
 class Due:
-    """What happens after an update."""
+    """What is due after an update."""
 
     epoch_ends: bool
     end: bool
-    """This was the last update that the settings ask for."""
+    """Whether this was the last update of the run."""
     log: bool
-    """A line of metrics is written."""
+    """Whether a line of metrics is written."""
     validation: bool
     checkpoint: bool
 
 
 @dataclass(frozen=True)
 class SessionClock:
-    """Speed and remaining time of a session, measured from where this process started or resumed training."""
+    """Computes the speed and the remaining time of a session, the part of a run that this process trains."""
 
     started: float
     """Time of the monotonic clock at the start of the session."""
     done: float
-    """Share of training that was done before the session."""
+    """Fraction of training that was done before the session."""
     tokens: int
-    """Targets read before the session."""
+    """Number of targets read before the session."""
     seconds: float
     """Time spent training before the session."""
 
     def speed(self, progress: Progress) -> float:
-        """Return targets per second in this session. Earlier sessions do not count: they may have used another GPU."""
+        """Return targets per second in this session. Earlier sessions do not count: their GPU may have been another."""
         return (progress.tokens - self.tokens) / (progress.seconds - self.seconds)
 
     def seconds_left(self, done: float) -> float:
@@ -47,7 +47,7 @@ class SessionClock:
 
 
 class Timetable:
-    """The timetable of a run, in epochs or updates. `batches` must be in the epoch of the progress that is passed."""
+    """The timetable of a run, in epochs or updates. `batches` must be at the epoch of the progress that is passed."""
 
     def __init__(self, settings: TrainingSettings, batches: Batches) -> None:
         self.settings = settings
@@ -60,7 +60,7 @@ class Timetable:
         return bool(progress.stopped) or progress.step >= self._updates or progress.epoch > self._epochs
 
     def due(self, progress: Progress) -> Due:
-        """Return what happens after the latest update."""
+        """Return what is due after the latest update."""
         step, settings = progress.step, self.settings
         epoch_ends = progress.window == self.batches.windows
         end = step >= self._updates or (epoch_ends and progress.epoch >= self._epochs)
@@ -74,12 +74,12 @@ class Timetable:
         )
 
     def epochs_done(self, progress: Progress) -> float:
-        """Return the number of passes over the text so far, including the current part."""
+        """Return the number of passes over the text so far, including the finished part of the current pass."""
         whole = progress.window == self.batches.windows
         return progress.epoch if whole else progress.epoch - 1 + progress.window / self.batches.windows
 
     def done(self, progress: Progress) -> float:
-        """Return the share of training that is done."""
+        """Return the fraction of training that is done."""
         return max(progress.step / self._updates, self.epochs_done(progress) / self._epochs)
 
     def position(self, progress: Progress) -> str:

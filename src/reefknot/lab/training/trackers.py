@@ -1,4 +1,4 @@
-"""Export of metrics to other tools, on request. metrics.jsonl is always written."""
+"""Optional export of metrics to other tools, in addition to metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
     def track(line: dict[str, Any]) -> None:
         nonlocal writer
         if writer is None:
-            # A killed session may have written points after its last checkpoint. They are written again, so hide them.
+            # A killed session may have written points after its last checkpoint. Hide them: they are written again.
             writer = SummaryWriter(str(folder), purge_step=line["step"])
         for tag, value in _scalars(line, line["kind"]):
             writer.add_scalar(tag, value, line["step"])

@@ -1,17 +1,18 @@
-"""One update: the gradients of a window, clipping, the step of the optimiser, and the averages.
+"""One update: the gradients of a training window, clipping, the optimiser step, and the averages.
 
-Nothing here waits for a GPU. The numbers for log lines and decisions accumulate on the device until they are read. An
-update whose loss or gradient is not finite is not applied, nor is any update after it. float16 is less strict, because
-the loss is scaled up until a gradient overflows (torch's GradScaler): such an update is skipped, the scale is halved,
-and only many overflows in a row end training.
+Nothing here waits for a GPU. Numbers for log lines and decisions accumulate on the device until they are read. If the
+loss or the gradient of an update is not finite, neither this update nor any later update is applied. float16 is less
+strict, because torch's GradScaler raises the scale of the loss until a gradient overflows: such an update is skipped,
+the scale is halved, and only many overflows in a row end training.
 
-If there is one process, an update is captured as a CUDA graph when its shapes occur for the second time, and is
-replayed from then on, because small models take longer to launch than to run. To make shapes repeat even though lines
-differ in length, the number of targets is a tensor, and positions without a target pad those that have one. Nothing is
-captured if shapes do not repeat, or if a part of the model reads a value from the device.
+In a single process, an update is captured as a CUDA graph when its shapes occur for the second time, and is replayed
+from then on, because the kernels of small models take longer to launch than to run. Lines differ in length. To make
+shapes repeat nevertheless, the number of targets is a tensor, and the positions that have a target are padded with
+positions that have none. Nothing is captured if shapes do not repeat, or if a part of the model reads a value from the
+device.
 
-Shapes: B rows of a window (streams, blocks, sentences or pairs), T steps, M of the B x T positions: those that have a
-target, and the padding.
+Shapes: B rows of a training window (streams, blocks, sentences or pairs), T steps, M of the B x T positions: those
+with a target, and padding.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 MAX_GRAPHS = 128
-"""Number of sets of shapes that are tracked. A recipe with random window lengths has about forty. If the plan of an
-output end has a different shape every time, the number is unbounded and nothing is worth capturing."""
+"""Maximum number of different shapes of an update that are tracked. A recipe with random window lengths has about
+forty. If the plan of an output end has a different shape every time, capturing is not worth it."""
 TARGET_BUCKETS = 16
-"""In a window with padding, the number of positions that reach the output end is rounded up to a multiple of a
-sixteenth of all positions, so that few different numbers occur."""
+"""Number of different sizes M. In a window with padding, the number of positions that the output end reads is rounded
+up to a multiple of a sixteenth of all positions, so that shapes repeat."""
 MAX_OVERFLOWS = 50
-"""Number of updates in a row that float16 may skip. The scale is halved each time, so after this many the scale is no
-longer the cause."""
+"""Number of skipped updates in a row that end training in float16. Every skipped update halves the scale of the loss,
+so after this many the scale is not the cause of the overflow."""
 AUTOCAST_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Type of matrix products by `training.precision`. Weights and their gradients are always float32."""
+"""Data type of matrix products for each `training.precision`. Weights and their gradients are always float32."""
 
 
 def carries(model: LanguageModel, settings: TrainingSettings) -> bool:
-    """Return whether each window continues from the hidden state of the previous one."""
+    """Return whether each training window continues from the hidden state of the previous window."""
     return settings.batching == "streams" and model.encoder.carries
 
 
 def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
     """Raise an error if the precision is float16 and torch cannot train this encoder with it.
 
-    Few CPUs support an LSTM in float16, and some of those compute its outputs but not its gradients, so the check
-    includes a backward pass.
+    Few CPUs support an LSTM in float16. Some of them compute its outputs but not its gradients, so the check includes
+    a backward pass.
     """
     device = next(model.parameters()).device
     if settings.precision != "float16" or device.type != "cpu":
@@ -67,7 +68,7 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
     was_training = model.training
     model.train()
     try:
-        # The dropout masks drawn here must not change those of the run.
+        # The check must not change the dropout masks of the run.
         with torch.random.fork_rng(devices=()), torch.autocast("cpu", dtype=torch.float16):
             x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
             # A translator reads a source of one word before its target.
@@ -76,8 +77,8 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
             torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
     except RuntimeError as error:
         raise SettingsError(
-            f"training.precision = float16: torch cannot train this {type(model.encoder).__name__} in it on a CPU; "
-            "use bfloat16, or a GPU"
+            f"training.precision = float16: torch cannot train this {type(model.encoder).__name__} in float16 "
+            "on a CPU; use bfloat16, or a GPU"
         ) from error
     finally:
         model.train(was_training)
@@ -85,34 +86,35 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Inputs, targets and plan for some of the rows of a window."""
+    """Inputs, targets and plan for some of the rows of a training window."""
 
     x: Tensor
     y: Tensor
-    places: Tensor | None
-    """Indices (M,) of the B x T positions that reach the output end, which include all targets; None for all."""
+    positions: Tensor | None
+    """Indices (M,), among the B x T positions, of those that the output end reads: all that have a target, and padding.
+    None for all positions."""
     plan: Plan
 
     @classmethod
     def split(cls, x_BT: Tensor, y_BT: Tensor, number: int, output: OutputEnd) -> list[Self]:
-        """Split the rows of a window into `number` micro-batches, or fewer if there are fewer rows.
+        """Split the rows of a training window into `number` micro-batches, or fewer if there are fewer rows.
 
-        This happens on the host, so that the device need not be asked which positions have a target.
+        The tensors are on the host, so that finding the positions with a target does not wait for the device.
         """
         number = min(number, len(x_BT))
         xs, ys = x_BT.tensor_split(number), y_BT.tensor_split(number)
         flat = [y.reshape(-1) for y in ys]
-        places = [_places(y_N) for y_N in flat]
+        positions = [_output_positions(y_N) for y_N in flat]
         plans = output.prepare_micro_batches(
-            [y_N if places_M is None else y_N[places_M] for y_N, places_M in zip(flat, places, strict=True)]
+            [y_N if positions_M is None else y_N[positions_M] for y_N, positions_M in zip(flat, positions, strict=True)]
         )
-        return [cls(*fields) for fields in zip(xs, ys, places, plans, strict=True)]
+        return [cls(*fields) for fields in zip(xs, ys, positions, plans, strict=True)]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
         """Return a micro-batch with `function` applied to each of its `tensors`, in their order."""
         x, y = function(self.x), function(self.y)
-        places_M = None if self.places is None else function(self.places)
-        return MicroBatch(x, y, places_M, self.plan.map(function))
+        positions_M = None if self.positions is None else function(self.positions)
+        return MicroBatch(x, y, positions_M, self.plan.map(function))
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy on a device."""
@@ -120,12 +122,12 @@ class MicroBatch:
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, including those of the plan."""
-        return [self.x, self.y, *([] if self.places is None else [self.places]), *self.plan.tensors()]
+        return [self.x, self.y, *([] if self.positions is None else [self.positions]), *self.plan.tensors()]
 
     def shapes(self) -> Hashable:
-        """Return everything but the values of the tensors and the number of targets."""
-        places = None if self.places is None else _shape(self.places)
-        return replace(self.plan.map(_shape), count=0), _shape(self.x), _shape(self.y), places
+        """Return a key that is equal for micro-batches whose tensors have equal shapes and types."""
+        positions = None if self.positions is None else _shape(self.positions)
+        return replace(self.plan.map(_shape), count=0), _shape(self.x), _shape(self.y), positions
 
 
 @dataclass(frozen=True)
@@ -141,17 +143,17 @@ class Report:
     nll: float
     """Summed loss of the last applied update, or of the failed update."""
     gradient_norm: float
-    """Norm before clipping of the gradient of the same update."""
+    """Norm of the gradient of the same update, before clipping."""
     failed_step: int
-    """The step at which training ends because its loss or gradient is not finite, or 0 if there is none."""
+    """The step whose loss or gradient is not finite, which ends training; 0 if there is none."""
     skipped: int
     """Number of updates that were not applied."""
     skipped_in_a_row: int
-    """Number of skipped updates since the last one that was applied."""
+    """Number of skipped updates since the last applied update."""
 
 
 class Tally:
-    """Accumulates the results of updates on the device, in few kernels, until they are reported."""
+    """Accumulates the results of updates on the device, with few kernel launches, until they are reported."""
 
     def __init__(self, world: World, step: int, *, patience: int = 1, skipped_in_a_row: int = 0) -> None:
         """Create a tally after `step` updates.
@@ -159,16 +161,16 @@ class Tally:
         Args:
             world: The processes that train together.
             step: Number of updates so far.
-            patience: Number of updates in a row that must fail to end training. Fewer failures are skipped.
-            skipped_in_a_row: Number of skipped updates since the last one that was applied.
+            patience: Number of failed updates in a row that end training. Fewer failed updates are skipped.
+            skipped_in_a_row: Number of skipped updates since the last applied update.
         """
         self._world, self._patience = world, patience
         self._step = torch.tensor(step, device=world.device)
         self._failed_step, self._skipped, self._tokens = (torch.zeros_like(self._step) for _ in range(3))
         self._in_a_row = torch.full_like(self._step, skipped_in_a_row)
         self.found_inf = torch.zeros((), device=world.device)
-        """1 if the update must not be applied, and for every update after a failed one. torch's fused optimisers read
-        this before they change a weight."""
+        """1 if the current update must not be applied, because it or an earlier update has failed; otherwise 0. torch's
+        fused optimisers read this tensor before they change a weight."""
         self._parts: list[str] = []
         self._penalties: list[str] = []
         self._sums, self._last = torch.zeros(2, 0, device=world.device).unbind()
@@ -181,13 +183,13 @@ class Tally:
             self._parts, self._penalties = list(sums), list(penalties)
             self._sums, self._last = torch.zeros_like(numbers[: len(parts)]), torch.zeros_like(numbers[len(parts) :])
         self._step += 1
-        # The loss differs between processes, but either all of them apply the update or none does.
+        # The loss differs between processes, but all processes must make the same decision.
         finite = self._world.all(numbers.isfinite().all())
         self._skipped += ~finite
         self._in_a_row.copy_((self._in_a_row + 1) * ~finite)
         self._tokens += count * finite
         self._sums += torch.where(finite, numbers[: len(parts)], 0.0)
-        # After a failed update, the report keeps the numbers of that update.
+        # The report keeps the numbers of a failed update.
         failed, fails = self._failed_step > 0, self._in_a_row >= self._patience
         self._last.copy_(torch.where(~failed & (finite | fails), numbers[len(parts) :], self._last))
         self._failed_step.copy_(torch.where(~failed & fails, self._step, self._failed_step))
@@ -214,7 +216,7 @@ class Tally:
 
 
 class Update:
-    """Applies updates to a model, one after the other, on the device of the model."""
+    """Computes and applies the updates of a model, on the device of the model."""
 
     def __init__(
         self,
@@ -245,7 +247,14 @@ class Update:
         self._replays = CapturedUpdates(self._make, self.world.device) if self.captured else None
 
     def __call__(self, x_BT: Tensor, y_BT: Tensor, rate: float, count: int) -> None:
-        """Train on a window that has `count` targets in all processes together."""
+        """Make one update on a training window.
+
+        Args:
+            x_BT: Inputs of this process's rows.
+            y_BT: Targets of this process's rows.
+            rate: Learning rate.
+            count: Number of targets of the window, over all processes.
+        """
         batches = MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)
         for group in self.state.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):  # captured graphs read this tensor
@@ -297,15 +306,15 @@ class Update:
                 last = number == len(batches) - 1
                 if last:
                     join()
-                # Replicas of a model exchange gradients once per update, with the last micro-batch.
+                # Replicas of a model exchange gradients only once per update, after the last micro-batch.
                 with nullcontext() if last else self.parallel.no_sync():
                     with autocast(self.world.device, self.settings.precision):
                         before = select_streams(hidden, streams) if self.carries else None
                         loss_sum, parts, state, penalties = self.parallel.window(
-                            batch.x, batch.y, before, batch.plan, batch.places
+                            batch.x, batch.y, before, batch.plan, batch.positions
                         )
-                    # Processes average their gradients, so the loss is multiplied by their number. Penalties are the
-                    # same in every process and are added only once.
+                    # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties
+                    # are the same in every process, so they are not.
                     objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
                     if last and penalties:
                         objective = objective + torch.stack(list(penalties.values())).sum() / divisor
@@ -318,16 +327,16 @@ class Update:
 class CapturedUpdates:
     """Replays updates as CUDA graphs when their shapes occur again.
 
-    All graphs read the hidden state from the same tensors and write the next state there, so that a window of one
-    length can follow a window of another.
+    All graphs read the hidden state from the same tensors and write the next state to them, so that a window of any
+    length can follow a window of any other length.
     """
 
     def __init__(self, make: Callable[[Sequence[MicroBatch], State, Tensor], State], device: torch.device) -> None:
         """Create a cache of graphs.
 
         Args:
-            make: Function that applies an update, given micro-batches, hidden state and number of targets, and returns
-                the next hidden state.
+            make: Function that makes an update. It is called with the micro-batches, the hidden state and the number of
+                targets, and returns the next hidden state.
             device: The device of the model.
         """
         self._make = make
@@ -353,8 +362,8 @@ class CapturedUpdates:
         overwrite(self._hidden, self._make(batches, self._hidden, count))
 
 
-def _places(y_N: Tensor) -> Tensor | None:
-    """Return the positions that reach the output end, or None if all positions have a target.
+def _output_positions(y_N: Tensor) -> Tensor | None:
+    """Return the positions that the output end reads, or None if all positions have a target.
 
     The positions with a target come first, in their order. They are padded with positions without a target up to a
     multiple of the bucket size.

@@ -1,7 +1,8 @@
-"""The corpora that are known by name: one file each, and one line each in `CORPORA`.
+"""The corpora that are known by name. Each has a file in this folder and a line in `CORPORA`.
 
-To add a corpus, write a file in this folder that defines an object of `PublishedCorpus` or `PreparedCorpus` (see
-`lab/text/published.py` and `lab/text/prepared.py`), and add its line here. Nothing is imported until a corpus is used.
+To add a corpus, write a file in this folder that defines a `PublishedCorpus` or a `PreparedCorpus` (see
+`lab/text/published.py` and `lab/text/prepared.py`), and add a line to `CORPORA`. A file is not imported until its
+corpus is used.
 """
 
 from __future__ import annotations

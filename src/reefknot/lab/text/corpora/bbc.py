@@ -1,8 +1,9 @@
 """BBC news of 2004 and 2005 (Greene & Cunningham 2006): 2,225 articles on five topics.
 
 Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here one
-article in ten is valid and one in ten is test, selected by the hash of its words. So all copies of an article, of which
-there are some, are in the same split. A line is a paragraph in lower case with spaces around punctuation marks.
+article in ten is valid and one in ten is test, selected by the hash of its words. Some articles occur several times;
+all copies of an article are in the same split. A line is a paragraph in lower case with spaces around punctuation
+marks.
 
 The files are read from bbc-fulltext.zip as it is published, or from the folder that it unpacks to.
 """

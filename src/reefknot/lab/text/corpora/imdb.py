@@ -1,7 +1,7 @@
 """The Large Movie Review Dataset (Maas et al. 2011): 100,000 reviews of films.
 
 Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here all
-reviews in the training folders, also those without a rating, are the training text. In the test folders, reviews with
+reviews in the training folders, rated or not, are the training text. In the test folders, reviews with
 even numbers are valid and reviews with odd numbers are test. A line is a paragraph in lower case with spaces around
 punctuation marks.
 

@@ -30,7 +30,7 @@ _VERSION = 1  # increase with every change to the text that the same sources giv
 _HELD_OUT = 0.06  # fraction of the tokens for each of valid and test
 _REFERENCE = "pydoc_data.topics"  # by far the largest module, always in the training text
 
-# Generated tables, packages of others, and tests, whose docstrings describe code.
+# Generated tables, third-party packages, and tests, whose docstrings describe code.
 _EXCLUDED = frozenset(
     {"__phello__", "encodings", "ensurepip", "idlelib", "lib2to3", "msilib", "test", "tests", "turtledemo"}
 )
@@ -56,7 +56,7 @@ PYTHON_DOCS = PythonDocs(
 def _lines(sources: dict[str, Path]) -> Lines:
     texts = _split(_modules(sources))
     if not all(texts.values()):
-        raise DataError("this Python has no sources of its standard library; use another corpus")
+        raise DataError("this Python does not include the sources of its standard library; use another corpus")
     for split, paragraphs in texts.items():
         yield from ((split, paragraph) for paragraph in paragraphs)
 
@@ -116,7 +116,7 @@ def _texts(module: str, path: Path) -> Iterator[str]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    """Yield docstrings in the order of the source. Only statements are visited, as expressions have none."""
+    """Yield docstrings in the order of the source. Only statements are visited, because expressions have none."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield ast.get_docstring(node) or ""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -182,7 +182,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether nearly all words are plain words, some of them typical of English, and none is code."""
+    """Return whether a paragraph is English prose: mostly plain words, some of them common English words, no code."""
     if not _PROSE.fullmatch(paragraph) or _NOT_PROSE.search(paragraph):
         return False
     words = paragraph.replace("-", " ").split()

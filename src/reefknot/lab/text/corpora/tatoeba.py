@@ -1,6 +1,6 @@
 """Tatoeba's English-German sentences (manythings.org/anki, file of 2018-05-13): 169,813 pairs, as they were written.
 
-Many sentences have several translations, or occur again with other punctuation. If lines or English sentences were
+Many sentences have several translations, or occur again with different punctuation. If lines or English sentences were
 split at random, references of the test text would be in the training text. Therefore pairs are split by the connected
 components of a graph: its nodes are the sentences of both languages without case, punctuation and spaces ("bare"), and
 each pair is an edge. Components are sorted by the SHA-256 of their smallest English sentence; the first 2,000 are

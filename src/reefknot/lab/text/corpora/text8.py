@@ -1,7 +1,7 @@
 """text8: the first 100 million characters of Wikipedia's plain text (Mahoney 2006), lower-case letters and spaces.
 
-It is split as by the script of Mikolov et al. (2014), which Press & Wolf (2017) cite: the last million characters are
-held out, and a line has 1,000 words. There is no third part, so the held-out text is both valid and test.
+The split follows the script of Mikolov et al. (2014), which Press & Wolf (2017) cite: the last million characters are
+held out, and a line has 1,000 words. There is only one held-out text, so it is both valid and test.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """WMT 2014, on which Press & Wolf (2017) and Pappas & Henderson (2019) train translators. The user provides the files.
 
-The papers differ in which training text they use and in how they clean and tokenise it, so that is left to the user.
+The papers differ in the choice, cleaning and tokenisation of the training text, so these are left to the user.
 Valid is newstest2013 and test is newstest2014. Press & Wolf also test English-German on newstest2015.
 """
 

@@ -113,9 +113,7 @@ def test_fixed_cache_equals_growing_cache_in_bfloat16(encoder: Encoder) -> None:
         grown, fixed = initial_state(encoder, None), initial_state(encoder, CAPACITY)
         for step in range(STEPS):
             expected, actual = (encoder(x_BTD[:, step, None], state) for state in (grown, fixed))
-            torch.testing.assert_close(
-                actual.output, expected.output, rtol=0.02, atol=0.05
-            )  # a few roundings of bfloat16
+            torch.testing.assert_close(actual.output, expected.output, rtol=0.02, atol=0.05)
             grown, fixed = expected.state, actual.state
             assert {tensor.dtype for tensor in blocks(fixed)} == {torch.bfloat16}
     assert fixed["known"].dtype == torch.int64

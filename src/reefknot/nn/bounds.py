@@ -64,15 +64,15 @@ NonNegative = Annotated[float, Ge(0.0), Le(1e9)]
 """A number that is 0 or greater."""
 
 
-def check_rates(who: str, **rates: float) -> None:
-    """Raise an error if a rate is not a probability below 1. `who` is the module that the message names."""
+def check_rates(module: str, **rates: float) -> None:
+    """Raise an error if a rate is not a probability below 1. `module` is the module that the message names."""
     for name, rate in rates.items():
         if not 0.0 <= rate < 1.0:
-            raise SettingsError(f"{who}: {name} = {rate}: must be at least 0 and less than 1")
+            raise SettingsError(f"{module}: {name} = {rate}: must be at least 0 and less than 1")
 
 
-def check_sizes(who: str, **sizes: int) -> None:
-    """Raise an error if a size is less than 1. `who` is the module that the message names."""
+def check_sizes(module: str, **sizes: int) -> None:
+    """Raise an error if a size is less than 1. `module` is the module that the message names."""
     for name, size in sizes.items():
         if size < 1:
-            raise SettingsError(f"{who}: {name} = {size}: must be at least 1")
+            raise SettingsError(f"{module}: {name} = {size}: must be at least 1")

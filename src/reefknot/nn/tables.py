@@ -217,13 +217,13 @@ def projection(input_dim: int, dim: int) -> nn.Linear:
     return layer
 
 
-def check_banded(table: nn.Module, who: str) -> None:
-    """Raise an error unless the table has bands. `who` is the module that the message names."""
+def check_banded(table: nn.Module, module: str) -> None:
+    """Raise an error unless the table has bands. `module` is the module that the message names."""
     if isinstance(table, BandedTable):
         return
     if not isinstance(table, WordTable):
         raise SettingsError(NOTHING_TO_TIE)
-    raise SettingsError(f"{who}: needs a table with bands; give it one of kind = 'banded'")
+    raise SettingsError(f"{module}: needs a table with bands; give it one of kind = 'banded'")
 
 
 class BandProjections(nn.Module):

@@ -29,7 +29,7 @@ class Lookup:
     def find(self, word: str) -> int | None:
         """Return the row of a word, or None if it has no vector."""
         for spelling in (word, word.lower()):
-            for token in (as_piece(spelling),) if self.vectors.pieces else (spelling, as_piece(spelling)):
+            for token in (as_subword(spelling),) if self.vectors.subwords else (spelling, as_subword(spelling)):
                 if token in self.vectors:
                     return self.vectors.id_of(token)
         return None
@@ -45,13 +45,13 @@ class Lookup:
         unknown = [word for word, row in rows.items() if row is None]
         if not unknown:
             return [row for word in words if (row := rows[word]) is not None]
-        if self.vectors.pieces:
+        if self.vectors.subwords:
             whole_words = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
             raise unknown_words_error(unknown, whole_words, f"{where} as a single sub-word")
         raise unknown_words_error(unknown, self.vectors.words, where)
 
 
-def as_piece(word: str) -> str:
+def as_subword(word: str) -> str:
     """Return the sub-word that is a whole word: `car</w>` for `car`. Symbols such as `<eos>` are returned unchanged."""
     return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
 

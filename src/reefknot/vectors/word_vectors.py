@@ -35,7 +35,7 @@ class WordVectors:
     vectors_VD: Matrix = field(repr=False)  # noqa: N815 - named as its shape
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
     """How often each word occurred in training, if that is known."""
-    pieces: bool = False
+    subwords: bool = False
     """Whether the words are known to be sub-words, where the last sub-word of a word ends in `</w>`. A run knows this;
     a file does not say."""
 

@@ -66,7 +66,7 @@ def test_neighbours_are_those_of_one_piece(cli: Cli, pieces: Path) -> None:
 def test_a_piece_inside_of_words_is_no_word(cli: Cli, pieces: Path) -> None:
     vocabulary = Vocabulary.load(pieces / "vocabulary.json")
     ((_, table),) = open_vectors(pieces).items()
-    assert table.pieces
+    assert table.subwords
     whole = [token.removesuffix("</w>") for token in table.words if token.endswith("</w>")]
     assert [table.words[row] for row in Lookup(table).require(whole, "x")] == [f"{word}</w>" for word in whole]
     inside = (token for token in vocabulary.words if not vocabulary.ends_word(token))

@@ -139,7 +139,7 @@ def test_gradients_are_those_of_differences() -> None:
 def test_a_target_may_come_in_any_pieces(cuts: tuple[int, ...]) -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
     whole = encoder(x_BTD, encoder.read(source_BSD, there()))
-    state = encoder.memory(STREAMS) | encoder.read(source_BSD, there())
+    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, there())
     outputs, weights = [], []
     for piece_BTD in x_BTD.tensor_split(cuts, dim=1):
         weights.append(encoder.attention(piece_BTD, state))
@@ -321,7 +321,7 @@ def test_a_recipe_builds_it() -> None:
     assert encoder.reads_source
     assert not encoder.carries
     assert not Encoder.reads_source
-    assert encoder.initial_state(STREAMS) == encoder.memory(STREAMS) == {}
+    assert encoder.initial_state(STREAMS) == encoder.decoding_state(STREAMS) == {}
 
 
 @pytest.mark.parametrize(

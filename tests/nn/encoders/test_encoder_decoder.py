@@ -63,7 +63,7 @@ def test_the_stacks_are_torchs(norm: str) -> None:
 
 def test_the_slots_of_a_cache_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build()
-    state = encoder.read(*source()) | encoder.memory(STREAMS, steps=vectors().shape[1])
+    state = encoder.read(*source()) | encoder.decoding_state(STREAMS, steps=vectors().shape[1])
     expected = encoder.attention(vectors(), encoder.read(*source()))
     monkeypatch.setattr(CacheSlots, "after", asked := Mock(wraps=CacheSlots.after))
     close(encoder.attention(vectors(), state), expected)
@@ -150,7 +150,7 @@ def test_a_memory_joins_pieces_however_they_are_cut(norm: str, cuts: list[int]) 
     encoder = build(norm=norm)
     whole = encoder(vectors(), encoder.read(*source())).output
     looked = encoder.attention(vectors(), encoder.read(*source()))
-    state, read = encoder.memory(STREAMS) | encoder.read(*source()), 0
+    state, read = encoder.decoding_state(STREAMS) | encoder.read(*source()), 0
     for piece in torch.split(vectors(), cuts, dim=1):
         steps = slice(read, read + piece.shape[1])
         close(encoder.attention(piece, state), looked[:, steps])
@@ -167,7 +167,7 @@ def test_a_search_may_reorder_and_repeat_its_streams() -> None:
     encoder = build()
     source_BSD, there_BS = source()
     x_BTD = vectors()
-    state = encoder.memory(STREAMS) | encoder.read(source_BSD, there_BS)
+    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, there_BS)
     rows, steps = torch.arange(STREAMS), x_BTD[:, :0]
     for step, kept in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
         new = x_BTD[rows, step, None]
@@ -185,7 +185,7 @@ def test_a_memory_has_gradients() -> None:
     source_BSD, there_BS = source()
     x_BTD, source_BSD = vectors().requires_grad_(), source_BSD.requires_grad_()
     inputs = [x_BTD, source_BSD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.memory(STREAMS) | encoder.read(source_BSD, there_BS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.read(source_BSD, there_BS))
     second = encoder(x_BTD[:, 4:], first.state)
     found = torch.cat([first.output, second.output], dim=1)
     whole = encoder(x_BTD, encoder.read(source_BSD, there_BS)).output
@@ -275,7 +275,7 @@ def test_narrow_numbers_are_in_the_products_alone(norm: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         state = encoder.read(source_BSD.bfloat16(), there_BS)
         fresh = encoder(x_BTD, state)
-        first = encoder(x_BTD[:, :4], encoder.memory(STREAMS) | state)
+        first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | state)
         second = encoder(x_BTD[:, 4:], first.state)
         looked = encoder.attention(x_BTD, state)
     assert fresh.output.dtype == looked.dtype == torch.float32
@@ -299,7 +299,9 @@ def test_copies_types_and_devices() -> None:
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
     assert not list(encoder.buffers())
     again.to("meta")
-    state: State = again.memory(STREAMS, torch.device("meta")) | again.read(*(each.to("meta") for each in source()))
+    state: State = again.decoding_state(STREAMS, torch.device("meta")) | again.read(
+        *(each.to("meta") for each in source())
+    )
     assert all(tensor.is_meta for tensor in state.values())
     assert again(vectors().to("meta"), state).output.is_meta
 

@@ -47,7 +47,7 @@ def begun(encoder: Encoder, steps: int | None) -> State:
     source_BSD, there_BS = source()
     source_BSD = source_BSD.to(next(encoder.parameters()).dtype)
     read = encoder.read(source_BSD, there_BS) if isinstance(encoder, EncoderDecoder) else {}
-    return encoder.memory(STREAMS, steps=steps) | read
+    return encoder.decoding_state(STREAMS, steps=steps) | read
 
 
 def blocks(state: State) -> list[Tensor]:
@@ -138,7 +138,7 @@ def test_more_steps_than_there_is_room_for_are_refused(encoder: Encoder) -> None
     with pytest.raises(ArgumentError, match="7 more steps"):
         encoder(vectors().to("meta"), meta)
     with pytest.raises(SettingsError, match="KV cache: steps = 0: must be at least 1"):
-        encoder.memory(STREAMS, steps=0)
+        encoder.decoding_state(STREAMS, steps=0)
 
 
 def test_it_compiles_whole() -> None:
@@ -149,7 +149,7 @@ def test_it_compiles_whole() -> None:
 
 
 def test_its_entries_have_streams_in_dimension_1() -> None:
-    memory = build().memory(STREAMS, steps=ROOM)
+    memory = build().decoding_state(STREAMS, steps=ROOM)
     assert list(memory) == ["known", *(f"block.{number}" for number in range(LAYERS))]
     assert memory["known"].shape == (1, STREAMS)
     assert memory["block.0"].shape == (2, STREAMS, HEADS, ROOM, WIDTH // HEADS)

@@ -131,7 +131,7 @@ def test_positions_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for steps in (5, 7, 8, 6, 9, 16, 8):
         found, fewer = (encoder(vectors(16)[:, :stop], {}).output for stop in (steps, 5))
         torch.testing.assert_close(found[:, :5], fewer)
-    state = encoder.memory(STREAMS)
+    state = encoder.decoding_state(STREAMS)
     for step in range(12):
         state = encoder(vectors(16)[:, step, None], state).state
     assert made == [(0, 8), (0, 16), (0, 1), (0, 2), (0, 4)]
@@ -172,7 +172,7 @@ def test_a_later_token_changes_nothing_before(when: int) -> None:
 def test_a_memory_joins_pieces_however_they_are_cut(cuts: list[int]) -> None:
     encoder = build(final_norm=True)
     whole = encoder(vectors(), {}).output
-    state, read = encoder.memory(STREAMS), 0
+    state, read = encoder.decoding_state(STREAMS), 0
     pieces = []
     for piece in vectors().split(cuts, dim=1):
         found = encoder(piece, state)
@@ -187,7 +187,7 @@ def test_a_memory_has_gradients() -> None:
     encoder = build()
     x_BTD = vectors().requires_grad_()
     inputs = [x_BTD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
     second = encoder(x_BTD[:, 4:], first.state)
     found = torch.cat([first.output, second.output], dim=1)
     torch.testing.assert_close(gradients(found, inputs), gradients(encoder(x_BTD, {}).output, inputs))
@@ -297,7 +297,7 @@ def test_narrow_numbers_are_in_the_products_alone() -> None:
     x_BTD = vectors().bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fresh = encoder(x_BTD, {})
-        first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
+        first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
         second = encoder(x_BTD[:, 4:], first.state)
     assert fresh.output.dtype == torch.float32
     assert {tensor.dtype for tensor in second.state.values()} == {torch.bfloat16}
@@ -310,7 +310,7 @@ def test_it_compiles_whole() -> None:
     encoder = build(layers=1).eval()
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(vectors(), {}).output, encoder(vectors(), {}).output)
-    state: State = encoder(vectors(), encoder.memory(STREAMS)).state
+    state: State = encoder(vectors(), encoder.decoding_state(STREAMS)).state
     torch.testing.assert_close(compiled(vectors(1), state).output, encoder(vectors(1), state).output)
 
 

@@ -209,7 +209,7 @@ def test_a_memory_reads_a_text_in_pieces() -> None:
     encoder = Transformer(WIDTH, layers=2, heads=2, ffn_dim=8)
     model = LanguageModel(Lookup(table), encoder, Softmax(Plain(table)))
     whole, _ = model.target_log_probs(TOKENS[:, :-1], TOKENS[:, 1:])
-    first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3], model.memory(2))
+    first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3], model.decoding_state(2))
     second, _ = model.target_log_probs(TOKENS[:, 2:-1], TOKENS[:, 3:], state)
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 

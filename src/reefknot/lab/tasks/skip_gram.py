@@ -52,7 +52,7 @@ class SkipGramSettings(Settings):
 
         `eos` is the id of the end of a line, and `unknown` the id of words outside the vocabulary.
         """
-        return Draws.of(
+        return Draws.from_counts(
             counts,
             window=self.window,
             negatives=self.negatives,

@@ -49,7 +49,7 @@ class Encoder(nn.Module, Documented):
         """Return the state before the first window of a text. Later states have the same names and shapes."""
         raise NotImplementedError
 
-    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+    def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
         """Return the state before a text that is read step by step, as in generation.
 
         Every step then depends on the whole text before it. A transformer's state is an empty KV cache.
@@ -74,10 +74,10 @@ class Encoder(nn.Module, Documented):
 class SourceEncoder(Encoder):
     """Base class of the encoders of translators, which read a source and then give the hidden states of a target.
 
-    `read` returns the state before the first target step. A window of target steps that follows it is computed in
-    parallel if the encoder can do that. The state `memory(streams) | read(...)` begins a target that is computed step
-    by step, as in a beam search; each call then returns the state for the next. Everything about the source is in the
-    state, so its streams can be selected, repeated and reordered like those of any other state.
+    `read` returns the state before the first target step. A window of target steps that follows this state is computed
+    in parallel if the encoder can do that. To decode step by step, as in a beam search, start from the state
+    `decoding_state(streams) | read(...)`; each call of `forward` returns the state for the next call. Everything about
+    the source is in the state, so its streams can be selected, repeated and reordered.
     """
 
     reads_source = True

@@ -109,7 +109,7 @@ class EncoderDecoder(SourceEncoder):
         yield from self.source_blocks
         yield from self.target_blocks
 
-    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+    def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
         """Return an empty KV cache of the target. Merge it with what `read` returns to decode step by step.
 
         Args:

@@ -50,10 +50,10 @@ class Recurrent(Encoder):
         super().__init__()
         self.input_dim = input_dim
         self.dim = hidden_dim if output_dim is None else output_dim
-        who = type(self).__name__
-        check_sizes(who, input_dim=input_dim, hidden_dim=hidden_dim, layers=layers, output_dim=self.dim)
+        module = type(self).__name__
+        check_sizes(module, input_dim=input_dim, hidden_dim=hidden_dim, layers=layers, output_dim=self.dim)
         if biases not in (1, 2):
-            raise SettingsError(f"{who}: biases = {biases}: must be 1 or 2")
+            raise SettingsError(f"{module}: biases = {biases}: must be 1 or 2")
         self.widths = [hidden_dim] * (layers - 1) + [self.dim]
         # One module per layer, because the dropout between the layers of a stacked nn.LSTM on a GPU draws from a
         # generator inside cuDNN whose state cannot be saved: a resumed run would drop other units.

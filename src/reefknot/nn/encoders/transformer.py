@@ -90,7 +90,7 @@ class Transformer(Encoder):
         """Return an empty state, because nothing is carried between windows."""
         return {}
 
-    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+    def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
         """Return an empty KV cache.
 
         Args:
@@ -307,11 +307,11 @@ def empty_cache(
     return {"known": torch.zeros(1, streams, dtype=torch.int64, device=device)} | cache
 
 
-def check_heads(who: str, heads: int, dim: int) -> None:
+def check_heads(module: str, heads: int, dim: int) -> None:
     """Raise an error unless the number of heads divides the dimension."""
     if dim % heads:
         raise SettingsError(
-            f"{who}: heads = {heads} does not divide the dimension of the input vectors, {dim}; "
+            f"{module}: heads = {heads} does not divide the dimension of the input vectors, {dim}; "
             "use a number that does, or vectors of another dimension"
         )
 

@@ -17,11 +17,11 @@ from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandedTable, WordTable, projection
 
 
-def check_scale_and_dropout(who: str, scale: float, dropout: float) -> None:
+def check_scale_and_dropout(module: str, scale: float, dropout: float) -> None:
     """Raise an error if the scale is not positive or the dropout rate is not a probability below 1."""
     if not scale > 0.0:
-        raise SettingsError(f"{who}: scale = {scale}: must be greater than 0")
-    check_rates(who, dropout=dropout)
+        raise SettingsError(f"{module}: scale = {scale}: must be greater than 0")
+    check_rates(module, dropout=dropout)
 
 
 class Lookup(InputEnd):

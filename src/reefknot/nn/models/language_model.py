@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
         """Return the state before the first window of a text."""
         return self.encoder.initial_state(streams, next(self.parameters()).device)
 
-    def memory(self, streams: int, steps: int | None = None) -> State:
+    def decoding_state(self, streams: int, steps: int | None = None) -> State:
         """Return the state before a text that is read step by step, as in generation.
 
         Args:
@@ -121,7 +121,7 @@ class LanguageModel(nn.Module):
             steps: Capacity of the KV cache. With it, the state keeps its shape, as a CUDA graph needs. Without it, the
                 cache of a transformer grows with every step.
         """
-        return self.encoder.memory(streams, next(self.parameters()).device, steps)
+        return self.encoder.decoding_state(streams, next(self.parameters()).device, steps)
 
     @property
     def waits(self) -> bool:

@@ -74,7 +74,7 @@ class Translator(LanguageModel):
 
     def begin(self, source_BS: Tensor) -> State:
         """Return the state before a target that is computed step by step, as in a beam search."""
-        return self.memory(len(source_BS)) | self.read(source_BS)
+        return self.decoding_state(len(source_BS)) | self.read(source_BS)
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
         """Return the hidden states of target tokens that follow a state."""

@@ -183,7 +183,7 @@ def test_collected_gradients_are_not_rounded_under_autocast() -> None:
 
 def test_gradients_that_nobody_takes_on_are_an_error() -> None:
     output = made(drill)
-    with pytest.raises(RuntimeError, match="join before the last one"), output.sharing():
+    with pytest.raises(RuntimeError, match="before the last micro-batch"), output.sharing():
         backward(output)
     assert_nothing_held(output)
 

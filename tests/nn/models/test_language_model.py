@@ -187,13 +187,13 @@ def test_an_output_end_sees_no_row_without_a_target(
     torch.manual_seed(0)
     source, output = ends_of(kind)
     model = LanguageModel(source, encoder, output, RegularisationSettings(activation=0.5)).double()
-    places_M = (PADDED.flatten() != IGNORE).nonzero().squeeze(-1)
+    positions_M = (PADDED.flatten() != IGNORE).nonzero().squeeze(-1)
     seen: list[tuple[int, list[int]]] = []
     loss = output.loss
     monkeypatch.setattr(output, "loss", lambda h, y, plan: seen.append((len(h), y.tolist())) or loss(h, y, plan))
     whole = model.loss(TOKENS[:, :-1], PADDED)
-    plan = output.prepare(PADDED.flatten()[places_M])
-    given, own = (model.loss(TOKENS[:, :-1], PADDED, None, each, places_M) for each in (plan, None))
+    plan = output.prepare(PADDED.flatten()[positions_M])
+    given, own = (model.loss(TOKENS[:, :-1], PADDED, None, each, positions_M) for each in (plan, None))
     assert [rows for rows, _ in seen] == [10, 7, 7]
     assert seen[1][1] == seen[2][1] == [4, 9, 3, 5, 8, 1, 7]
     parameters = list(model.parameters())

@@ -172,7 +172,7 @@ def test_the_plan_has_each_target_once_whatever_the_shape() -> None:
     plan = output.prepare(TARGETS.view(2, 4))
     assert plan.targets.tolist() == [0, 3, 7, 10, *[0] * (FILL - 4)], "few lengths, so that steps can be captured"
     assert plan.rows.tolist() == [0, 1, 3, 4, 6, 7]
-    assert torch.equal(plan.targets[plan.places], TARGETS[SCORED])
+    assert torch.equal(plan.targets[plan.positions], TARGETS[SCORED])
     assert plan.count == 6
 
 
@@ -190,7 +190,7 @@ def test_pieces_of_an_update_have_as_many_targets() -> None:
     assert [len(plan.targets) for plan in plans] == [64, 64, 0, 64]
     assert [plan.count for plan in plans] == [3, 33, 0, 1]
     for piece, plan in zip(pieces, plans, strict=True):
-        assert torch.equal(plan.targets[plan.places], piece[piece != IGNORE])
+        assert torch.equal(plan.targets[plan.positions], piece[piece != IGNORE])
 
 
 @pytest.mark.parametrize("make", [tied, untied])

@@ -292,7 +292,7 @@ class SequenceTask(Task[S, D, L]):
             world=world,
             display=session.display,
             name=session.name,
-            subwords=data.vocabulary.bpe is not None,
+            pieces=data.vocabulary.bpe is not None,
             trackers=session.trackers,
         )
         progress = trainer.train()

@@ -4,11 +4,12 @@
     post (Vaswani et al.)       x = norm(x + dropout(sublayer(x)))
 
 A source block has two sublayers: attention over the whole source and a feed-forward network. A target block has three:
-attention over the target so far, attention over the output of the source stack, and a feed-forward network. What the
-blocks share with those of a language model is in `transformer.py`. The scale of the embeddings is a setting of the
-input ends.
+attention over the target so far, attention over the output of the source stack, and a feed-forward network.
+`transformer.py` has the code that these blocks share with the blocks of a language model. The scale of the embeddings
+is a setting of the input ends.
 
-The base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units; the big one 1024, 16 and 4096.
+The base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units. The big model has 1024 dimensions,
+16 heads and 4096 feed-forward units.
 
 The state: `there` marks the source tokens that are not padding, (1, B, S). `source.N` has the keys and values of the
 source for target block N, (2, B, H, S, K). In step-by-step decoding `block.N` is the KV cache of the target,
@@ -54,10 +55,11 @@ class EncoderDecoder(SourceEncoder):
         layers: Number of blocks in each of the two stacks.
         heads: Number of attention heads of every block. It must divide `input_dim`.
         ffn_dim: Number of units of the feed-forward network of every block.
-        dropout: Dropout rate of the inputs and of what each sublayer adds.
+        dropout: Dropout rate of the inputs and of the output of every sublayer.
         dropout_attention: Dropout rate of the attention weights.
         dropout_relu: Dropout rate of the feed-forward units.
-        norm: `pre`: a layer norm before each sublayer and after each stack; `post`: after each sum (Vaswani et al.).
+        norm: `pre` puts a layer norm before each sublayer and after each stack. `post` puts it after each residual sum
+            (Vaswani et al.).
         recompute: Save memory by storing only the input of each block and computing the block again in the backward
             pass (activation checkpointing).
     """
@@ -105,18 +107,18 @@ class EncoderDecoder(SourceEncoder):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The blocks of both stacks, each of which is sharded by itself."""
+        """The blocks of both stacks. Distributed training shards each block separately."""
         yield from self.source_blocks
         yield from self.target_blocks
 
     def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
-        """Return an empty KV cache of the target. Merge it with what `read` returns to decode step by step.
+        """Return an empty KV cache of the target. Merge it with the result of `read` to decode step by step.
 
         Args:
             streams: Number of streams, B.
             device: Device of the cache.
-            steps: Capacity of the cache. With it, the cache keeps its shape, as a CUDA graph needs. Without it, the
-                cache grows with every step.
+            steps: Capacity of the cache. If it is given, the cache keeps its shape, which a CUDA graph needs. By
+                default the cache grows with every step.
         """
         return empty_cache(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
 
@@ -129,9 +131,13 @@ class EncoderDecoder(SourceEncoder):
         return {"there": there_BS[None]} | {f"source.{number}": part for number, part in enumerate(parts)}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        """Return the hidden states of all target steps after `read` or, with a KV cache, of the steps that follow it.
+        """Return the hidden states of target steps that follow `state`, and the state after the steps.
 
-        The state after them has the extended cache, if there is one.
+        If the state has a KV cache, the steps follow the cached steps, and the returned state has the extended cache.
+
+        Args:
+            x_BTD: Vectors of the target tokens, with shape (B, T, D).
+            state: The state that `read` returned, merged with a KV cache to decode step by step.
         """
         x_BTD, cache = self._decode(x_BTD, state, CacheSlots.after(state, x_BTD), len(self.target_blocks))
         x_BTD = self.target_norm(x_BTD)
@@ -146,7 +152,6 @@ class EncoderDecoder(SourceEncoder):
         return block.weights(x_BTD, *_block_state(state, last), slots)
 
     def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
-        """Return the operations of a training step on sources and targets of these lengths."""
         reading, writing = matrix_weights(self.source_blocks), matrix_weights(self.target_blocks)
         rows = int(sources_B.sum()) * (reading + matrix_weights(self.source_in)) + int(lengths_B.sum()) * writing
         # Scores and weighted values, two products over D dimensions for each pair of tokens: all pairs of a source, all

@@ -38,16 +38,16 @@ class RegularisationSettings:
 def activation_losses(
     encoded: Encoded, settings: RegularisationSettings, there_BT: Tensor | None = None, count: int = 0
 ) -> dict[str, LossPart]:
-    """Return AR and TAR as named parts of the loss, if they have a weight: mean squares times the window's tokens.
+    """Return the penalties AR and TAR as named parts of the loss. A penalty with weight 0 is left out.
 
-    A window has one difference fewer than tokens. Tokens are counted for both, so that all parts of a loss have the
-    same divisor.
+    Each sum is the mean square times the number of tokens of the window. A window has one difference less than tokens,
+    but both penalties use the number of tokens, so that all parts of a loss have the same divisor.
 
     Args:
         encoded: Hidden states of the window.
         settings: Weights of the penalties.
-        there_BT: If the window has padding, False on the padding, which then adds nothing to the sums.
-        count: If the window has padding, the number of tokens without it.
+        there_BT: For a window with padding, a mask with shape (B, T): True for tokens and False for padding.
+        count: For a window with padding, the number of tokens without the padding.
     """
     parts = {}
     if settings.activation:

@@ -183,7 +183,7 @@ class BandedTable(nn.Module):
         if self.factor != 1 and len(self.sizes) > 1:
             dims = ", ".join(str(table.dim) for table in self.tables)
             raise SettingsError(
-                f"the bands have different dimensions, {dims}; use an adaptive lookup, which projects them, or "
+                f"the bands have different dimensions {dims}; use an adaptive lookup, which projects them, or "
                 "factor = 1"
             )
 
